@@ -161,7 +161,8 @@ class World:
 
 @dataclass(frozen=True)
 class Alfworld(World):
-    """ALFWorld's own games; the settings are those of docs/results/alfworld-pivotrl.md."""
+    """ALFWorld's own games, those to train on drawn anew by every seed; the settings are those of
+    docs/results/alfworld-pivotrl.md."""
 
     settings: Settings = field(
         default_factory=lambda: Settings(
@@ -172,9 +173,14 @@ class Alfworld(World):
     source: Path = Path()
 
     def demonstrated(self, seed: int) -> tuple[str, ...]:
-        """All seeds have the same games."""
         shown = words("traces", "household", "--games", self._file("train"), "--count", self.settings.games)
         return shown + words("--slips", 0.2, "--seed", seed, "--set", f"max_turns={self.settings.max_turns}")
+
+    def moved(self, seed: int) -> tuple[str, ...]:
+        return words("--set", f"task_seed={seed}")
+
+    def own(self, seed: int) -> tuple[str, ...]:
+        return words("--set", f"own.task_seed={seed}", "--set", f"own.count={self.tasks}")
 
     @property
     def played(self) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def test_the_draws_of_an_episode_are_its_own_and_change_no_other() -> None:
 def test_a_row_is_in_one_split_whatever_other_rows_there_are(numbers: list[int]) -> None:
     def ids(rows: list[int], split: str) -> set[str]:
         try:
-            return {key for key, _ in of_split(rows, split, 1000, where="x")}
+            return {key for key, _ in of_split(rows, split, 1000, seed=0, where="x")}
         except InputError:
             return set()
 
@@ -148,21 +148,29 @@ def test_a_row_is_in_one_split_whatever_other_rows_there_are(numbers: list[int])
 def test_no_split_of_a_closed_set_is_empty_and_only_the_empty_ones_change(numbers: set[int]) -> None:
     rows = sorted(numbers)
     splits = {
-        split: [row for _, row in of_split(rows, split, 99, where="x", closed=True)]
+        split: [row for _, row in of_split(rows, split, 99, seed=0, where="x", closed=True)]
         for split in ("train", "dev", "test")
     }
     assert sorted(row for some in splits.values() for row in some) == rows
     for split in splits:
         with contextlib.suppress(InputError):
-            alone = {row for _, row in of_split(rows, split, 99, where="x")}
+            alone = {row for _, row in of_split(rows, split, 99, seed=0, where="x")}
             assert set(splits[split]) <= alone, "one that had rows takes none"
-    first = of_split(rows, "dev", 1, where="x", closed=True)
+    first = of_split(rows, "dev", 1, seed=0, where="x", closed=True)
     assert [row for _, row in first] == splits["dev"][:1]
+
+
+def test_some_rows_of_a_sorted_file_are_a_random_choice_of_them() -> None:
+    rows = list(range(400))
+    drawn = [[row for _, row in of_split(rows, "train", 40, seed=seed, where="x")] for seed in range(10)]
+    assert len(set(map(tuple, drawn))) == 10
+    assert 150 < sum(map(sum, drawn)) / 400 < 250, "the first 40 would have a mean of 20"
+    assert [row for _, row in of_split(rows[::-1], "train", 40, seed=3, where="x")] == drawn[3]
 
 
 def test_what_is_held_out_is_never_trained_on() -> None:
     rows, kept = list(range(50)), list(range(40, 70))
-    given_rows = partial(held_apart, rows, kept, count=100, where="a", where_held="b")
+    given_rows = partial(held_apart, rows, kept, count=100, seed=0, where="a", where_held="b")
     splits = {split: {row for _, row in given_rows(split)} for split in ("train", "dev", "test")}
     assert splits["train"] == set(range(40))
     assert splits["dev"] | splits["test"] == set(kept) and not splits["dev"] & splits["test"]
@@ -174,7 +182,7 @@ def test_a_split_without_rows_says_what_to_do(tmp_path: Path) -> None:
     splits = []
     for split in ("train", "dev", "test"):
         try:
-            splits += rows_of(str(path), None, split, 5)
+            splits += rows_of(str(path), None, split, 5, 0)
         except InputError as error:
             assert "held_out" in str(error)
     assert len(splits) == 1

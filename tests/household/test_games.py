@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.domains.household.games import GameFiles, load_games
+from turntree.domains.household.games import GameFiles, draw_games, load_games
 from turntree.domains.household.generate import generate_games
 
 PLAY_TYPE = "pick_and_place_simple"
@@ -103,6 +103,41 @@ def test_a_split_of_a_mixed_file_and_a_limit_that_counts_playable_games(tmp_path
     assert [game.id for game in files] == [rows[2]["game"], rows[3]["game"]]
     assert files.skipped == {"other split": 1, "unsolvable": 1}
     assert list(load_games(path, limit=0)) == []
+
+
+def of_types(*sizes: int) -> list[dict[str, Any]]:
+    """Rows that lie sorted by task type, as those of a download do."""
+    names = ("pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep")
+    kinds = [name for name, size in zip(names, sizes, strict=False) for _ in range(size)]
+    return [row(n, game=f"train/{kind}-{n:03}/t", task_type=kind) for n, kind in enumerate(kinds)]
+
+
+def test_some_games_of_a_sorted_file_are_of_all_its_task_types_as_often_as_the_file_has_them(tmp_path: Path) -> None:
+    path = packed(tmp_path / "sorted.jsonl", of_types(60, 20, 10))
+    draws = [draw_games(path, 30, seed=seed) for seed in range(20)]
+    counts = {name: sum(report["types"].get(name, 0) for _, report in draws) / 20 for name in draws[0][1]["types"]}
+    assert all(len(games) == report["games"] == 30 and report["of"] == 90 for games, report in draws)
+    assert counts == pytest.approx(
+        {"pick_and_place_simple": 20, "look_at_obj_in_light": 20 / 3, "pick_clean_then_place_in_recep": 10 / 3}, abs=1.5
+    )
+    assert len({tuple(game.id for game in games) for games, _ in draws}) == 20, "every seed draws its own"
+
+
+def test_a_stratified_draw_has_as_many_games_of_each_task_type_while_there_are_any(tmp_path: Path) -> None:
+    path = packed(tmp_path / "sorted.jsonl", of_types(30, 10, 3))
+    types = [sorted(draw_games(path, count, stratified=True)[1]["types"].values()) for count in (9, 15, 43)]
+    assert types == [[3, 3, 3], [3, 6, 6], [3, 10, 30]]
+
+
+def test_draws_of_one_seed_are_parts_of_one_order_whatever_the_order_of_the_file(tmp_path: Path) -> None:
+    rows = of_types(12, 6, 3)
+    one, other = packed(tmp_path / "a.jsonl", rows), packed(tmp_path / "b.jsonl", rows[::-1])
+    whole = [game.id for game in draw_games(one, 21, seed=4)[0]]
+    assert [game.id for game in draw_games(other, 21, seed=4)[0]] == whole
+    assert [game.id for game in draw_games(one, 5, offset=7, seed=4)[0]] == whole[7:12]
+    with pytest.raises(InputError) as caught:
+        draw_games(one, 5, offset=17)
+    assert caught.value.field == "count"
 
 
 def test_a_packed_generated_game_is_read_back_with_or_without_its_walkthrough(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from turntree.core import parts
+from turntree.core import parts, seeds
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
@@ -185,13 +185,13 @@ def scored(inner: Environment, reward: str | None, row: Mapping[str, Any]) -> En
     return inner if reward is None else Scored(inner, parts.load("rewards", reward).target, row)
 
 
-def rows_of(tasks: str, held_out: str | None, split: str, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """The first `count` rows of a split of JSONL files, by id. With `held_out` that file is "dev" and "test" and the
-    whole of `tasks` is "train"; else `tasks` is all three. Rows are assigned by a hash of their content."""
+def rows_of(tasks: str, held_out: str | None, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
+    """`count` rows of a split of JSONL files, drawn by `seed`, by id. With `held_out` that file is "dev" and "test"
+    and the whole of `tasks` is "train"; else `tasks` is all three. Rows are assigned by a hash of their content."""
     rows = _read(tasks)
     if held_out is None:
-        return of_split(rows, split, count, where=tasks)
-    return held_apart(rows, _read(held_out), split, count, where=tasks, where_held=held_out)
+        return of_split(rows, split, count, seed=seed, where=tasks)
+    return held_apart(rows, _read(held_out), split, count, seed=seed, where=tasks, where_held=held_out)
 
 
 def _read(path: str) -> list[dict[str, Any]]:
@@ -199,14 +199,14 @@ def _read(path: str) -> list[dict[str, Any]]:
 
 
 def held_apart(
-    rows: Iterable[Any], kept: Sequence[Any], split: str, count: int, *, where: str, where_held: str
+    rows: Iterable[Any], kept: Sequence[Any], split: str, count: int, *, seed: int, where: str, where_held: str
 ) -> list[tuple[str, Any]]:
     """For "train" the `rows` that are not also in `kept`; for "dev" and "test" one half of `kept` each."""
     if split != "train":
-        return of_split(kept, split, count, where=where_held, fractions=HELD_OUT)
+        return of_split(kept, split, count, seed=seed, where=where_held, fractions=HELD_OUT)
     held = {key_of(row) for row in kept}
     only = (row for row in rows if key_of(row) not in held)
-    return of_split(only, "train", count, where=where, fractions={"train": 1.0})
+    return of_split(only, "train", count, seed=seed, where=where, fractions={"train": 1.0})
 
 
 def of_split(
@@ -214,17 +214,18 @@ def of_split(
     split: str,
     count: int,
     *,
+    seed: int | None,
     where: str,
     fractions: Mapping[Any, float] = FRACTIONS,
     key: Callable[[Any], str] | None = None,
     closed: bool = False,
 ) -> list[tuple[str, Any]]:
-    """The first `count` distinct rows of a split, by id. A row is in one split, whatever other rows there are: it is
-    assigned by a hash of its content alone, so splits never meet. `closed` says that there will be no other rows (the
-    tasks of a benchmark): then no split of three or more rows is left empty. Raises `InputError` where the split is
-    empty."""
+    """`count` distinct rows of a split, by id, drawn by `seed` (None: the first ones, of rows that are random already).
+    A row is in one split, whatever other rows there are: it is assigned by a hash of its content alone, so splits never
+    meet. `closed` says that there will be no other rows (the tasks of a benchmark): then no split of three or more rows
+    is left empty. Raises `InputError` where the split is empty."""
     name = key or key_of
-    rows = list(rows) if closed else rows
+    rows = rows if seed is None else seeds.shuffled(seed, rows, name)
     moved = _moved([name(row) for row in rows], fractions) if closed else {}
     found: dict[str, Any] = {}
     for row in rows:

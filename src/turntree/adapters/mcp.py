@@ -59,7 +59,7 @@ class McpTasks:
             tasks = {
                 split: [
                     self._task(key, row, runtime, games, address)
-                    for key, row in rows_of(self.tasks, self.held_out, split, count)
+                    for key, row in rows_of(self.tasks, self.held_out, split, count, seed)
                 ]
                 for split, count in splits.items()
             }

@@ -48,7 +48,7 @@ def tasks(
         problem = f"dataset {name!r} was not made ({type(error).__name__}: {error})"
         raise InputError(problem, field="environment", hint="check the name and environment.config") from error
     entries = itertools.islice(dataset, drawn)
-    found = of_split(entries, split, count, where=name, key=lambda entry: str(entry["question"]))
+    found = of_split(entries, split, count, seed=None, where=name, key=lambda entry: str(entry["question"]))
     if len(found) < count:
         problem = (
             f"{name} has {len(found)} different questions for split {split!r} in {drawn} drawn, {count} are asked for"

@@ -54,7 +54,7 @@ def tasks(
     simulations: str | None = None,
     replies: int = 4,
 ) -> list[AdaptedEnvironment]:
-    """The first `count` tasks of a split of a domain. Every split of a domain has tasks, also of the ten of mock.
+    """`count` tasks of a split of a domain, drawn by `seed`. Every split has tasks, also of the ten of mock.
 
     Args:
         user: Who speaks as the user: recorded, scripted or nobody (solo), as far as the tasks allow it.
@@ -72,7 +72,7 @@ def tasks(
         solo = user == "solo" or (user == "auto" and name.startswith("telecom"))
         cases = [_case(task, solo, replies) for task in source.get_tasks()]
         found = {case.id: case for case in cases}
-    rows = of_split(found, split, count, where=argument or "", key=str, closed=True)
+    rows = of_split(found, split, count, seed=seed, where=argument or "", key=str, closed=True)
     domain = _Domain(source, solo=any(case.solo for case in found.values()))
     return [
         AdaptedEnvironment(

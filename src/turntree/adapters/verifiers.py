@@ -40,8 +40,8 @@ def tasks(
     load: Mapping[str, Any] | None = None,
     seconds: float = 120.0,
 ) -> list[AdaptedEnvironment]:
-    """At most `count` rows of the environment's data set ("train") or of its evaluation set ("dev" and "test", a half
-    each); where it has none, the one data set is split by a hash of the row.
+    """At most `count` rows, drawn by `seed`, of the environment's data set ("train") or of its evaluation set ("dev"
+    and "test", a half each); where it has none, the one data set is split by a hash of the row.
 
     Args:
         load: Arguments of `load_environment`.
@@ -56,9 +56,9 @@ def tasks(
     rows = environment.get_dataset() if environment.build_dataset() is not None else None
     kept = environment.get_eval_dataset() if environment.build_eval_dataset() is not None else None
     if rows is not None and kept is not None:
-        found = held_apart(_plain(rows), _plain(kept), split, count, where=name, where_held=name)
+        found = held_apart(_plain(rows), _plain(kept), split, count, seed=seed, where=name, where_held=name)
     else:
-        found = of_split(_plain(kept if rows is None else rows), split, count, where=name)
+        found = of_split(_plain(kept if rows is None else rows), split, count, seed=seed, where=name)
     return [
         AdaptedEnvironment(
             partial(VerifiersGame, environment, row, seconds),

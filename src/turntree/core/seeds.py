@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 Key = int | str
+T = TypeVar("T")
 
 
 def derive(seed: int, *keys: Key) -> int:
@@ -27,6 +30,12 @@ def of_turn(seed: int, task_id: str, rollout: tuple[int, ...], turn: int) -> int
 def again(seed: int, iteration: int, occurrence: int) -> int:
     """The seed of a task that is played in a later iteration, or once more in the same one."""
     return derive(seed, "again", iteration, occurrence) if iteration or occurrence else seed
+
+
+def shuffled(seed: int, items: Iterable[T], key: Callable[[T], Key]) -> list[T]:
+    """`items` in an order drawn by `seed`: the first n are a random choice of n. Files are often sorted by kind of
+    task, so their own first rows are not. The order depends on the key of each item alone."""
+    return sorted(items, key=lambda item: derive(seed, "shuffled", key(item)))
 
 
 def generator(seed: int, *keys: Key) -> random.Random:

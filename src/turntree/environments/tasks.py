@@ -56,10 +56,11 @@ def open_tasks(
     model: str = "",
     workers: ProcessPoolConfig | None = None,
 ) -> Iterator[TaskSet]:
-    """The first `splits[name]` tasks of every split. `model` names the policy that will play, for environments whose
-    prompts depend on it. With `workers` they are stepped in processes, unless the environment has its own pool. Raises
-    `InputError` where the environment gives no tasks, gives what is not an environment, gives two tasks one id, puts
-    one task into two splits, or where an id, tools or a failure_reward are none."""
+    """`splits[name]` tasks of every split, drawn by `seed` where there are more. `model` names the policy that will
+    play, for environments whose prompts depend on it. With `workers` they are stepped in processes, unless the
+    environment has its own pool. Raises `InputError` where the environment gives no tasks, gives what is not an
+    environment, gives two tasks one id, puts one task into two splits, or where an id, tools or a failure_reward are
+    none."""
     loaded = parts.load("environments", environment.name)
     with contextlib.ExitStack() as stack:
         if inspect.isclass(loaded.target) and hasattr(loaded.target, "open"):
@@ -82,14 +83,12 @@ def open_tasks(
 
 def must_be_held_out(splits: Mapping[str, int], source: str, held_out: str | None) -> None:
     """Raises `InputError` where tasks of a single file would be played as held out by a command that trains on none of
-    it: another command trains on the first ones, and only that command knows how many."""
+    it: another command trains on some, and only that command knows how many."""
     if held_out is None and TRAIN not in splits:
-        hint = (
-            "name a file that nothing was trained on as held_out (--held-out), or play the first ones as --split train"
-        )
+        hint = "name a file that nothing was trained on as held_out (--held-out), or play those of --split train"
         raise InputError("may hold what was trained on", path=source, field="environment.held_out", hint=hint)
     if held_out is not None and TRAIN in splits and Path(held_out).resolve() == Path(source).resolve():
-        hint = "name another file, or none: the tasks after the first --count are then held out"
+        hint = "name another file, or none: tasks that --count does not take are then held out"
         raise InputError("is also the file that is trained on", path=held_out, field="environment.held_out", hint=hint)
 
 

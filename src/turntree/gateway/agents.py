@@ -98,7 +98,7 @@ class AgentTasks:
 
     def _rows(self, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
         if self.tasks is not None:
-            rows = rows_of(self.tasks, self.held_out, split, count)
+            rows = rows_of(self.tasks, self.held_out, split, count, seed)
             return _named(rows, self.tasks if split == TRAIN or self.held_out is None else self.held_out)
         made = [(f"{split}/{i}", seeds.derive(seed, "agent task", split, i) % 2**31) for i in range(count)]
         return [(name, {"seed": number}) for name, number in made]

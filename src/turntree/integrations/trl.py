@@ -149,7 +149,7 @@ def tasks(
             reward,
             row,
         )
-        for task_id, row in rows_of(tasks, held_out, split, count)
+        for task_id, row in rows_of(tasks, held_out, split, count, seed)
     ]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
 from turntree.observe.artifacts import PIVOTS
@@ -27,8 +27,16 @@ class Survey:
     candidates: int
     skipped: Counter[str]
 
+    def draw(self, limit: int, seed: int) -> Collection[int]:
+        """The places of `limit` candidates (0: all), drawn by `seed`: files are often sorted, so the first ones
+        would be of a few kinds of tasks."""
+        everything = range(self.candidates)
+        if not 0 < limit < self.candidates:
+            return everything
+        return set(seeds.generator(seed, "candidates").sample(everything, limit))
 
-def survey(traces: str, split: str, limit: int = 0) -> Survey:
+
+def survey(traces: str, split: str) -> Survey:
     """Read all the traces once, so that errors in them are found before anything is sampled. Raises
     `InputError` where a line is malformed, a group lies in two splits, or the split holds no candidate."""
     splits: dict[str, Any] = {}
@@ -49,20 +57,20 @@ def survey(traces: str, split: str, limit: int = 0) -> Survey:
         raise InputError(
             f"holds no candidate in split {split!r}", path=traces, hint="choose another split, or --split '' for all"
         )
-    return Survey(file_hash(Path(traces)), min(limit, found) if limit else found, skipped)
+    return Survey(file_hash(Path(traces)), found, skipped)
 
 
-def stream_candidates(traces: str, split: str, limit: int = 0) -> Iterator[TurnState]:
-    """The candidates of a split, in order of the file."""
+def stream_candidates(traces: str, split: str, chosen: Collection[int] | None = None) -> Iterator[TurnState]:
+    """The candidates of a split in order of the file: all, or those in the `chosen` places (`Survey.draw`)."""
     states = (state for trace in read_traces(traces) if _of_split(trace, split) for state in candidates(trace))
-    return itertools.islice(states, limit or None)
+    return (state for place, state in enumerate(states) if chosen is None or place in chosen)
 
 
-def read_candidates(traces: str, split: str, limit: int = 0) -> tuple[list[TurnState], Counter[str]]:
-    """The candidates of a split and, by reason, the turns that are not candidates. Raises `InputError` when nothing is
-    left."""
-    surveyed = survey(traces, split, limit)
-    return list(stream_candidates(traces, split, limit)), surveyed.skipped
+def read_candidates(traces: str, split: str, limit: int, seed: int) -> tuple[list[TurnState], Counter[str]]:
+    """The candidates of a split, at most `limit` drawn by `seed` (0: all), and, by reason, the turns that are not
+    candidates. Raises `InputError` when nothing is left."""
+    surveyed = survey(traces, split)
+    return list(stream_candidates(traces, split, surveyed.draw(limit, seed))), surveyed.skipped
 
 
 def _of_split(trace: Trace, split: str) -> bool:

@@ -153,7 +153,7 @@ class ProfileStageConfig(TracesPlayed):
     split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
     limit: int = 0
-    """Profile the first candidates only, this many (0: all)."""
+    """Profile this many candidates, drawn by `profile.seed` (0: all)."""
     reuse: str | None = None
     """An earlier profile of this policy: what it holds is not sampled again."""
     published: bool = False
@@ -215,7 +215,7 @@ class CheckConfig:
     """Held-out figures during training. Pivot reward alone misleads (docs/results/quickstart.md)."""
 
     states: int = 0
-    """Development candidates for measuring acceptance by kind of action (0: none)."""
+    """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
     samples: int = 4
     """Rollouts per development candidate."""
     environment: Part | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,7 +59,8 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     config = parts.resolved(config)
     if config.published:
         return write_published(config, out, overwrite=overwrite)
-    surveyed = survey(config.traces, config.split, config.limit)
+    surveyed = survey(config.traces, config.split)
+    chosen = surveyed.draw(config.limit, config.profile.seed)
     with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
         prior = Prior(config.profile.rollouts)
@@ -73,8 +74,8 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         require_same_profile(out, header, overwrite=overwrite)
         identity = {**_identity(config), "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
-            states = stream_candidates(config.traces, config.split, config.limit)
-            work(log, states, surveyed.candidates, config.profile.wave, made, lambda wave: prior.learn(wave["rows"]))
+            states = stream_candidates(config.traces, config.split, chosen)
+            work(log, states, len(chosen), config.profile.wave, made, lambda wave: prior.learn(wave["rows"]))
             return write_profile(
                 log, header, ProfileSummary(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
             )
@@ -269,9 +270,9 @@ def write_published(config: ProfileStageConfig, out: Path, *, overwrite: bool = 
     if config.verifier == parts.DEFAULT:  # the rule that the published rates were made with
         config = replace(config, verifier=Part("nemo"))
     config = parts.resolved(config)
-    surveyed = survey(config.traces, config.split, config.limit)
+    surveyed = survey(config.traces, config.split)
     skipped = Counter(surveyed.skipped)
-    rows = list(_rows(config, skipped))
+    rows = list(_rows(config, surveyed.draw(config.limit, config.profile.seed), skipped))
     if not rows:
         hint = "import a published pivot data set (docs/pivots.md), or profile with a policy"
         raise InputError("record no pass rate", path=config.traces, hint=hint)
@@ -291,17 +292,18 @@ def write_published(config: ProfileStageConfig, out: Path, *, overwrite: bool = 
     return {"path": str(out), **summary}
 
 
-def _rows(config: ProfileStageConfig, skipped: Counter[str]) -> Iterator[dict[str, Any]]:
-    taken = 0
+def _rows(config: ProfileStageConfig, chosen: Collection[int], skipped: Counter[str]) -> Iterator[dict[str, Any]]:
+    places = itertools.count()
     for trace in read_traces(config.traces):
         if config.split not in ("", trace.split):
             continue
         rewards = _rewards(trace, config.traces)
         for state in candidates(trace):
+            if next(places) not in chosen:
+                continue
             if rewards is None:
                 skipped[NO_RATE] += 1
-            elif not config.limit or taken < config.limit:
-                taken += 1
+            else:
                 yield _row(state, rewards)
 
 

@@ -37,7 +37,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     stored = StoredProfile(Path(config.profile))
     made = from_mapping(ProfileStageConfig, stored.header["config"], path=config.profile)
     made = replace(made, verifier=config.verifier, environment=config.environment, traces=config.traces or made.traces)
-    surveyed = survey(made.traces, made.split, made.limit)
+    surveyed = survey(made.traces, made.split)
     if surveyed.traces_hash != stored.header["traces_hash"]:
         raise InputError("is not the file that was profiled", path=made.traces, hint="name it with --traces")
     with open_verifier(config.verifier, config.environment) as verifier:
@@ -76,6 +76,6 @@ def _rescored(
     identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
     skipped = stored.header["summary"].get("skipped_turns", {})
     with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
-        states = stream_candidates(made.traces, made.split, made.limit)
+        states = stream_candidates(made.traces, made.split)  # those without a row are passed over
         work(log, states, surveyed.candidates, made.profile.wave, lambda waves: map(judged, waves), lambda wave: None)
         return write_profile(log, header, ProfileSummary(rollouts, adaptive), Counter(skipped), out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,9 +19,9 @@ from turntree.core.verdict import Verdict
 from turntree.observe.files import read_json
 from turntree.observe.jsonl import parse_json, read_lines
 from turntree.rollouts.local import judge_turns
+from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
-from turntree.traces.candidates import candidates
-from turntree.traces.schema import Split, read_traces
+from turntree.traces.schema import Split
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
 from turntree.verifiers.nemo import MALFORMED
@@ -60,7 +59,7 @@ class AuditConfig:
     split: Literal[Split, ""] = ""
     """Only the traces of this split."""
     limit: Annotated[int, Between(0)] = 0
-    """Only the first turns (0: all)."""
+    """Judge this many turns, drawn at random, always the same ones (0: all)."""
     worst: Annotated[int, Between(0)] = 5
     """How many wrong verdicts of every kind are kept."""
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
@@ -157,8 +156,8 @@ def _state(
 
 def run_audit(config: AuditConfig) -> dict[str, Any]:
     """The verifier's verdicts on the demonstrations, on broken copies and on equivalent copies."""
-    kept = (trace for trace in read_traces(config.traces) if config.split in ("", trace.split))
-    states = itertools.islice((state for trace in kept for state in candidates(trace)), config.limit or None)
+    chosen = survey(config.traces, config.split).draw(config.limit, seed=0)
+    states = stream_candidates(config.traces, config.split, chosen)
     with open_verifier(config.verifier, config.environment) as verifier:
         found = audit.audit_verifier(
             verifier, states, {**audit.MUTATIONS, **rewrites.MUTATIONS}, rewrites.EQUIVALENT, worst=config.worst

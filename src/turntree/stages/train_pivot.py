@@ -363,7 +363,7 @@ def _checks(
     settings = config.check
     if not settings.states and opened is None:
         return None
-    states = read_candidates(traces, "dev", settings.states)[0] if settings.states else []
+    states = read_candidates(traces, "dev", settings.states, settings.task_seed)[0] if settings.states else []
     context = policy.engine.max_context
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
     prompted = _held_out(states, policy.renderer, sampled)

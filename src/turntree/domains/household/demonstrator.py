@@ -54,7 +54,7 @@ class HouseholdDemonstrator:
     dev: float = 0.2
     """Share of the games to train on that is held out for development."""
     seed: int = 0
-    """Of experts, slips and splits."""
+    """Of the draw of games from a file or folder, of experts, slips and splits."""
 
     def __post_init__(self) -> None:
         for name in ("dev", "slips"):
@@ -68,7 +68,7 @@ class HouseholdDemonstrator:
 
     def __iter__(self) -> Iterator[Trace | str]:
         """Every game played once: the episode, or why there is none."""
-        return (_play(game, source, self) for game, source in games(self.games))
+        return (_play(game, source, self) for game, source in games(self.games, self.seed))
 
 
 def teacher(environment: Environment, history: Sequence[Message]) -> Message | str:

@@ -20,7 +20,7 @@ from turntree.domains.household.environment import (
     file_source,
     generated_source,
 )
-from turntree.domains.household.games import load_games
+from turntree.domains.household.games import draw_games
 from turntree.domains.household.generate import TASK_TYPES
 from turntree.domains.household.world import Game
 from turntree.environments.tasks import TRAIN, TaskSet, contents
@@ -36,7 +36,7 @@ SPLIT_SEEDS = {"train": 1 * SPLIT_SIZE, "dev": 2 * SPLIT_SIZE, "test": 3 * SPLIT
 
 @dataclass(frozen=True, kw_only=True)
 class GamesConfig:
-    """Which games. The six task types alternate in generated ones."""
+    """Which games. The six task types alternate in generated ones; those of a file or folder are drawn by a seed."""
 
     source: str = GENERATED
     """'generated', a packed games file (JSONL), or a folder of game.tw-pddl files."""
@@ -46,6 +46,8 @@ class GamesConfig:
     """How many games."""
     offset: int = 0
     """Skip this many of the split's games."""
+    stratified: bool = False
+    """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
     difficulty: str = "easy"
     """Of generated games: easy, medium or hard."""
 
@@ -65,15 +67,23 @@ class GamesConfig:
             )
 
 
-def games(config: GamesConfig) -> Iterator[tuple[Game, dict[str, Any]]]:
-    """Each game with the source that a trace records to rebuild it."""
+def games(
+    config: GamesConfig, seed: int = 0, read: list[dict[str, Any]] | None = None
+) -> Iterator[tuple[Game, dict[str, Any]]]:
+    """Each game with the source that a trace records to rebuild it. `seed` draws those of a file or folder, and what
+    was drawn is added to `read`."""
     if config.source == GENERATED:
         start = SPLIT_SEEDS[config.split] + config.offset
-        for seed in range(start, start + config.count):
-            source = generated_source(seed, TASK_TYPES[seed % len(TASK_TYPES)], config.difficulty)
+        for number in range(start, start + config.count):
+            source = generated_source(number, TASK_TYPES[number % len(TASK_TYPES)], config.difficulty)
             yield build_game(source), source
         return
-    for game in load_games(config.source, limit=config.count):
+    drawn, report = draw_games(
+        config.source, config.count, offset=config.offset, seed=seed, stratified=config.stratified
+    )
+    if read is not None:
+        read.append(report)
+    for game in drawn:
         yield game, file_source(config.source, game.id)
 
 
@@ -89,16 +99,21 @@ class Household:
     difficulty: str = "easy"
     """Of generated games: easy, medium or hard."""
     offset: int = 0
-    """Skip this many generated games of the first."""
+    """Skip this many of the first games."""
+    stratified: bool = False
+    """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """`seed` has no effect: a generated game is defined by its split and number."""
+        """`seed` draws the games of a file or folder; a generated one is defined by its split and number."""
+        read: list[dict[str, Any]] = []
         alone = TRAIN not in splits and self.held_out == GENERATED
         chosen = {split: self._games(split, count, alone or split == TRAIN) for split, count in splits.items()}
-        tasks = {split: [HouseholdEnvironment(game) for game, _ in games(each)] for split, each in chosen.items()}
+        tasks = {
+            split: [HouseholdEnvironment(game) for game, _ in games(each, seed, read)] for split, each in chosen.items()
+        }
         files = {split: each.source for split, each in chosen.items() if each.source != GENERATED}
-        yield TaskSet(tasks=tasks, contents=contents(files))
+        yield TaskSet(tasks=tasks, read=read, contents=contents(files))
 
     def rebuild(self, record: Mapping[str, Any]) -> HouseholdEnvironment:
         """The task of a trace of `turntree traces household`."""
@@ -107,5 +122,10 @@ class Household:
     def _games(self, split: str, count: int, first: bool) -> GamesConfig:
         source, offset = (self.games, self.offset) if first else (self.held_out, 0)
         return GamesConfig(
-            source=source, split=cast(Split, split), count=count, offset=offset, difficulty=self.difficulty
+            source=source,
+            split=cast(Split, split),
+            count=count,
+            offset=offset,
+            stratified=self.stratified,
+            difficulty=self.difficulty,
         )

@@ -6,6 +6,7 @@ walkthrough, solvable. What the official loader leaves out is left out here as w
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.domains.household.parse import parse_game
 from turntree.domains.household.tasks import TASK_TYPES
@@ -100,6 +102,31 @@ def load_games(path: str | Path, *, split: str | None = None, limit: int | None 
     name); `limit` counts playable games. InputError names the file and line of anything unreadable.
     """
     return GameFiles(path, split=split, limit=limit)
+
+
+def draw_games(
+    path: str | Path, count: int, *, offset: int = 0, seed: int = 0, stratified: bool = False
+) -> tuple[list[Game], dict[str, Any]]:
+    """`count` games drawn from all that can be played, and what they are: how many of how many, by task type, and what
+    was left out, by reason.
+
+    Games lie sorted by task type, so the first ones would be of one or two types. The order is drawn by `seed`, and
+    `offset` games of it are skipped; `stratified`: the task types alternate in it, as far as each has games. Raises
+    `InputError` where there are fewer games.
+    """
+    files = load_games(path)
+    records = seeds.shuffled(seed, files.records, lambda record: record.id)
+    if stratified:
+        by_type = [[one for one in records if one.task_type == name] for name in TASK_TYPES]
+        rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_type))
+        records = [record for record in rounds if record is not None]
+    if len(records) < offset + count:
+        problem = f"holds {len(records)} games that can be played, and games {offset} to {offset + count} are asked for"
+        raise InputError(problem, path=path, field="count", hint=f"ask for {max(0, len(records) - offset)}")
+    drawn = records[offset : offset + count]
+    types = Counter(record.task_type for record in drawn)
+    report = {"path": str(path), "games": count, "of": len(records), "types": dict(sorted(types.items()))}
+    return [record.game() for record in drawn], report | {"skipped": dict(files.skipped)}
 
 
 def _records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:

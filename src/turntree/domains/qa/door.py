@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from turntree.core import seeds
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree.domains.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
 from turntree.domains.qa.experts import gold, gold_of_evidence
-from turntree.domains.qa.formats import read_questions
+from turntree.domains.qa.formats import QuestionFile, read_questions
 from turntree.domains.qa.generate import Posed, Split
 from turntree.domains.qa.questions import Question
 from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
@@ -36,10 +37,10 @@ GENERATED = "generated"
 class Questions:
     """Questions, and the tools to answer them.
 
-    Generated questions have splits. Of a file (`domains.qa.formats`) the first are the split "train"; a command that
-    trains on them checks on the next ones, or on the first of `held_out` (`Question.key`). A command that plays only
-    held-out questions needs `held_out`. A `model` is told how to answer, unless `episodes.instructions` say it in other
-    words, or it is the embedded one or was trained from it.
+    Generated questions have splits. Of a file (`domains.qa.formats`) the split "train" is drawn by the seed of the
+    tasks; a command that trains on it checks on others of the file, or on some of `held_out` (`Question.key`). A
+    command that plays only held-out questions needs `held_out`. A `model` is told how to answer, unless
+    `episodes.instructions` say it in other words, or it is the embedded one or was trained from it.
     """
 
     questions: str = GENERATED
@@ -78,8 +79,8 @@ class Questions:
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """`seed` has no effect: the generated world has its own (`world.seed`)."""
-        with self.play(splits) as opened:
+        """`seed` draws questions of a file; the generated world has its own (`world.seed`)."""
+        with self.play(splits, seed) as opened:
             files = {} if self.index is None else {"questions": self.questions, "index": self.index}
             yield TaskSet(
                 tasks=opened.tasks,
@@ -90,7 +91,7 @@ class Questions:
             )
 
     @contextlib.contextmanager
-    def play(self, splits: Mapping[str, int]) -> Iterator[Opened]:
+    def play(self, splits: Mapping[str, int], seed: int = 0) -> Iterator[Opened]:
         """Build what has to be built and close it again. Raises `InputError` on a machine without a sandbox."""
         with contextlib.ExitStack() as stack:
             posed: dict[str, Sequence[Posed]] = {}
@@ -106,7 +107,7 @@ class Questions:
                 shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
             else:
                 index = stack.enter_context(SearchIndex(Path(self.index)))
-                asked, read = self.read(splits)
+                asked, read = self.read(splits, seed)
                 every = (question for found in asked.values() for question in found)
                 shown = {each.id: gold_of_evidence(each, index, self.search.pages) for each in every}
             tools = stack.enter_context(
@@ -125,16 +126,16 @@ class Questions:
         skipped = {split: self.offset if split == TRAIN or TRAIN not in splits else 0 for split in splits}
         return {split: world.questions(cast(Split, split), n, skipped[split]) for split, n in splits.items()}
 
-    def read(self, splits: Mapping[str, int]) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
+    def read(self, splits: Mapping[str, int], seed: int) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
         """The questions of each split from files, of which none has one of another, and what reading them counted."""
         must_be_held_out(splits, self.questions, self.held_out)
         (first, count), *others = sorted(splits.items(), key=lambda item: item[0] != TRAIN)
         if not others:
             source = self.questions if first == TRAIN else self.held_out or self.questions
             found = read_questions([source])
-            return {first: found.questions[:count]}, [found.report.to_json()]
+            return {first: _drawn(found, seed)[:count]}, [found.report.to_json()]
         ((checked, wanted),) = others
-        trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted)
+        trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted, seed)
         return {first: trained, checked: held_out}, read
 
     def _episodes(self) -> QaConfig:
@@ -176,22 +177,28 @@ def _vocabulary(path: Path) -> Any:
 
 
 def read_splits(
-    source: str, count: int, held_out: str | None, held_out_count: int
+    source: str, count: int, held_out: str | None, held_out_count: int, seed: int = 0
 ) -> tuple[Sequence[Question], Sequence[Question], list[dict[str, Any]]]:
-    """Those to train on and those to check on, which have none in common, and what reading them counted."""
+    """Those to train on and those to check on, drawn by `seed`, which have none in common, and what reading them
+    counted."""
     first = read_questions([source])
     if held_out is None:
-        checked = first.questions[count : count + held_out_count]
+        drawn = _drawn(first, seed)
+        checked = drawn[count : count + held_out_count]
         if not checked:
             raise InputError(
                 f"all {len(first.questions)} questions would be trained on and none is left to check on",
                 path=source,
                 hint=f"lower --count (now {count}), or name a file as --held-out",
             )
-        return first.questions[:count], checked, [first.report.to_json()]
+        return drawn[:count], checked, [first.report.to_json()]
     second = read_questions([held_out])
     rest = first.without(second.questions, "held out")
     if not rest.questions:
         raise InputError("holds no question that is not held out too", path=source, field="held_out")
     reports = [rest.report.to_json(), second.report.to_json()]
-    return rest.questions[:count], second.questions[:held_out_count], reports
+    return _drawn(rest, seed)[:count], _drawn(second, seed)[:held_out_count], reports
+
+
+def _drawn(found: QuestionFile, seed: int) -> list[Question]:
+    return seeds.shuffled(seed, found.questions, lambda question: question.id)

@@ -58,8 +58,8 @@ class Terminal:
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """`seed` has no effect: a generated task is defined by its split and number. Raises `InputError` on a machine
-        without a sandbox for shell commands."""
+        """`seed` draws tasks of a file; a generated one is defined by its split and number. Raises `InputError` on a
+        machine without a sandbox for shell commands."""
         with Sandbox(self.sandbox) as sandbox, ThreadPool(self.threads) as pool:
             if "shell" not in sandbox.languages:
                 raise InputError("this machine's sandbox runs no shell commands", hint="install bubblewrap (bwrap)")
@@ -67,14 +67,14 @@ class Terminal:
             if self.tasks == GENERATED:
                 made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}
             else:
-                read, made = self.read(splits, sandbox)
+                read, made = self.read(splits, sandbox, seed)
             tasks = {name: [self._played(task, sandbox) for task in each] for name, each in made.items()}
             mine = {"tasks": self.tasks, "held_out": self.held_out, "files": self.files}
             given = {} if self.tasks == GENERATED else mine
             yield TaskSet(tasks=tasks, pool=pool, read=read, contents=contents(given))
 
     def read(
-        self, splits: Mapping[str, int], sandbox: Sandbox
+        self, splits: Mapping[str, int], sandbox: Sandbox, seed: int
     ) -> tuple[list[dict[str, Any]], dict[str, Sequence[Task]]]:
         """What reading counted, and the tasks of each split from files."""
         must_be_held_out(splits, self.tasks, self.held_out)
@@ -83,7 +83,7 @@ class Terminal:
         made: dict[str, Sequence[Task]] = {}
         for path in dict.fromkeys(files.values()):
             of = {split: count for split, count in splits.items() if files[split] == path}
-            found = read_tasks(path, sandbox, sum(of.values()), self.files)
+            found = read_tasks(path, sandbox, sum(of.values()), self.files, seed=seed)
             counted.append(found.to_json())
             made |= _split(found.tasks, of, path)
         return counted, made

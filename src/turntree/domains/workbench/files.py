@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.domains.workbench.tasks import BASH, Task, alike, commands, run
 from turntree.observe.jsonl import located
@@ -58,12 +59,15 @@ class TaskFile:
         return {"rows": self.rows, "kept": len(self.tasks), "dropped": dict(sorted(self.dropped.items()))}
 
 
-def read_tasks(path: str, sandbox: Sandbox, most: int, archive: str | None = None) -> TaskFile:
-    """The first `most` tasks of a file: JSON or JSON lines (also .gz, .xz). Every task begins with the files of
-    `archive` beside its own. Raises `InputError` with file, line and field."""
+def read_tasks(
+    path: str, sandbox: Sandbox, most: int, archive: str | None = None, *, seed: int | None = None
+) -> TaskFile:
+    """At most `most` tasks of a file, drawn by `seed` (None: the first ones): JSON or JSON lines (also .gz, .xz). Every
+    task begins with the files of `archive` beside its own. Raises `InputError` with file, line and field."""
     found, common = TaskFile(), {} if archive is None else _archived(archive)
     names = set[str]()
-    for number, row in enumerate(source_rows(path)):
+    rows = enumerate(source_rows(path))
+    for number, row in rows if seed is None else seeds.shuffled(seed, rows, lambda one: repr(one[1].value)):
         if len(found.tasks) == most:
             break
         found.rows += 1
