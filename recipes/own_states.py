@@ -7,7 +7,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   base              the policy itself
   sft               the expert's traces
   random            GRPO at turns of the expert's that were drawn blindly
-  filter            PivotRL with the paper's filter: mean below 0.6, no cap, pivots drawn alike
+  filter            PivotRL with the paper's rule alone (at lambda 0.6): no cap, pivots drawn alike
   capped            PivotRL at mixed states of the expert's, no kind of action above a share: the quickstart's arm
   strict            ... rewarded by exact match
   expert            ... without a cap, drawn by variance

@@ -46,7 +46,7 @@ class ProfileConfig:
 
     def __post_init__(self) -> None:
         if not 2 <= self.rollouts <= MOST_ROLLOUTS:
-            raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="the paper uses 16")
+            raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="16 is usual")
         at_least(self, wave=1, max_path=1)
         if self.adaptive is not None:
             self.adaptive.check(self.rollouts)

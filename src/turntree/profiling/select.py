@@ -54,7 +54,7 @@ class SelectConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1.01:
-            raise ConfigError("is outside (0, 1]", field="threshold", hint="the paper keeps reward means below 0.6")
+            raise ConfigError("is outside (0, 1]", field="threshold", hint="0.6 is usual, and 1 keeps every mean")
         if not 0 <= self.anchor_share < 1:
             raise ConfigError("is outside [0, 1)", field="anchor_share", hint="0: no anchors")
         if not 0 < self.max_per_kind <= 1:

@@ -62,7 +62,7 @@ class AdaptiveConfig:
         if not 0.5 < self.confidence <= 1:
             raise ConfigError("is outside (0.5, 1]", field="confidence", hint="1 stops only where nothing can change")
         if not 0 < self.threshold <= 1.01:
-            raise ConfigError("is outside (0, 1]", field="threshold", hint="the paper keeps reward means below 0.6")
+            raise ConfigError("is outside (0, 1]", field="threshold", hint="0.6 is usual, and 1 keeps every mean")
         at_least(self, first=1, step=1)
         if not 0 <= self.audit <= 1:
             raise ConfigError("is outside [0, 1]", field="audit")
