@@ -67,7 +67,7 @@ FIELDS = Fields(
         "top_logprobs": (0,),
         "stop": ([], ""),
         "functions": ([],),
-        "function_call": ("none",),
+        "function_call": ("none", "auto"),
         "modalities": (["text"],),
     },
 )
@@ -150,6 +150,8 @@ def read_tools(given: Any) -> tuple[dict[str, Any], ...]:
 
 def chosen(choice: Any, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
     """The tools that the policy is shown: none of them where it must not call any."""
+    if isinstance(choice, dict) and choice.keys() == {"type"}:  # some clients write it as an object
+        choice = cast("dict[str, Any]", choice)["type"]
     if choice in (None, "auto"):
         return tools
     if choice == "none":
