@@ -379,8 +379,8 @@ class _Playing:
         }
 
     def _judged(self, session: Session, live: LiveSession, exit_: Exit) -> Session:
-        """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its output
-        only if it ended well."""
+        """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its
+        output only if it ended well."""
         if self.sessions.driver.failure is not None:
             raise self.sessions.driver.failure
         if live.reward:

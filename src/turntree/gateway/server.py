@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _ALIVE = 10.0  # seconds between two signs of life in a stream that waits for its answer
 _SWEEP = 5.0  # seconds between two looks for sessions that took too long
+_SMALL = 2**16  # bytes of a request that is read in the event loop; a larger one is read beside it
+_MOST_VALUES = 2**17  # in the JSON of a request
+_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{\[,]')
 _SESSION = "x-turntree-session"
 
 
@@ -239,7 +243,17 @@ class Gateway:
             raise Refused(408, f"the request took longer than {limits.body_seconds:g} seconds to arrive") from None
         except ClientDisconnect as error:
             raise _Gone from error
-        return parse_object(bytes(data) or b"{}")
+        given = bytes(data) or b"{}"
+        return parse_object(given) if len(given) <= _SMALL else await asyncio.to_thread(_read, given)
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    """A large object. Python's reader lets no other thread work, so what it would read is counted first. Raises
+    `Refused`."""
+    at_most = sum(map(data.count, (b"{", b"[", b",")))  # those in texts included
+    if at_most > _MOST_VALUES < sum(not found[0].startswith(b'"') for found in _VALUE.finditer(data)):
+        raise Refused(413, f"the request has more than {_MOST_VALUES:,} values", code="too_large")
+    return parse_object(data)
 
 
 class _Gone(Exception):
