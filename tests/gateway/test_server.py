@@ -418,13 +418,18 @@ def test_a_reward_ends_the_session_and_comes_once():
         opened = gate.open()
         live, path = gate.sessions.get(opened["session"]), f"/sessions/{opened['session']}/reward"
         strange = {"reward": 1, "call_rewards": {"chatcmpl-none": 1}}
-        numbers = ({"reward": value} for value in (10**400, "much", True, None))
+        numbers = ({"reward": value} for value in (10**400, 1e200, 1e39, "much", "1", True, None, [1], {}))
         for bad in (strange, {}, {"reward": 1, "x": 1}, *numbers):
             assert gate.post(path, bad, opened["reward_key"]).status_code == 400
         gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
         assert gate.post(path, {"reward": 0.5, "reason": "half"}, opened["reward_key"]).status_code == 200
-        assert gate.post(path, {"reward": 1.0}, opened["reward_key"]).status_code == 401
-        assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"]).status_code == 401
+        again = gate.post(path, {"reward": 0.5}, opened["reward_key"])  # its first answer may have been lost
+        assert (again.status_code, again.json()["reward"]) == (200, 0.5)
+        other = gate.post(path, {"reward": 1.0}, opened["reward_key"])
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "rewarded")
+        assert gate.post(path, {"reward": 0.5}, opened["key"]).status_code == 401
+        asked = gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
+        assert (asked.status_code, asked.json()["error"]["code"]) == (403, "session_over")
         session = live.value()
         assert (session.reward, session.reason, len(session.calls)) == (0.5, "half", 1)
 

@@ -31,11 +31,12 @@ from turntree.core.protocols import Environment, Observation, Renderer, Streamin
 from turntree.core.verdict import Verdict
 from turntree.environments.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Call, Session
-from turntree.gateway.config import GatewayLimits, ServingConfig
+from turntree.gateway.config import GatewayLimits, Refused, ServingConfig
 from turntree.gateway.driver import EngineDriver
 from turntree.gateway.lineage import Thoughts, digest_of
 from turntree.gateway.merge import Discarded, Merged, merge
-from turntree.gateway.process import Exit, command_of, reward_in, run_agent
+from turntree.gateway.process import Exit, command_of, run_agent
+from turntree.gateway.rewards import last_words
 from turntree.gateway.serve import Served, serving
 from turntree.gateway.server import Gateway
 from turntree.gateway.sessions import LiveSession, Sessions
@@ -356,10 +357,10 @@ class _Playing:
             self.player._command, folder, self._variables(live, keys, folder), settings.seconds, self.stop
         )
         session = self.served.call(self.sessions.close(live, exit_.problem or ""))
-        verdict = self._verdict(session, live, exit_)
+        ended = self._judged(session, live, exit_)
         if settings.keep == "none":
             shutil.rmtree(folder, ignore_errors=True)
-        return replace(session, reward=verdict.reward, success=verdict.success, reason=verdict.reason), folder
+        return ended, folder
 
     async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
         name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"
@@ -377,23 +378,28 @@ class _Playing:
             "TURNTREE_REWARD_KEY": keys["reward"],
         }
 
-    def _verdict(self, session: Session, live: LiveSession, exit_: Exit) -> Verdict:
-        """A posted reward counts whatever becomes of the agent afterwards, one in its output only if it ended well."""
+    def _judged(self, session: Session, live: LiveSession, exit_: Exit) -> Session:
+        """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its
+        output only if it ended well."""
         if self.sessions.driver.failure is not None:
             raise self.sessions.driver.failure
         if live.reward:
-            reason = session.reason or "posted"
-            return Verdict(session.reward, reason, success=_success(session.success, session.reward))
-        said = reward_in(exit_.last_line) if exit_.problem is None else None
-        if said is not None:
-            reason = said["reason"] or "the agent's last line"
-            return Verdict(said["reward"], reason, success=_success(said["success"], said["reward"]))
-        if exit_.problem is None and self.player.judges_alone:
-            return Verdict(0.0, "the agent ended", success=None)  # a reward of the user's functions takes its place
+            success = _success(session.success, session.reward)
+            return replace(session, success=success, reason=session.reason or "posted")
+        problem = exit_.problem
+        if problem is None:
+            try:
+                said = last_words(exit_.last_line, [call.call_id for call in session.calls])
+            except Refused as error:
+                problem = f"the agent gave no reward: none was posted, and {error}"
+            else:
+                said = {"reason": "the agent's last line", **said}
+                return replace(session, **{**said, "success": _success(said.get("success"), said["reward"])})
+            if self.player.judges_alone:  # a reward of the user's functions takes its place
+                return replace(session, reward=0.0, success=None, reason="the agent ended")
         if live.limit and exit_.stopped is None and self.player._settings.limit_reward is not None:
-            return Verdict(self.player._settings.limit_reward, live.limit, success=False)
-        problem = exit_.problem or "the agent gave no reward: none was posted, and its last line holds none"
-        return Verdict(None, f"{problem} ({live.limit})" if live.limit else problem)
+            return replace(session, reward=self.player._settings.limit_reward, success=False, reason=live.limit)
+        return replace(session, reward=None, reason=f"{problem} ({live.limit})" if live.limit else problem)
 
 
 def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str, dict[str, Any]]]:

@@ -19,6 +19,7 @@ from turntree.gateway.lineage import Kept
 from turntree.gateway.sessions import Ask
 
 _NO_HINT = "leave it out"
+_MOST = 4096  # messages, parts of them and calls in one request: each is work that keeps everybody waiting
 _MOST_RECORDED = 10_000  # characters of one recorded value
 _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut", *REASONING_KEYS})
 # of a message: they hold what the model said in another form, or ask to go on from it
@@ -67,7 +68,7 @@ FIELDS = Fields(
         "top_logprobs": (0,),
         "stop": ([], ""),
         "functions": ([],),
-        "function_call": ("none",),
+        "function_call": ("none", "auto"),
         "modalities": (["text"],),
     },
 )
@@ -113,7 +114,20 @@ def recorded(body: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any]:
 def _messages(given: Any) -> tuple[Message, ...]:
     if not isinstance(given, list) or not given:
         raise InputError("is not a list of messages", field="messages", hint="give at least one")
-    return tuple(read_message(row, f"messages[{i}]") for i, row in enumerate(cast("list[Any]", given)))
+    return tuple(read_message(row, f"messages[{i}]") for i, row in enumerate(bounded(given, "messages")))
+
+
+def bounded(rows: list[Any], field: str) -> list[Any]:
+    """The rows of a request. Raises `Refused` where they are too many, or the lists and keys in them."""
+    count = len(rows)
+    if count <= _MOST:
+        objects = [cast("dict[str, Any]", row) for row in rows if isinstance(row, dict)]
+        lists = (cast("list[Any]", value) for row in objects for value in row.values() if isinstance(value, list))
+        count += sum(map(len, lists)) + sum(len(row) // 8 for row in objects)
+    if count > _MOST:
+        message = f"has {count} messages, parts and calls, and a request may have {_MOST}"
+        raise Refused(413, message, code="too_large", param=field)
+    return rows
 
 
 def read_message(given: Any, where: str) -> Message:
@@ -141,7 +155,7 @@ def read_tools(given: Any) -> tuple[dict[str, Any], ...]:
         return ()
     if not isinstance(given, list):
         raise InputError("is not a list", field="tools")
-    for i, tool in enumerate(cast("list[Any]", given)):
+    for i, tool in enumerate(bounded(cast("list[Any]", given), "tools")):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
             raise InputError("is not {type: function, function: {name, ...}}", field=f"tools[{i}]")
@@ -150,6 +164,8 @@ def read_tools(given: Any) -> tuple[dict[str, Any], ...]:
 
 def chosen(choice: Any, tools: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
     """The tools that the policy is shown: none of them where it must not call any."""
+    if isinstance(choice, dict) and choice.keys() == {"type"}:  # some clients write it as an object
+        choice = cast("dict[str, Any]", choice)["type"]
     if choice in (None, "auto"):
         return tools
     if choice == "none":

@@ -86,4 +86,5 @@ class Refused(TurntreeError):
 
 
 def bad_request(error: InputError) -> Refused:
-    return Refused(400, str(error), param=error.field)
+    """Without the file that an error names: it is one of this machine."""
+    return Refused(400, str(InputError(error.problem, field=error.field, hint=error.hint)), param=error.field)

@@ -25,6 +25,9 @@ Tools = tuple[dict[str, Any], ...]
 Thoughts = Literal["fork", "keep"]  # an answer that comes back without its reasoning
 T = TypeVar("T")
 
+# answers that are new times messages: a renderer may look at all messages for each answer, and everybody waits for it
+_MOST_WORK = 2**18
+
 
 @dataclass(eq=False, kw_only=True)
 class Kept:
@@ -176,8 +179,12 @@ class Lineage:
         while count and (named, chain[count - 1]) not in self._dialogues:
             count -= 1
         base = self._dialogues[named, chain[count - 1]] if count else None
-        rest, rewritten = messages[count:], any(message.role == "assistant" for message in messages[count:])
-        goes_on: Cause | None = "continue" if base is not None and not rewritten else None
+        rest = messages[count:]
+        answers = sum(message.role == "assistant" for message in rest)
+        if answers * len(messages) > _MOST_WORK:
+            problem = f"are {len(messages)}, with {answers} answers that are not those of an earlier call"
+            raise InputError(problem, field="messages", hint=f"send at most {_MOST_WORK // len(messages)} of those")
+        goes_on: Cause | None = "continue" if base is not None and not answers else None
         prompt = None if base is None else self._rewritten(base, rest, tools)
         if base is not None and prompt is not None:
             shared, goes_on = common(base.sequence, prompt), goes_on and "rewritten"

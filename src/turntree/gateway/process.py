@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -15,14 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from turntree.core.errors import InputError
 
 _MOST_OUTPUT = 64_000_000  # bytes on standard output and error; a program that writes more is stopped
 _TAIL = 65_536
 _LOOK = 0.02  # seconds between two looks at a program, at first
-_LARGEST = 1e300  # the largest reward: integers in JSON have no end
 _PROXIES = ("NO_PROXY", "no_proxy")
 _GUARD = 'read -r group && read -r _; kill -s KILL -- "-$group"'  # its input ends when the process that holds it does
 
@@ -165,19 +162,3 @@ def _last_line(path: Path) -> str:
         handle.seek(max(0, path.stat().st_size - _TAIL))
         text = handle.read().decode("utf-8", "replace")
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def reward_in(line: str) -> dict[str, Any] | None:
-    """The reward in an agent's last line: a number, or an object with `reward` and, where it likes, `success` and
-    `reason`. None for any other line."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    said: dict[str, Any] = value if isinstance(value, dict) else {"reward": value}
-    reward, success = said.get("reward"), said.get("success")
-    if "reward" not in said or isinstance(reward, bool) or not isinstance(success, bool | None):
-        return None
-    if reward is not None and (not isinstance(reward, int | float) or not -_LARGEST <= reward <= _LARGEST):
-        return None
-    return {"reward": reward, "success": success, "reason": str(said.get("reason", ""))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.gateway import chat
-from turntree.gateway.chat import Fields, chosen, number, only_text, read_message, read_tools, recorded, whole
+from turntree.gateway.chat import Fields, bounded, chosen, number, only_text, read_message, read_tools, recorded, whole
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
 from turntree.gateway.sessions import Ask
@@ -71,19 +72,21 @@ def _messages(given: Any) -> list[Message]:
         return [Message("user", given)]
     if not isinstance(given, list) or not given:
         raise InputError("is neither text nor a list of items", field="input")
+    read = (read_message(_as_chat(item, i), f"input[{i}]") for i, item in enumerate(bounded(given, "input")))
     found: list[Message] = []
-    for i, item in enumerate(cast("list[Any]", given)):
-        message = read_message(_as_chat(item, i), f"input[{i}]")
-        if message.role == "assistant" and found and found[-1].role == "assistant":
-            said = found.pop()
-            message = replace(
-                said,
-                content=said.content + message.content,
-                reasoning=said.reasoning + message.reasoning,
-                tool_calls=said.tool_calls + message.tool_calls,
-            )
-        found.append(message)
+    for spoken, run in itertools.groupby(read, lambda message: message.role == "assistant"):
+        said = list(run)
+        found += [_one_turn(said)] if spoken else said
     return found
+
+
+def _one_turn(said: Sequence[Message]) -> Message:
+    return replace(
+        said[0],
+        content="".join(message.content for message in said),
+        reasoning="".join(message.reasoning for message in said),
+        tool_calls=tuple(call for message in said for call in message.tool_calls),
+    )
 
 
 def _as_chat(item: Any, index: int) -> dict[str, Any]:

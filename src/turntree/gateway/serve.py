@@ -14,10 +14,12 @@ from turntree.core.errors import InputError, TurntreeError
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 T = TypeVar("T")
 _BACKLOG = 4096
+_DROPPED = 2**28  # bytes of a request that are read when it is answered already, and thrown away
+_DROPPING = 10.0  # seconds that this may take
 _IDLE = 130  # seconds; clients keep a connection for less (httpx 5, aiohttp 15, LiteLLM 120), so they end it, not we
 
 
@@ -43,7 +45,37 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def server_of(app: Starlette, *, most: int) -> uvicorn.Server:
+class Hearing:
+    """`app`, which hears a client out: what a request still sends when it is answered (it is too large, its key is
+    wrong) is read and thrown away. Closing the connection under a client that writes would be a reset for it, and the
+    answer lost."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unread = scope["type"] == "http"
+
+        async def received() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and bool(message.get("more_body", False))
+            return message
+
+        async def sent(message: Message) -> None:
+            if unread and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                message, dropped = {"type": "http.response.body"}, 0
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_DROPPING):
+                        while unread and dropped < _DROPPED:
+                            dropped += len((await received()).get("body", b""))
+            await send(message)
+
+        await self._app(scope, received, sent)
+
+
+def server_of(app: ASGIApp, *, most: int) -> uvicorn.Server:
     """`most` is how many connections are served at once; further ones get HTTP 503."""
     try:
         import uvicorn
@@ -58,7 +90,8 @@ def server_of(app: Starlette, *, most: int) -> uvicorn.Server:
     # no log of requests: a path may hold a key
     settings: dict[str, Any] = {"access_log": False, "log_level": "warning", "timeout_graceful_shutdown": 5}
     settings |= {"backlog": _BACKLOG, "limit_concurrency": most, "timeout_keep_alive": _IDLE}
-    return uvicorn.Server(uvicorn.Config(app, **settings))
+    settings["proxy_headers"] = False  # whoever is asked is this socket, whatever a header says
+    return uvicorn.Server(uvicorn.Config(Hearing(app), **settings))
 
 
 class Served:
@@ -72,7 +105,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(app: Starlette, *, most: int, host: str = "127.0.0.1", port: int = 0) -> Iterator[Served]:
+def serving(app: ASGIApp, *, most: int, host: str = "127.0.0.1", port: int = 0) -> Iterator[Served]:
     """Serve `app` in a thread while the block lasts."""
     server = server_of(app, most=most)
     with listening(host, port) as bound:

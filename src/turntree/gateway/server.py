@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from starlette.applications import Starlette
@@ -24,15 +26,19 @@ from turntree.gateway.chat import chunks, completion_body, flag, read_chat
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
 from turntree.gateway.responses import events, read_responses, response_body
+from turntree.gateway.rewards import only, read_reward
 from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
 from turntree.observe.jsonl import parse_object
+from turntree.observe.run import notice
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 _ALIVE = 10.0  # seconds between two signs of life in a stream that waits for its answer
 _SWEEP = 5.0  # seconds between two looks for sessions that took too long
-_LARGEST = 1e300  # the largest reward: integers in JSON have no end
+_SMALL = 2**16  # bytes of a request that is read in the event loop; a larger one is read beside it
+_MOST_VALUES = 2**17  # in the JSON of a request
+_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{\[,]')
 _SESSION = "x-turntree-session"
 
 
@@ -40,7 +46,7 @@ class Gateway:
     """The application of `sessions`. `admin_key` opens and rewards sessions; `model` is the name that is served."""
 
     def __init__(self, sessions: Sessions, *, model: str, admin_key: str) -> None:
-        self.sessions, self.model, self._admin = sessions, model, digest(admin_key)
+        self.sessions, self.model, self._admin = sessions, _public(model), digest(admin_key)
         agents = [
             Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
             Route("/v1/responses", self._guarded(self.responses), methods=["POST"]),
@@ -149,7 +155,7 @@ class Gateway:
 
     async def open(self, request: Request) -> Response:
         self._check_admin(request)
-        body = _only(await self._body(request), "task", "session", "seed", "sample", "meta")
+        body = only(await self._body(request), "task", "session", "seed", "sample", "meta")
         task, name, meta = body.get("task", "task"), body.get("session"), body.get("meta", {})
         seed, sample = body.get("seed"), body.get("sample", 0)
         if not isinstance(task, str) or not isinstance(meta, dict) or not isinstance(name, str | None):
@@ -157,7 +163,7 @@ class Gateway:
         if any(type(number) is not int or not 0 <= number < 2**63 for number in (0 if seed is None else seed, sample)):
             raise Refused(400, "seed and sample are whole numbers of at least 0")
         opened, keys = self.sessions.open(task, seed=seed, sample=sample, session_id=name, meta=meta)
-        base = str(request.base_url).rstrip("/")
+        base = _reached(request)
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
         named = {"session": opened.session_id, "task": task, "key": keys["ask"], "reward_key": keys["reward"]}
         return _json({**named, **places}, 201)
@@ -173,17 +179,18 @@ class Gateway:
         return _json({**head, "calls": calls, "running": len(session.running), **session.reward})
 
     async def reward(self, request: Request) -> Response:
-        """The reward ends the session."""
+        """The reward ends the session. The same one may be posted again: the answer to the first may have been lost."""
         name = request.path_params["session"]
         session = self.sessions.find(_key(request), name, use="reward", admin=self._is_admin(request))
-        self.sessions.reward(session, _reward(await self._body(request), {kept.call_id for kept in session.calls}))
+        known = {*(kept.call_id for kept in session.calls), *session.reward.get("call_rewards", ())}
+        self.sessions.reward(session, read_reward(await self._body(request), known))
         await self.sessions.close(session)
         return _json({"session": name, **session.reward})
 
     async def close(self, request: Request) -> Response:
         self._check_admin(request)
         session = self.sessions.get(request.path_params["session"])
-        reason = _only(await self._body(request), "reason").get("reason", "closed without a reward")
+        reason = only(await self._body(request), "reason").get("reason", "closed without a reward")
         await self.sessions.close(session, str(reason)[:1000])
         return _json({"session": session.session_id})
 
@@ -236,7 +243,17 @@ class Gateway:
             raise Refused(408, f"the request took longer than {limits.body_seconds:g} seconds to arrive") from None
         except ClientDisconnect as error:
             raise _Gone from error
-        return parse_object(bytes(data) or b"{}")
+        given = bytes(data) or b"{}"
+        return parse_object(given) if len(given) <= _SMALL else await asyncio.to_thread(_read, given)
+
+
+def _read(data: bytes) -> dict[str, Any]:
+    """A large object. Python's reader lets no other thread work, so what it would read is counted first. Raises
+    `Refused`."""
+    at_most = sum(map(data.count, (b"{", b"[", b",")))  # those in texts included
+    if at_most > _MOST_VALUES < sum(not found[0].startswith(b'"') for found in _VALUE.finditer(data)):
+        raise Refused(413, f"the request has more than {_MOST_VALUES:,} values", code="too_large")
+    return parse_object(data)
 
 
 class _Gone(Exception):
@@ -283,7 +300,10 @@ def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None
 def _refused(error: TurntreeError) -> Refused:
     if isinstance(error, Refused):
         return error
-    return bad_request(error) if isinstance(error, InputError) else Refused(500, str(error))
+    if isinstance(error, InputError):
+        return bad_request(error)
+    notice(f"warning: {error}")  # it may name files of this machine, which are no agent's business
+    return Refused(500, "the gateway failed at this request; its own output says why")
 
 
 def _key(request: Request) -> str:
@@ -291,41 +311,22 @@ def _key(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def _only(body: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The body. Raises `Refused` for a field of another name: a misspelled task would be the default one."""
-    if unknown := sorted(set(body) - set(names)):
-        message = f"unknown parameter {unknown[0]!r}; known are {', '.join(names)}"
-        raise Refused(400, message, code="unknown_parameter", param=unknown[0])
-    return body
+def _public(model: str) -> str:
+    """The name of a model in answers: of a folder its last part, because where it lies is nobody's business."""
+    local = model.startswith(("/", ".", "~")) or Path(model).exists()
+    return (Path(model).name or "policy") if local else model
+
+
+def _reached(request: Request) -> str:
+    """The address at which a request arrived, by its socket. The Host header is the word of a client or a proxy, and
+    keys are sent to what is answered here."""
+    host, port = request.scope["server"]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _tokens(kept: Kept) -> dict[str, Any]:
     sampled = 0 if kept.completion is None else len(kept.completion.token_ids)
     return {"prompt_tokens": kept.prompt_tokens, "new_tokens": len(kept.added_ids), "sampled_tokens": sampled}
-
-
-def _reward(body: dict[str, Any], known: set[str]) -> dict[str, Any]:
-    """A reward as it is kept. A session without one (null) is censored, for the reason that must then be given."""
-    if "reward" not in _only(body, "reward", "success", "reason", "call_rewards"):
-        raise Refused(400, "give reward, and where you like success, reason, call_rewards", param="reward")
-    calls = body.get("call_rewards") or {}
-    if not isinstance(calls, dict) or not all(map(_is_number, calls.values())):
-        raise Refused(400, "is not an object of numbers by call id", param="call_rewards")
-    named = {name.removeprefix("chatcmpl-").removeprefix("resp_"): value for name, value in calls.items()}
-    if strange := sorted(set(named) - known):
-        raise Refused(400, f"the session has no call {strange[0]!r}", param="call_rewards")
-    if body["reward"] is not None and not _is_number(body["reward"]):
-        raise Refused(400, "is neither a finite number nor null", param="reward")
-    if not isinstance(body.get("success"), bool | None) or not isinstance(body.get("reason", ""), str):
-        raise Refused(400, "success is true or false, reason is a text")
-    if body["reward"] is None and not body.get("reason"):
-        raise Refused(400, "a session without a reward needs a reason", param="reason")
-    given = {name: value for name, value in body.items() if value is not None or name == "reward"}
-    return given | ({"call_rewards": named} if named else {})
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -_LARGEST <= value <= _LARGEST
 
 
 async def _missing(request: Request, error: Exception) -> Response:

@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from turntree.gateway.calls import Session
 from turntree.gateway.config import Refused, ServingConfig, bad_request
 from turntree.gateway.driver import EngineDriver, Fault, Pending
 from turntree.gateway.lineage import Kept, Lineage, Tools, again
+from turntree.gateway.rewards import equal
 from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
 from turntree.observe.run import notice
 
@@ -32,6 +33,7 @@ T = TypeVar("T")
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _LONGEST_TOKEN = 32  # characters: more than any text has on average
+_REMEMBERED = 4096  # sessions that ended
 _SHARE = 4  # one session takes at most a quarter of `limits.waiting`
 _CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
 _NO_ROOM = "This model's maximum context length is {} tokens ({}): {}"  # words that LiteLLM and LangChain look for
@@ -121,6 +123,7 @@ class Sessions:
         self.driver, self.config, self.ledger = driver, config, Counter[str]()
         self._renderer, self._store, self._clock = renderer, store, clock
         self._open: dict[str, LiveSession] = {}
+        self._over = OrderedDict[str, LiveSession]()  # those that ended last, without their calls
         self._waiting = 0
         limit = driver.engine.max_context
         self.max_context = limit if config.max_context is None else min(limit, config.max_context)
@@ -161,12 +164,14 @@ class Sessions:
         return LiveSession(name, task, sample, seed, opened, keys, lineage, places, meta)
 
     def find(self, key: str, named: str | None, *, use: str = "ask", admin: bool = False) -> LiveSession:
-        """The session of a key. An unknown session and a wrong key are not told apart."""
-        session = self._open.get(named or key.partition(".")[0])
+        """The session of a key, also one of those that ended last. An unknown session and a wrong key are not told
+        apart."""
+        name = named or key.partition(".")[0]
+        session = self._open.get(name) or self._over.get(name)
         held = session.keys[use] if session is not None else digest("")
         right = secrets.compare_digest(digest(key), held)
         if session is None or not (right or admin):
-            message = "no open session has this key: it is wrong, or the session is over"
+            message = "no session has this key: it is wrong, or the session was over long ago"
             raise Refused(401, message, code="invalid_api_key")
         return session
 
@@ -179,12 +184,13 @@ class Sessions:
         return len(self._open)
 
     def reward(self, session: LiveSession, given: dict[str, Any]) -> None:
-        """Keep the reward of a session. Raises `Refused` where it has another one already, or ended without one (while
-        the request was on its way: its file is closed, and nobody would read a reward behind that)."""
-        if session.reward and session.reward != given:
-            raise Refused(409, f"session {session.session_id!r} has a reward already", code="rewarded")
+        """Keep the reward of a session, once. Raises `Refused` where it has another one already, or ended without one
+        (its file is closed, and nobody would read a reward behind that)."""
         if session.reward:
-            return
+            if equal(session.reward, given):
+                return
+            told = f"session {session.session_id!r} has another reward already: {session.reward['reward']}"
+            raise Refused(409, told, code="rewarded", param="reward")
         if self._open.get(session.session_id) is not session:
             raise Refused(403, f"session {session.session_id!r} ended without a reward", code="session_over")
         self._write(session, {"reward": given}, sync=True)
@@ -204,8 +210,17 @@ class Sessions:
             if self._store is not None:
                 self._store.close(session.session_id)
             del self._open[session.session_id]
+            self._remember(session)
             self.ledger["rewarded" if session.reward.get("reward") is not None else "unrewarded"] += 1
             return session.value(reason)
+
+    def _remember(self, session: LiveSession) -> None:
+        """Know a session that ended: whoever asks or rewards again is told so, and not that the key is wrong."""
+        it = session
+        over = self._made(it.session_id, it.task_id, it.sample, it.seed, it.opened, it.keys, {})
+        over.reward, self._over[it.session_id] = it.reward, over
+        if len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
 
     async def expire(self) -> None:
         """Close the sessions that took too long, those that cannot be written (a full disk, a file that was moved away)
@@ -390,6 +405,7 @@ class Sessions:
             if session.reward or "closed" in rows[-1]:  # killed while it was ended
                 self._store.append(name, {"closed": ""}, sync=True)
                 self._store.close(name)
+                self._remember(session)
                 continue
             self._open[name] = session
         self.ledger["restored"] += len(self._open)

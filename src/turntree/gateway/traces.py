@@ -30,9 +30,10 @@ SECRETS = (  # always redacted: the shapes of common keys
     r"\b(?:sk|rk|pk|gh[oprsu]|github_pat|glpat|xox[abeprs]|hf)[-_][A-Za-z0-9_-]{16,}",
     r"\bAIza[A-Za-z0-9_-]{30,}",
     r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    r"\beyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){2,4}",  # a JSON Web Token, signed or encrypted
+    # a JSON Web Token, signed or encrypted; one look ahead for each word keeps it linear
+    r"(?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]++\.[A-Za-z0-9_-]*+\.)[A-Za-z0-9_-]*?\beyJ[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*){2,4}",
     r"\bBearer\s+[A-Za-z0-9._~+/-]{16,}=*",
-    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?-----END [A-Z ]*PRIVATE KEY-----",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----BEGIN )(?:.|\n))*?-----END [A-Z ]*PRIVATE KEY-----",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -36,6 +37,7 @@ class Upstream:
         self._url, self.writer = url.rstrip("/"), writer
         limits = httpx.Limits(max_connections=None)  # whoever asks has a connection here, and needs one there
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits, transport=transport)
+        self._tracer = ThreadPoolExecutor(1, thread_name_prefix="turntree-traces")  # in nobody's way, one by one
         paths = ("/v1/{path:path}", "/s/{session}/v1/{path:path}")
         self.app = Starlette(
             routes=[Route(path, self.forward, methods=_METHODS) for path in paths], lifespan=self._lifespan
@@ -46,11 +48,12 @@ class Upstream:
         async def flush() -> None:
             while True:
                 await asyncio.sleep(_FLUSH)
-                self.writer.flush()
+                await asyncio.get_running_loop().run_in_executor(self._tracer, self.writer.flush)
 
         task = asyncio.create_task(flush())
         yield
         task.cancel()
+        await asyncio.to_thread(self._tracer.shutdown)
         self.writer.flush(everything=True)
         await self._client.aclose()
 
@@ -96,7 +99,8 @@ class Upstream:
             if asked is not None and (not whole or len(seen) > _MOST):
                 self.writer.counts["not traced: the answer was cut off" if not whole else "not traced: too large"] += 1
         if asked is not None and len(seen) <= _MOST:
-            self._trace(session, asked, bytes(seen), response)
+            tracing = (self._trace, session, asked, bytes(seen), response)
+            await asyncio.get_running_loop().run_in_executor(self._tracer, *tracing)
 
     def _trace(self, session: str, asked: bytes, answered: bytes, response: httpx.Response) -> None:
         try:
