@@ -6,6 +6,7 @@ table anew. Without that folder nothing here can run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from dataclasses import dataclass, replace
@@ -16,9 +17,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from family_tokenizers import with_tokens_of
+from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
-from turntree.renderers.choice import Choice, choose
+from turntree.renderers.choice import Choice, choose, written
 from turntree.renderers.examine import LOOK, LOOP, LOOPS, TALK, TURNS, Finding, examine
+from turntree.renderers.families import FAMILIES
 from turntree.renderers.probes import ASK, SAY
 from turntree.traces.schema import Trace
 from turntree.training.sft import examples
@@ -34,7 +37,8 @@ TABLE = Path(__file__).parents[2] / "docs" / "results" / "renderers.md"
 @dataclass(frozen=True)
 class Row:
     """`vocabulary`: a fetched tokenizer, its own unless `tokens` of a family were added. `template`: None is that of
-    the tokenizer, a name a file of the package trl, and `family:NAME` none at all: the family is named by hand."""
+    the tokenizer, a name a file of the package trl (`begun`: its generation prompt begins a thought), and `family:NAME`
+    none at all: the family is named by hand."""
 
     model: str
     vocabulary: str
@@ -56,6 +60,7 @@ NAMED = [  # in the issue that asked for this table
     Row("DeepSeek-V3", "deepseek_v3"),
     Row("Nemotron-3 Nano", "qwen3", "nemotron_3_nano", "nemotron-3"),
     Row("Qwen3", "qwen3"),
+    Row("Qwen3-Thinking-2507", "qwen3", "qwen3 begun"),
 ]
 OTHERS = [
     Row("Qwen3, patched for training", "qwen3", "qwen3_training"),
@@ -98,8 +103,13 @@ def tokenizer_of(row: Row) -> Any:
     if row.tokens is not None:
         tokenizer = with_tokens_of(row.tokens, tokenizer)
     if row.template is not None and not row.template.startswith("family:"):
-        file = FOLDER / "trl" / "trl" / "chat_templates" / f"{row.template}.jinja"
-        tokenizer.chat_template = file.read_text(encoding="utf-8")
+        name, begun, _ = row.template.partition(" begun")
+        text = (FOLDER / "trl" / "trl" / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
+        if begun:
+            head, opening, _ = text.rpartition("{{- '<|im_start|>assistant\\n' }}")
+            assert opening
+            text = head + "{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+        tokenizer.chat_template = text
     elif row.template is not None:
         tokenizer.chat_template = None
     return tokenizer
@@ -133,6 +143,21 @@ def test_a_talk_works_and_what_does_not_has_a_reason(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)
+def test_what_any_renderer_takes_with_the_templates_own_prompts_the_default_takes(row: Row) -> None:
+    """Qwen3-Thinking-2507 was refused by the template's renderer, the default, and taken by others."""
+    tokenizer, _, _ = served(row)
+    refused = {case for case, found in findings(row).items() if not found.works}
+    if not tokenizer.chat_template or not refused:
+        return
+    marked = [name for name, of in FAMILIES.items() if all(mark in tokenizer.get_vocab() for mark in of.marks)]
+    for name in ("template", *(f"family:{name}" for name in marked)):
+        with contextlib.suppress(InputError):
+            other: Any = Choice(name, "").build(tokenizer)
+            if all(other.written(messages) == written(tokenizer, messages) for messages in ([ASK], [ASK, SAY, ASK])):
+                assert not refused & {found.case for found in examine(other, tokenizer) if found.works}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)
 def test_the_loss_covers_what_the_policy_said_and_nothing_else(row: Row) -> None:
     _, _, renderer = served(row)
     name = LOOP if findings(row)[LOOP].works else TALK
@@ -159,7 +184,17 @@ def test_sampled_tokens_are_never_tokenised_again(row: Row) -> None:
     assert renderer.extend([ASK, renderer.parse(odd)], [ASK]) == renderer.extend([ASK, turn], [ASK])
 
 
-THOUGHTFUL = {"gpt-oss", "GLM-4-MoE", "Qwen3", "Qwen3.5, thinking", "Qwen3.6", "DeepSeek-R1", "Gemma 4", "GLM-5"}
+THOUGHTFUL = {
+    "gpt-oss",
+    "GLM-4-MoE",
+    "Qwen3",
+    "Qwen3-Thinking-2507",
+    "Qwen3.5, thinking",
+    "Qwen3.6",
+    "DeepSeek-R1",
+    "Gemma 4",
+    "GLM-5",
+}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,13 @@ from turntree.renderers.template import ChatRenderer
 LOOK_AT_MAP = ToolCall("look", {"at": "map"})
 HI_HO = [user("Hi."), said("Ho."), user("Hm.")]
 THINKING = "<think>\nLeft or right?\n</think>\n\n"
+IN_CONTENT = said(THINKING + "Go left.")
+APART = replace(said("Go left."), reasoning="Left or right?")
+# a thought before the last turn only, an empty one too, as Qwen3 has it; Qwen3-Thinking-2507's prompt has begun it
+HYBRID = chatml(
+    "(('<think>\n' + (message.reasoning_content or '') + '\n</think>\n\n' if loop.last else '') + message.content)"
+)
+BEGUN = HYBRID.replace("{{- '<|im_start|>assistant\n' }}", "{{- '<|im_start|>assistant\n<think>\n' }}")
 
 
 def renderer_of(template: str, **options: str) -> ChatRenderer:
@@ -24,6 +32,10 @@ def renderer_of(template: str, **options: str) -> ChatRenderer:
 
 def decoded(template: str, ids: tuple[int, ...]) -> str:
     return tokenizer_of(template).decode(ids, clean_up_tokenization_spaces=False)
+
+
+def without_thoughts(text: str) -> str:
+    return re.sub(r"<think>.*?</think>\s*", "", text, flags=re.DOTALL)
 
 
 class Counting:
@@ -132,27 +144,43 @@ def test_thinking_that_stays_is_rendered_like_any_text() -> None:
     assert decoded(template, ids) == whole(tokenizer_of(template), messages)
 
 
-def test_thinking_that_the_template_strips_later_is_refused_by_message() -> None:
-    renderer = renderer_of(chatml(templates.KEPT_FROM_THINKING))
-    plain = [system("Be brief."), user("Which way?"), said("Go left."), user("And now?")]
-    renderer.prompt(plain)
-    thinking = [*plain[:2], said(THINKING + "Go left."), user("And now?")]
-    expected = "rewrites history: it renders message 2 differently .*; edit chat_template.jinja so that a message looks"
-    with pytest.raises(InputError, match=expected):
-        renderer.prompt(thinking)
-    with pytest.raises(InputError, match="message 2 "):
-        renderer.extend(thinking[:3], thinking[3:])
-    with pytest.raises(InputError, match="message 4 "):
-        renderer.prompt([*plain, said(THINKING + "Stop."), user("Why?")])
+@pytest.mark.parametrize(
+    ("template", "thinking", "opened"),
+    [
+        (chatml(templates.KEPT_FROM_THINKING), IN_CONTENT, ""),
+        (HYBRID, APART, ""),
+        (BEGUN, APART, "<think>\n"),
+    ],
+)
+def test_a_thought_that_the_template_drops_stays_and_everything_else_is_as_it_writes_it(
+    template: str, thinking: Message, opened: str
+) -> None:
+    """36 of 48 candidates of such a model were refused, and `sft` ended in an error."""
+    renderer, own = renderer_of(template), tokenizer_of(template)
+    talk = [system("Be brief."), user("Which way?"), thinking, user("And now?")]
+    talk += [said("Stop."), user("Why?"), said("", LOOK_AT_MAP), result("A map.")]
+    for end in (2, 4, 6, 8):
+        text = decoded(template, renderer.prompt(talk[:end]))
+        assert without_thoughts(text) == without_thoughts(whole(own, talk[:end]))
+        assert text.endswith(f"<|im_start|>assistant\n{opened}") and (end == 2 or "Left or right?" in text)
+    grown = renderer.prompt(talk[:2])
+    for place in (2, 4, 6):
+        grown += renderer.completion(talk[place]) + renderer.extend(talk[: place + 1], talk[place + 1 : place + 2])
+    assert grown == renderer.prompt(talk)
 
 
-def test_an_empty_thought_before_the_last_turn_only_is_refused_by_message() -> None:
-    """As hybrid thinking models do: the same turn reads differently once the next one is there."""
-    hybrid = chatml("(('<think>\n\n</think>\n\n' if loop.last else '') + message.content)")
-    renderer = renderer_of(hybrid)
-    renderer.prompt([user("Which way?")])
+def test_what_a_template_drops_from_the_content_is_not_kept_where_its_own_rendering_is_wanted() -> None:
+    """It has no place for thoughts, so where it would rewrite the context is not known."""
+    renderer = renderer_of(chatml(templates.KEPT_FROM_THINKING), thoughts="model")
+    renderer.prompt([user("Which way?"), said("Go left."), user("And now?")])
+    with pytest.raises(InputError, match="rewrites history: it renders message 1 differently"):
+        renderer.prompt([user("Which way?"), said(THINKING + "Go left."), user("And now?")])
+
+
+def test_a_template_that_drops_more_than_thoughts_is_refused_by_message() -> None:
+    shorter = chatml("(message.content if loop.last else message.content[:5])")
     with pytest.raises(InputError, match="renders message 1 differently once more messages"):
-        renderer.prompt([user("Which way?"), said("Go left."), user("And now?")])
+        renderer_of(shorter).prompt([user("Which way?"), said("Go left."), user("And now?")])
 
 
 def test_a_generation_prompt_that_history_does_not_keep_is_refused() -> None:

@@ -8,12 +8,14 @@ where head and follow end with the generation prompt and said ends with a stop t
 alone: it is what the policy would have sampled. Where the template is *message-local* (checked on conversations of
 the same kind) the other pieces are functions of their own messages, too, and cost one small render each; where it is
 not, the whole conversation is rendered and cut. A template that renders an earlier message differently once later
-ones arrive cannot be cut: sampled tokens are never rewritten, so it is refused, naming the message.
+ones arrive cannot be cut: sampled tokens are never rewritten, so it is refused, naming the message. Only thoughts may
+be missing there (`drops`): a local template that drops them, or its empty ones, is cut as if it kept them.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -83,12 +85,13 @@ class SegmentedTemplate:
 
     `stops` maps the texts of the tokens that end an assistant turn to their ids, the usual one first; `lead` is the
     white space that the template writes before the assistant's content, and so expects the policy to say. `tools` are
-    declared where pieces are rendered: of several templates in a folder, one is for conversations with tools. Raises
-    `InputError` for a template without a generation prompt, or one that does not end an assistant turn.
+    declared where pieces are rendered: of several templates in a folder, one is for conversations with tools. `drops`:
+    the template may drop earlier thoughts, which stay. Raises `InputError` for a template without a generation prompt,
+    or one that does not end an assistant turn.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools = ()) -> None:
-        self._tokenizer, self._tools = tokenizer, tools
+        self._tokenizer, self._tools, self.drops = tokenizer, tools, True
         self.pieces = Pieces(tokenizer)
         added = tokenizer.added_tokens_decoder
         self._special = {id for id, token in added.items() if token.special}
@@ -166,6 +169,8 @@ class SegmentedTemplate:
         turn = part.turn if part.tied else SAY
         before = self._until_stop(turn) if part.tied else self.until_probe_stop
         text = self.render([ASK, turn, *part.run], self._tools)
+        if self.drops and not text.startswith(before):
+            before = self._thoughtless_start + before.removeprefix(self.ask).partition(self.marks[1])[2].lstrip()
         if not text.startswith(before):
             raise _rewritten(part.index, "once more messages follow")
         self._check_complete(text, [ASK, turn, *part.run], self._tools, part.index - 1)
@@ -258,6 +263,23 @@ class SegmentedTemplate:
         return self.ask.rstrip().endswith(closed.replace("/", "", 1)) or closed in self._after_ask(SAY)
 
     @functools.cached_property
+    def _thoughtless_start(self) -> str:
+        """The opening of a turn without the thought that the generation prompt has begun."""
+        opening, opened, rest = self.ask.rpartition(self._opened)
+        return opening if opened and not rest.strip() else self.ask
+
+    @property
+    def _opened(self) -> str:
+        return self.marks[0] or self.marks[1].replace("/", "", 1)
+
+    def _alike(self, text: str, whole: str) -> bool:
+        """Whether a conversation in pieces is the template's own rendering, but for thoughts that it drops."""
+        if text == whole or not self.drops:
+            return text == whole
+        thought = re.compile(rf"{re.escape(self._opened)}.*?{re.escape(self.marks[1])}\s*", re.DOTALL)
+        return thought.sub("", text) == thought.sub("", whole)
+
+    @functools.cached_property
     def _renders_calls(self) -> bool:
         return self._after_ask(CALL) != self._after_ask(replace(CALL, tool_calls=()))
 
@@ -299,11 +321,11 @@ class SegmentedTemplate:
         try:
             text = self.head(run, tools)
             for part in rounds:
-                if text != self.render(messages[: part.index], tools):
+                if not self._alike(text, self.render(messages[: part.index], tools)):
                     return False
                 said = self.said(part.turn)
                 text += said.text + said.stop + self.follow(part)
-            return text == self.render(messages, tools)
+            return self._alike(text, self.render(messages, tools))
         except TemplateLoops:
             raise
         except InputError:  # cannot be rendered in this shape: whole renders decide, and name the message

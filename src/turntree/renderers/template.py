@@ -57,6 +57,8 @@ class ChatRenderer(TurnByTurn):
         several = isinstance(tokenizer.chat_template, dict) and "tool_use" in tokenizer.chat_template
         self._template = SegmentedTemplate(tokenizer)
         self._tooled = SegmentedTemplate(tokenizer, [TOOL]) if several else self._template
+        if thoughts == "model" and not self.thinks:  # where it would drop one that stands in the content
+            self._template.drops = self._tooled.drops = False
         found = detect_format(str(tokenizer.chat_template))
         self._tool_format: ToolFormat = tool_format or found
         self._text_only = tool_format == "none"

@@ -162,7 +162,10 @@ def _set_passes(model: PreTrainedModel, device: Device) -> None:
 
 
 def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Renderer:
-    return parts.build("renderers", part, field="device.renderer", tokenizer=tokenizer, folder=folder)
+    renderer = parts.build("renderers", part, field="device.renderer", tokenizer=tokenizer, folder=folder)
+    if part.name == AUTO.name:
+        _say(f"renderer {_named(renderer, part)}, by the model's folder (why: turntree check model {folder})")
+    return renderer
 
 
 def identity_of(
