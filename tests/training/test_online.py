@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,9 @@ from turntree.advantages.config import CreditConfig
 from turntree.advantages.credit import CreditRule
 from turntree.branching.rules import FixedBrancher
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
-from turntree.core.protocols import GateDecision, GroupProgress, Observation
+from turntree.core.protocols import Filter, FinishedGroup, GateDecision, GroupProgress, Observation
 from turntree.engines.hf import HFEngine
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.filters.dapo import DapoFilter
@@ -114,6 +115,79 @@ def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
     run, rows = parts(corridors(Hopeless, 3)), []
     train_online(run, config(iterations=1, dapo=DapoFilter(refill_cap=1.0)), log=rows.append)
     assert rows[0]["groups"] == 6
+
+
+class Fire(Hopeless):
+    def step(self, action: Message) -> Observation:
+        raise RuntimeError("the room is on fire")
+
+    def fork(self) -> Fire:
+        return Fire(self.task_id, self.length)
+
+
+class CutLonger(CutAll):
+    """Cuts the tasks whose names say so."""
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        return super().decide(group) if group.task_id.startswith("cut") else None
+
+
+class Picky(Filter):
+    """Drops groups by their names."""
+
+    def drop(self, group: FinishedGroup) -> str | None:
+        return "not wanted" if group.task_id.startswith("own") else None
+
+
+@pytest.mark.parametrize("kinds", ["cut cut cut", "cut even even", "fire even even", "cut fire even"])
+def test_groups_that_a_gate_cut_or_a_fault_censored_are_not_replaced_and_cost_dapo_nothing(kinds: str) -> None:
+    """Selective Rollout trains on what is left; the turns of what DAPO did not drop are not its cost."""
+    rows: list[dict[str, Any]] = []
+    run = parts(named_tasks(kinds), gate=CutLonger())
+    train_online(run, config(iterations=2, dapo=DapoFilter(refill_cap=2.0)), log=rows.append)
+    for row in rows:
+        assert row["groups_dropped"] == {} and row["groups"] == 3
+    assert set(rows[-1]["saved"]["dapo"].values()) == {0.0}
+
+
+def named_tasks(kinds: str) -> list[Corridor]:
+    made = {"cut": Even, "even": Even, "own": Even, "fire": Fire, "lost": Hopeless}
+    return [made[kind](f"{kind} {number}", 2 + number % 2) for number, kind in enumerate(kinds.split())]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_turn_and_token_is_booked_on_the_part_that_dropped_the_group(seed: int) -> None:
+    """By part, the refills are all the groups beyond the first round, and the tokens the difference of the update."""
+    draw = random.Random(seed)
+    tasks = named_tasks(" ".join(draw.choices(["cut", "even", "own", "fire", "lost"], k=6)))
+    refills, replaced = NO_COST, Counter[str]()
+    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+
+    def keep(iteration: int, groups: Any, credits: Any) -> None:
+        nonlocal refills
+        refills = sum((group.tree.cost for group in groups[6:]), refills)
+        dropped = [
+            "Picky" if group.task.task_id.startswith("own") else "dapo"
+            for group, credit in zip(groups, credits, strict=True)
+            if credit is None and group.cut is None and "fire" not in group.task.task_id
+        ]
+        replaced.update(dropped[: len(groups) - 6])
+        assert len(groups) - 6 == min(len(dropped), 6)
+
+    for filtered, found in rows.items():
+        dapo = DapoFilter(refill_cap=1.0) if filtered else None
+        run = parts(tasks, gate=CutLonger(), filters=[Picky()] if filtered else [])
+        settings = config(iterations=1, groups=6, dapo=dapo)
+        train_online(run, settings, log=found.append, **({"keep": keep} if filtered else {}))
+    saved = {part: row for part, row in rows[True][0]["saved"].items() if part not in ("greso", "gate")}
+    for figure in ("turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
+        booked = [row[figure] for row in saved.values()]
+        assert sum(booked) == -getattr(refills, figure)
+        assert sum(booked) == spent(rows[False], figure) - spent(rows[True], figure)
+    assert sum(row["trained_tokens"] for row in saved.values()) == (
+        spent(rows[False], "trained_tokens") - spent(rows[True], "trained_tokens")
+    )
+    assert {part for part, row in saved.items() if row["turns"]} == set(replaced)
 
 
 class Noting(FailingEngine):

@@ -112,8 +112,8 @@ def test_a_skipped_prompt_is_redirected_once_an_iteration_and_avoids_refills_up_
 
 def test_refills_count_against_what_the_filter_saved() -> None:
     ledger = SavingsLedger()
-    ledger.filtered(-7, [group(2, 1).tree.cost])
-    ledger.filtered(0, [group(3, 3).tree.cost])
+    ledger.filtered("dapo", -7, [group(2, 1).tree.cost])
+    ledger.filtered("dapo", 0, [group(3, 3).tree.cost])
     saved = ledger.saved["dapo"]
     assert (saved.trained_tokens, saved.turns, saved.decoded_tokens, saved.tool_calls) == (-7, -9, -90, -9)
     assert ledger.saved["gate"].turns == 0
@@ -128,6 +128,7 @@ def test_a_restored_ledger_goes_on_as_the_first_would_have() -> None:
         each.came_back(group(2, 2, cut=2))
         each.came_back(group(9, cut=9))  # as far as nothing had come before the checkpoint
         each.skipped(["a"], refills_left=1)
-        each.filtered(5, [])
+        each.filtered("dapo", 5, [])
+        each.filtered("Own", 7, [])
     assert ledger.counts() == other.counts()
     assert ledger.seconds() == other.seconds()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from turntree.cli.common import LOG_OPTIONS, finish
+from turntree.cli.common import LOG_OPTIONS, counted, finish
 from turntree.cli.options import StageCommand
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def audit(
 
     result = run_audit(logs, config, _progress())
     build_audit_page(result, out)
-    dropped = [f"dropped {count}: {reason}" for reason, count in result["log"]["dropped"].items()]
-    notes = result["log"]["notes"]
-    finish(result, json_path, [result["headline"], *sentences(result), *notes, *dropped, f"-> {out}"])
+    finish(result, json_path, [result["headline"], *sentences(result), *counted(result["log"]), f"-> {out}"])
 
 
 def _progress() -> Callable[[ReadReport], None]:

@@ -80,6 +80,11 @@ def censored(what: str, reasons: dict[str, int], played: int) -> list[str]:
     return [f"{sum(reasons.values())} of {played} {what} have no reward: {most_frequent(reasons)}"]
 
 
+def counted(read: dict[str, Any] | None) -> list[str]:
+    """What was told apart and dropped when a log was read; None is a table, of which every row is read."""
+    return [] if read is None else [*read["notes"], *(f"dropped {n}: {why}" for why, n in read["dropped"].items())]
+
+
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:
     """Print `lines` (to standard error when JSON goes to standard output) and write the JSON. Of the ranks that a
     launcher started, the first one does."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import LOG_OPTIONS, finish, out_option
+from turntree.cli.common import LOG_OPTIONS, counted, finish, out_option
 from turntree.cli.options import StageCommand, short
 
 REFUSED = 3  # exit code: the data were read, but support no operating point
@@ -45,7 +45,7 @@ def sweep(config: Any, paths: tuple[Path, ...], json_path: str | None) -> None:
     from turntree.stages.gate import run_sweep
 
     result = run_sweep(paths, config)
-    finish(result, json_path, _table(result))
+    finish(result, json_path, [*_table(result), *counted(result["read"])])
 
 
 @gate.command(
@@ -82,7 +82,8 @@ def calibrate(
     result, table = run_calibration(paths, config)
     if out is not None:
         build_calibration_page(result, table, out)
-    finish(result, json_path, [*_verdict(result), *([] if out is None else [str(out)])])
+    lines = [*_verdict(result), *counted(result["read"]), *([] if out is None else [str(out)])]
+    finish(result, json_path, lines)
     if result["refused"] is not None:
         sys.exit(REFUSED)
 

@@ -40,7 +40,7 @@ class DapoFilter(Filter):
 
 
 def refill(cap: float, *, wanted: int, kept: int, started: int) -> int:
-    """How many more groups to start for a batch of `wanted` groups, of which `kept` stay after `started`."""
+    """How many more groups to start for a batch of `wanted`, where `kept` of the `started` were not dropped."""
     return max(0, min(wanted - kept, allowed(cap, wanted=wanted, started=started)))
 
 

@@ -15,10 +15,11 @@ failures.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from turntree.logs.rows import (
     RowRefused,
     count,
     counts,
+    facts_of,
     flag,
     named_prompt,
     needed,
@@ -40,6 +42,7 @@ from turntree.logs.rows import (
 )
 
 Row = dict[str, Any]
+_OWN_UID = re.compile(r"_\d+_\d+$")  # what follows the name of the prompt in the uid of one rollout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +92,14 @@ def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
         rollout=rollout,
         iteration=count(row, "iteration", "step"),
         task_type=text(row, "task_type"),
+        facts=facts_of(row, task=row.get("task"), task_type=row.get("task_type")),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verl(TextOptions):
-    """verl's rollout dumps. Rollouts of one step with the same `uid` prefix, or else the same prompt, are one group; a
-    prompt is a task."""
+    """verl's rollout dumps. Rollouts of one step with the same `uid` (or prefix of it, where every rollout has a uid of
+    its own), or else the same prompt, are one group; a prompt with its gold answer is a task."""
 
     rewards: tuple[str, ...] = ("score",)
     """Columns whose sum is the reward."""
@@ -105,14 +109,13 @@ class Verl(TextOptions):
         if not isinstance(prompt, str) or not isinstance(output, str):
             raise RowRefused("no text in field 'input' or 'output'")
         actions, observations = split(output, self.turn_separator)
-        uid = text(row, "uid") or ""
-        named = uid.count("_") >= 2
-        if not prompt.strip() and not named:
+        uid = (text(row, "uid") or "").strip()
+        if not prompt.strip() and not uid:
             raise RowRefused("neither a prompt nor a uid: its group is not known")
-        task = named_prompt(prompt)
+        group = _OWN_UID.sub("", uid) or named_prompt(prompt)
         return LoggedRow(
-            group=uid.rsplit("_", 2)[0] if named else task,
-            task=task,
+            group=group,
+            task=named_prompt(prompt) if prompt.strip() else group,
             rollout=LoggedRollout(
                 actions=actions,
                 reward=reward(row, self.rewards),
@@ -121,6 +124,8 @@ class Verl(TextOptions):
             ),
             iteration=count(row, "step"),
             task_type=text(row, "data_source"),
+            facts=facts_of(row, input=prompt),
+            name=uid or None,
         )
 
 
@@ -140,9 +145,10 @@ class NemoGym(Options):
 
 
 def _nemo_row(row: Row, *, rewards: tuple[str, ...], iteration: int) -> LoggedRow:
-    """A group are the rollouts of one task index in one file; without an index, of one instance, else of one prompt.
-    Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused`
-    where none of the three says which rollouts belong together."""
+    """A group are the rollouts of one task index in one file; without an index, of one instance, else of one prompt. An
+    index that begins again stands for other tasks, or for another collection where its rollouts have the same numbers.
+    Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused` where nothing says which
+    rollouts belong together."""
     response = row.get("response")
     items = cast(Row, response).get("output") if isinstance(response, dict) else None
     if not isinstance(items, list):
@@ -165,7 +171,19 @@ def _nemo_row(row: Row, *, rewards: tuple[str, ...], iteration: int) -> LoggedRo
             stop=stop,
         ),
         iteration=iteration,
+        facts=facts_of(row, instance_id=task, task=row.get("task"), **_asked(row)),
+        sample=count(row, "_ng_rollout_index"),
     )
+
+
+def _asked(row: Row) -> Row:
+    """The prompt and what is said of it. Where a row names its task, a simulated user may speak in the prompt, other
+    words in every rollout: then it goes as far as the policy's first."""
+    asked = cast(Row, row["responses_create_params"]) if isinstance(row.get("responses_create_params"), dict) else {}
+    prompt: Any = asked.get("input")
+    if row.get("task") is not None and isinstance(prompt, list):
+        prompt = list(takewhile(lambda item: not _is_by_model(item), _flat(cast("list[Any]", prompt))))
+    return {"prompt": prompt or None, "metadata": asked.get("metadata")}
 
 
 def _prompt_name(row: Row) -> str | None:

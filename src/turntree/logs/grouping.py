@@ -1,14 +1,20 @@
-"""Rollouts that were logged apart, put back into their groups; only one group is in memory at a time."""
+"""Rollouts that were logged apart, put back into their groups; only one group is in memory at a time.
+
+A group is the rollouts of one task. So rows that one name groups, and that contradict each other about the task
+(another gold answer, prompt, data source or agent), are several groups: as one, two tasks whose rewards are all equal
+would pass for a task with a gradient.
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +38,9 @@ def by_rows(
         with LineIndex(path) as index:
             row = partial(_row, read)
             keys = _keys(path, row, index, report)
-            yield from grouped(_noted(keys, here) if len(paths) > 1 else keys, partial(index.row, read=row), report)
+            yield from grouped(
+                _noted(keys, here) if len(paths) > 1 else keys, partial(index.row, read=row), path, report
+            )
         if not before.isdisjoint(here):
             report.note(
                 "rollouts of one group and iteration lie in several files, each of which was read as a group of its own"
@@ -67,7 +75,9 @@ def _keys(path: Path, row: Callable[[bytes], LoggedRow], index: LineIndex, repor
         yield found.iteration, found.group
 
 
-def grouped(keys: Iterable[Key], row_at: Callable[[int], LoggedRow], report: ReadReport) -> Iterator[LoggedGroup]:
+def grouped(
+    keys: Iterable[Key], row_at: Callable[[int], LoggedRow], path: Path, report: ReadReport
+) -> Iterator[LoggedGroup]:
     """The groups in order of iteration, then of first appearance (stable: a log in order stays in order).
 
     `keys`: iteration and group of every row. `row_at(i)` reads the i-th row, which is asked for when its group comes:
@@ -86,15 +96,52 @@ def grouped(keys: Iterable[Key], row_at: Callable[[int], LoggedRow], report: Rea
     for end in ends:
         members = [row_at(int(i)) for i in rows[start:end]]
         start = end
-        first = members[0]
-        report.saw_group(len(members))
-        yield LoggedGroup(
-            id=first.group if first.iteration is None else f"{first.iteration}/{first.group}",
-            task=first.task,
-            rollouts=tuple(row.rollout for row in members),
-            iteration=first.iteration,
-            task_type=first.task_type,
-        )
+        for number, (told, alike) in enumerate(_apart(members, path, report).items(), start=1):
+            most = max(alike, key=lambda row: len(row.facts))  # a row may lack what others know
+            report.saw_group(len(alike))
+            again = f" ({number})" if number > 1 else ""
+            yield LoggedGroup(
+                id=(most.group if most.iteration is None else f"{most.iteration}/{most.group}") + again,
+                task=report.task(most.task, hash(told.facts)),
+                rollouts=tuple(row.rollout for row in alike),
+                iteration=most.iteration,
+                task_type=most.task_type,
+            )
+
+
+class _Told(NamedTuple):
+    """What the rows of a group have in common, beside its name."""
+
+    facts: tuple[tuple[str, int], ...]
+    name: str | None
+    collection: int
+
+
+def _apart(members: Sequence[LoggedRow], path: Path, report: ReadReport) -> dict[_Told, list[LoggedRow]]:
+    """The rows that one name groups, told apart where they contradict each other: the rewards of two tasks say nothing
+    about whether those of either are equal. A row that lacks a fact in which the others differ is dropped."""
+    values: dict[str, set[int]] = {}
+    for name, value in (fact for row in members for fact in row.facts.items()):
+        values.setdefault(name, set()).add(value)
+    differing = [name for name, found in values.items() if len(found) > 1]
+    same = {name: value for name, found in values.items() if len(found) == 1 for value in found}
+    names = Counter(row.name for row in members)
+    seen: Counter[tuple[Any, ...]] = Counter()
+    groups: dict[_Told, list[LoggedRow]] = {}
+    for row in members:
+        if lacking := [name for name in differing if name not in row.facts]:
+            report.drop(f"no {lacking[0]!r} where rows of one name differ in it: its group is not known", path)
+            continue
+        facts = tuple(sorted({**same, **row.facts}.items()))
+        name = row.name if len(names) < len(members) else None
+        place = facts, name, row.sample
+        told = _Told(facts, name, seen[place] if row.sample is not None else 0)
+        seen[place] += 1
+        groups.setdefault(told, []).append(row)
+    if len(groups) > 1:
+        what = differing or ["uid" if len({told.name for told in groups}) > 1 else "rollout index"]
+        report.apart[f"rows of one group that differ in {', '.join(what)}"] += 1
+    return groups
 
 
 class LineIndex:

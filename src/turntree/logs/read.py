@@ -134,9 +134,10 @@ def _recognise(path: Path) -> str:
         try:
             fields = set(parse_row(line))
         except RowRefused as refused:
-            raise InputError(
-                f"is not a JSON object ({refused})", path=path, line=number, hint="give --format"
-            ) from None
+            several = line.lstrip()[:1] == b"[" or line.strip() == b"{"
+            problem = f"is not a JSON object ({'begins one value over several lines' if several else refused})"
+            hint = "write one object a line, without an array around them" if several else "give --format"
+            raise InputError(problem, path=path, line=number, hint=hint) from None
         matching = [name for name, marks in _MARKS.items() if marks <= fields]
         if len(matching) == 1:
             return matching[0]

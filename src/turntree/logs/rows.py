@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -27,13 +27,39 @@ class RowRefused(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRow:
-    """A rollout and where it belongs. Rows with equal `iteration` and `group` in one file are one group."""
+    """A rollout and where it belongs. Rows with equal `iteration` and `group` in one file are one group, unless they
+    contradict each other (`logs.grouping`): in `facts` about their task, by field; in a `name` that several of them
+    have, which is then that of a group; in having the same number `sample` within it."""
 
     group: str
     task: str
     rollout: LoggedRollout
     iteration: int | None = None
     task_type: str | None = None
+    facts: Mapping[str, int] = field(default_factory=dict[str, int])
+    name: str | None = None
+    sample: int | None = None
+
+
+FACTS = frozenset({
+    "prompt", "question", "problem", "instruction", "system_prompt", "image", "images", "video", "videos",
+    "gts", "gt", "gold", "gold_answer", "gold_answers", "golden_answer", "golden_answers", "ground_truth",
+    "ground_truths", "expected_answer", "expected_action", "reference_answer", "correct_answer", "reward_model",
+    "data_source", "dataset", "dataset_name", "env_class", "env_name", "agent", "agent_name", "agent_ref",
+})  # fmt: skip
+"""Fields that say what was asked, what is right, where the task comes from and who played it. Names that a policy's own
+answer may have (answer, solution) are not among them."""
+
+
+def facts_of(row: Mapping[str, Any], **more: Any) -> dict[str, int]:
+    """A number for every fact of a row that is not null, and for those in `more`: equal for equal values."""
+    found = {name: row[name] for name in sorted(FACTS.intersection(row))} | more
+    return {name: _number_of(value) for name, value in found.items() if value is not None}
+
+
+def _number_of(value: Any) -> int:
+    told = json.dumps(value, sort_keys=True, default=repr)
+    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest())
 
 
 def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -181,6 +207,8 @@ class ReadReport:
     dropped: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)  # in order, each once
+    apart: Counter[str] = field(default_factory=Counter)  # what names stood for several of
+    tasks: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)  # the facts of those of one name
     watch: Callable[[ReadReport], None] | None = field(default=None, repr=False, compare=False)
 
     def saw_line(self) -> None:
@@ -201,6 +229,15 @@ class ReadReport:
             place = str(path) if line is None else f"{path}:{line}"
             self.first[reason] = f"{place} ({detail[:200]})" if detail else place
 
+    def task(self, name: str, facts: int) -> str:
+        """The name of a task with these facts: a number is added where earlier tasks of this name have others."""
+        known = self.tasks.get(name, ())
+        if facts not in known:
+            self.tasks[name] = known = (*known, facts)
+            if len(known) > 1:
+                self.apart["tasks of one name"] += 1
+        return f"{name} ({known.index(facts) + 1})" if known.index(facts) else name
+
     def note(self, text: str) -> None:
         self.notes[text] = None
 
@@ -213,5 +250,8 @@ class ReadReport:
             "groups": self.groups,
             "dropped": dict(sorted(self.dropped.items())),
             "first_dropped": dict(sorted(self.first.items())),
-            "notes": list(self.notes),
+            "notes": [
+                *self.notes,
+                *(f"told apart: {count} x {what}" for what, count in self.apart.most_common()),
+            ],
         }

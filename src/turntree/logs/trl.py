@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -20,13 +21,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from scipy.optimize import nnls
 
 from turntree.core.errors import InputError
 from turntree.core.outcome import REWARD_TOLERANCE, is_zero_variance
 from turntree.logs.formats import TextOptions
 from turntree.logs.grouping import grouped
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, named_prompt, parse_row, reward, split
+from turntree.logs.rows import (
+    LoggedRow,
+    ReadReport,
+    RowRefused,
+    count,
+    facts_of,
+    named_prompt,
+    parse_row,
+    reward,
+    split,
+)
 
 _TEXT_COLUMNS = ("prompt", "completion")
 _NOT_REWARDS = ("step", "advantage", *_TEXT_COLUMNS)
@@ -35,7 +47,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionsTables(TextOptions):
-    """TRL's tables. Rows of one step with the same prompt are one group; a prompt is a task."""
+    """TRL's tables. Rows of one step with the same prompt, and facts about it, are one group, or several where other
+    prompts show that a group is smaller; a prompt with its facts is a task."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         yield from _groups(paths, self.rewards or _reward_columns(paths, report), self.turn_separator, report)
@@ -51,20 +64,20 @@ def _groups(
         generated = [(record.get("prompt"), record.get("completion")) for record in records]
         again, before = generated == before, generated
         rows: list[LoggedRow] = []
-        scored: list[Record] = []
-        for line, record in enumerate(records, start=1):
+        batches: dict[tuple[str, int], list[tuple[float | None, Record]]] = {}
+        for line, (record, group) in enumerate(zip(records, _groups_of(records), strict=True), start=1):
             report.saw_line()
             if again:
                 continue
             try:
-                rows.append(_row(record, rewards, separator))
-                scored.append(record)
+                rows.append(_row(record, rewards, separator, group[1]))
+                batches.setdefault(group, []).append((rows[-1].rollout.reward, record))
             except RowRefused as refused:
                 report.drop(refused.reason, path, line)
         if again:
             report.drop("the generation batch of the step before, logged again", path, count=len(records))
-        _check_advantages(rows, scored, rewards, path)
-        yield from grouped([(row.iteration, row.group) for row in rows], rows.__getitem__, report)
+        _check_advantages(list(batches.values()), rewards, path)
+        yield from grouped([(row.iteration, row.group) for row in rows], rows.__getitem__, path, report)
 
 
 def _records(path: Path) -> list[Record]:
@@ -109,9 +122,9 @@ def _reward_columns(paths: Sequence[Path], report: ReadReport) -> tuple[str, ...
         raise InputError("has no reward column", path=paths[0], hint="name it with --reward")
     columns = RewardColumns(names)
     for path in paths if len(names) > 1 else ():
-        batch: dict[str, list[Record]] = {}
-        for record in _records(path):
-            batch.setdefault(json.dumps([record.get("step"), record.get("prompt")], default=str), []).append(record)
+        records, batch = _records(path), dict[tuple[str, int], list[Record]]()
+        for record, group in zip(records, _groups_of(records), strict=True):
+            batch.setdefault(group, []).append(record)
         for group in batch.values():
             columns.see(group)
     found = columns.found()
@@ -126,14 +139,26 @@ def _reward_columns(paths: Sequence[Path], report: ReadReport) -> tuple[str, ...
     return rewards
 
 
-def _row(record: Record, rewards: tuple[str, ...], separator: str | None) -> LoggedRow:
+def _groups_of(records: Sequence[Record]) -> Iterator[tuple[str, int]]:
+    """The group of every row: its prompt, and how often that was drawn before. All groups of TRL have one size, and lie
+    one after the other: so where the rows of every prompt are a multiple of the fewest, more rows are more draws."""
+    told = [json.dumps([record.get("step"), facts_of(record)], default=str) for record in records]
+    sizes, seen = Counter(told), Counter[str]()
+    least = min(sizes.values(), default=1)
+    for place in told:
+        size = least if least > 1 and all(many % least == 0 for many in sizes.values()) else sizes[place]
+        yield place, seen[place] // size
+        seen[place] += 1
+
+
+def _row(record: Record, rewards: tuple[str, ...], separator: str | None, drawn: int) -> LoggedRow:
     prompt, completion = (_text(record.get(name)) for name in _TEXT_COLUMNS)
     actions, observations = split(completion, separator)
     if not prompt.strip():
         raise RowRefused("an empty prompt: its group is not known")
     task = named_prompt(prompt)
     return LoggedRow(
-        group=task,
+        group=f"{task} ({drawn + 1})" if drawn else task,
         task=task,
         rollout=LoggedRollout(
             actions=actions,
@@ -142,6 +167,7 @@ def _row(record: Record, rewards: tuple[str, ...], separator: str | None) -> Log
             characters=sum(map(len, actions)) if actions else len(completion),
         ),
         iteration=count(record, "step"),
+        facts=facts_of(record),
     )
 
 
@@ -152,17 +178,16 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
-def _check_advantages(rows: list[LoggedRow], records: list[Record], rewards: tuple[str, ...], path: Path) -> None:
-    """Equal rewards exactly where the advantages vanish, or the wrong columns were summed. Advantages of one reward are
-    a straight line of it in every group, so where they are not, one prompt stands for several tasks."""
-    groups: dict[tuple[int | None, str], list[tuple[float, Record]]] = {}
-    for row, record in zip(rows, records, strict=True):
-        if row.rollout.reward is not None and is_number(record.get("advantage")):
-            groups.setdefault((row.iteration, row.group), []).append((row.rollout.reward, record))
-    for pairs in groups.values():
-        flat = max(abs(record["advantage"]) for _, record in pairs) <= FLAT
+def _check_advantages(
+    groups: Sequence[Sequence[tuple[float | None, Record]]], rewards: tuple[str, ...], path: Path
+) -> None:
+    """Equal rewards exactly where the advantages vanish, or the wrong columns were summed. Advantages are a straight
+    line of the reward in every group, so where they are not, one prompt stands for several tasks."""
+    for group in groups:
+        pairs = [(value, row) for value, row in group if value is not None and is_number(row.get("advantage"))]
+        flat = max((abs(record["advantage"]) for _, record in pairs), default=0.0) <= FLAT
         wrong = len(pairs) > 1 and is_zero_variance([value for value, _ in pairs]) != flat
-        if wrong or (len(rewards) == 1 and not explains([record for _, record in pairs], rewards)):
+        if wrong or not (explains if len(rewards) == 1 else fits)([record for _, record in pairs], rewards):
             raise InputError(
                 f"the advantages of {len(pairs)} rows of one step with one prompt are not those of a group "
                 f"whose reward is the sum of {', '.join(rewards)}",
@@ -251,6 +276,16 @@ def explains(rows: Sequence[Row], columns: Columns) -> bool:
     reward, advantage = reward - reward.mean(), advantage - advantage.mean()
     slope = float(reward @ advantage) / float(reward @ reward)
     return slope > 0 and float(np.abs(advantage - slope * reward).max()) <= FIT * float(np.abs(advantage).max())
+
+
+def fits(rows: Sequence[Row], columns: Columns) -> bool:
+    """As `explains`, for a sum whose weights are not known, but not negative."""
+    told = np.array([float(row["advantage"]) for row in rows])
+    values = np.array([[float(row[name]) if is_number(row.get(name)) else 0.0 for name in columns] for row in rows])
+    if len(told) < 2:
+        return True
+    _, off = nnls(values - values.mean(axis=0), told - told.mean())
+    return float(off) <= max(FLAT, FIT * float(np.abs(told).max())) * math.sqrt(len(told))
 
 
 def numeric(rows: Iterable[Row], but: Sequence[str]) -> list[str]:

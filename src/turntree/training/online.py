@@ -183,6 +183,20 @@ class _Begun:
         return cls((), skipped, Counter(value["counts"]), [Begun.from_json(unit) for unit in value["units"]])
 
 
+@dataclass(frozen=True)
+class _Drop:
+    """A group (its id) that a filter kept out of the update, and why."""
+
+    group: int
+    part: str
+    why: str
+
+
+def _name_of(part: Filter) -> str:
+    """What the metrics call a filter: of one's own, its class."""
+    return "dapo" if isinstance(part, DapoFilter) else type(part).__name__
+
+
 class _Run:
     """The state of a run between two iterations, and the steps of one iteration."""
 
@@ -218,6 +232,7 @@ class _Run:
         self._allotment: Allotment | None = None  # of this iteration
         self._first = 0  # groups of this iteration that are no refills
         self._refills: list[Cost] = []  # what each of its refills cost, without local rollouts
+        self._drops: list[_Drop] = []  # of this iteration; the first of them are replaced by the refills, in order
         self._sampled_for = 0  # the version of the policy before the update of this iteration
         self._waited = 0.0  # seconds for the groups of this iteration
         if config.max_off_policy_steps and parts.spread is None:
@@ -225,7 +240,6 @@ class _Run:
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
         self._judged_turns: Sequence[JudgedCredits] = ()  # that of their judged turns
-        self._dropped = Counter[str]()  # reasons, in this iteration
 
     def _allocating(self, config: OnlineConfig, parts: Parts) -> Allocation | None:
         """Raises `ConfigError` for what does not play groups of different sizes."""
@@ -278,16 +292,17 @@ class _Run:
         return state["step"]
 
     def play(self, iteration: int) -> list[GrownGroup]:
-        """The groups of an iteration. Where a filter refills, further rounds replace what is dropped."""
+        """The groups of an iteration. Where a filter refills, further rounds replace what filters dropped; groups
+        that a gate cut (as in Selective Rollout) or faults censored are not replaced."""
         started = time.perf_counter()
         for one in range(iteration, min(iteration + self.config.max_off_policy_steps, self.config.iterations) + 1):
             if one not in self._ahead:
                 self._ahead[one] = self._begin(self.config.groups, one, Counter())
         begun = self._ahead.pop(iteration)
-        self._skipped, self._grown, self._labels, self._dropped = [], TreeAccount(), {}, Counter()
+        self._skipped, self._grown, self._labels, self._drops = [], TreeAccount(), {}, []
         groups = self._round(begun, iteration)
         wanted = self._first = len(groups)
-        while more := refill(self._cap, wanted=wanted, kept=len(self._kept(groups)), started=len(groups)):
+        while more := refill(self._cap, wanted=wanted, kept=len(groups) - len(self._drops), started=len(groups)):
             groups += self._round(self._begin(more, iteration, begun.counts), iteration)
         self._refills = [group.tree.cost for group in groups[wanted:]]
         self._waited = time.perf_counter() - started
@@ -352,9 +367,9 @@ class _Run:
             credit = self._allocation.weighed(credit, size)
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
         if credit is not None:
-            why = next(filter(None, (one.drop(shown) for one in self._filters)), None)
-            if why is not None:
-                self._dropped[why] += 1
+            said = ((one, one.drop(shown)) for one in self._filters)
+            if (found := next(((one, why) for one, why in said if why), None)) is not None:
+                self._drops.append(_Drop(id(group), _name_of(found[0]), found[1]))
                 credit = None
         self._labels[id(group)] = credit
         for one in self._filters:
@@ -404,10 +419,7 @@ class _Run:
         self._sampled_for = self._engine.policy_version
         kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
         credits = [credit for _, credit in kept]
-        if self._dropped or len(groups) > self._first:
-            first = groups[: self._first]
-            unfiltered = self._trained_tokens(first, self._beside_judged([self._credit(group) for group in first]))
-            self.savings.filtered(unfiltered - self._trained_tokens(groups, labels), self._refills)
+        self._book(groups, labels)
         metrics, cost = self.learner.learn([group.tree for group, _ in kept], credits)
         self.cost += cost
         return {
@@ -416,6 +428,23 @@ class _Run:
             "biased_forks": sum(credit.biased_forks for credit in credits),
             **metrics,
         }
+
+    def _book(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> None:
+        """Enter what the filters saved and cost, each for the groups that it dropped and the refills that replaced
+        them: one after the other, so that their parts add up to the difference of the whole update."""
+        if not self._drops:
+            return
+        now = self._beside_judged([self._credit(group) for group in groups[: self._first]])
+        now += [None] * (len(groups) - self._first)
+        before, place = self._trained_tokens(groups, now), {id(group): i for i, group in enumerate(groups)}
+        for name in dict.fromkeys(drop.part for drop in self._drops):
+            own = [number for number, drop in enumerate(self._drops) if drop.part == name]
+            refills = [number for number in own if number < len(self._refills)]
+            for i in (*(place[self._drops[number].group] for number in own), *(self._first + k for k in refills)):
+                now[i] = labels[i]
+            after = self._trained_tokens(groups, now)
+            self.savings.filtered(name, before - after, [self._refills[number] for number in refills])
+            before = after
 
     def _trained_tokens(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> int:
         """The tokens that an update on these groups computes."""
@@ -453,7 +482,7 @@ class _Run:
             **self._staleness(groups),
             "censored": sum(reasons.values()),
             "censored_reasons": reasons,
-            "groups_dropped": dict(self._dropped),
+            "groups_dropped": dict(Counter(drop.why for drop in self._drops)),
             "prompts_skipped": {**Counter(dict(self._skipped).values()), **self._given_none()},
             **self._allocation_figures(groups),
             "zero_variance_share": zero / whole if whole else None,

@@ -5,8 +5,9 @@ remaining cost of rollouts of whole groups that were alive at the same turn, min
 the cut when it came. This assumes that cut groups would have continued like the others; an audited share, or an arm
 without the gate, measures it.
 
-DAPO: exact, given the groups that were played. Saved are the tokens that an update on the groups of the first round
-would have computed beyond those that were trained. Refills would not have been played, so their cost is negative.
+DAPO, and filters of one's own: exact, given the groups that were played. Saved are the tokens that an update on the
+groups of the first round would have computed beyond those that were trained. Refills would not have been played, so
+their cost is negative, and that of the filter whose drop they replaced.
 
 GRESO: not a saving in itself. Another prompt takes the place of a skipped one, so the work is redirected. Only the
 refills that DAPO would have requested for the skipped groups can be saved. Their outcomes are unknown, so only a bound
@@ -97,10 +98,12 @@ class SavingsLedger:
         avoided = min(len(tasks), refills_left)
         self.redirected += Redirected(prompts=len(set(tasks)), refills_avoided_at_most=avoided)
 
-    def filtered(self, trained_tokens: int, refills: Sequence[Cost]) -> None:
-        """The tokens by which an iteration's filter reduced the update, and the cost of each refill."""
+    def filtered(self, part: str, trained_tokens: int, refills: Sequence[Cost]) -> None:
+        """The tokens by which an iteration's filter reduced the update, and the cost of each refill of what it
+        dropped."""
         played = Saving.mean(sum(refills, NO_COST), 1)
-        self.saved["dapo"] += Saving(trained_tokens=trained_tokens) + played * -1
+        before = self.saved.get(part, Saving())
+        self.saved[part] = before + Saving(trained_tokens=trained_tokens) + played * -1
 
     def counts(self) -> dict[str, dict[str, float]]:
         """What was saved and redirected so far, by filter, without seconds."""
