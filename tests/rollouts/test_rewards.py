@@ -24,6 +24,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Gate, GateDecision, GroupProgress, Observation
+from turntree.core.scalars import MOST_WEIGHT
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
@@ -318,3 +319,17 @@ def test_a_reward_of_the_command_line_is_a_name_and_a_weight() -> None:
     assert parse_reward("m:short=-0.5") == Part("m:short", {"weight": -0.5})
     with pytest.raises(ConfigError, match="the weight of 'm:short' is 'much', not a number"):
         parse_reward("m:short=much")
+
+
+@given(st.floats() | st.sampled_from([1e300, -1e300, 1e7, 1e6, -1e6, 0.0, float("nan"), float("inf")]))
+def test_a_weight_is_finite_and_small_enough_that_float32_holds_the_product(weight: float) -> None:
+    """On the command line and in a file."""
+    if abs(weight) <= MOST_WEIGHT:
+        assert parse_reward(f"m:f={weight!r}").options == {"weight": weight}
+        return
+    with pytest.raises(ConfigError) as refused:
+        parse_reward(f"m:f={weight!r}")
+    assert refused.value.field == "--reward m:f"
+    with pytest.raises(ConfigError) as refused:
+        build_rewards([Part("success", {"weight": weight})])
+    assert refused.value.field == "reward.weight"

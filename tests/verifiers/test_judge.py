@@ -6,12 +6,14 @@ import dataclasses
 import json
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from completions_server import Server, serve
 from turntree.core import parts
@@ -123,6 +125,53 @@ def test_an_answer_that_is_none_is_a_failure_and_is_not_kept(tmp_path: Path, bro
         assert failed.reward is None and "the judge failed" in failed.reason
     with serve(lambda request: chat("VERDICT: SAME")) as server:
         assert verdict(server, cache=path).reward == 1.0
+
+
+FINISHED = st.sampled_from(["stop", "length", "content_filter", "tool_calls", "error", "abort", "", None, 1])
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SAID = st.one_of(
+    st.sampled_from(["VERDICT: SAME", "<think>\nVERDICT: SAME", "", "VERDICT: SAME\n<think>"]),
+    st.sampled_from([None, 1, 0.5, True, [], {}, ["VERDICT: SAME"], [{"type": "text", "text": "VERDICT: SAME"}]]),
+)
+USAGE = st.sampled_from([None, {}, {"total_tokens": -(10**9)}, {"total_tokens": "9"}, {"total_tokens": None}, 3, [1]])
+
+
+@pytest.fixture(scope="module")
+def answering() -> Iterator[tuple[LlmJudge, dict[str, Any]]]:
+    """A judge and what its server answers."""
+    given: dict[str, Any] = {}
+    with serve(lambda request: given["answer"]) as server:
+        judge = LlmJudge(url=server.url, model="m", retries=0, concurrency=1)
+        yield judge, given
+        judge.close()
+
+
+@given(FINISHED, SAID, st.sampled_from([None, [], [CALL]]), st.sampled_from([None, "no"]), st.integers(0, 2), USAGE)
+@example("stop", "VERDICT: SAME", None, None, 1, None)
+@example("stop", "VERDICT: SAME", [], None, 1, {"total_tokens": -5})
+@example("content_filter", "VERDICT: SAME", None, None, 1, None)
+@example("stop", [{"type": "text", "text": "VERDICT: SAME"}], None, None, 1, None)
+@settings(max_examples=60, deadline=None)
+def test_an_answer_is_a_verdict_only_where_the_whole_contract_is_met(
+    answering: tuple[LlmJudge, dict[str, Any]],
+    reason: Any,
+    content: Any,
+    calls: Any,
+    refusal: Any,
+    count: int,
+    usage: Any,
+) -> None:
+    """The contract: one choice, ended by itself, whose content is text outside thinking and nothing else. Never raises,
+    and what it costs is never below nothing."""
+    judge, given_answer = answering
+    message = {"role": "assistant", "content": content, "tool_calls": calls, "refusal": refusal}
+    choice = {"index": 0, "finish_reason": reason, "message": message}
+    given_answer["answer"] = {**chat(""), "choices": [choice] * count, "usage": usage}
+    before = judge.asker.tokens
+    found = judge.judge(STATE, OTHER)
+    whole = count == 1 and reason == "stop" and content == "VERDICT: SAME" and not calls and not refusal
+    assert found.reward == (1.0 if whole else None), found
+    assert judge.asker.tokens >= before
 
 
 def test_answers_are_kept_on_disk_and_failures_are_not(tmp_path: Path) -> None:

@@ -182,6 +182,7 @@ def test_an_agent_that_does_nothing_is_worth_nothing_without_a_question(rubric: 
         ('[[criteria]]\ntext = "a"\nwait = 3', "is not known"),
         ('[[criteria]]\ntext = "a"\nweight = 0', "is 0"),
         ('[[criteria]]\ntext = "a"\nweight = nan', "is nan"),
+        ('[[criteria]]\ntext = "a"\nweight = 1e300', "is 1e[+]300"),
         ('[[criteria]]\ntext = "a"\nweight = -1', "only penalties"),
         ('[[criteria]]\ntext = "a"\nname = "n"\n[[criteria]]\ntext = "b"\nname = "n"', "two of the same name"),
         ("[[criteria]", "cannot be read as a rubric"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 MOST = 3.4028234e38  # that float32 holds, which advantages become; sums of squares of much more overflow before
+MOST_WEIGHT = 1e6  # of a reward or a criterion: beside more, a float32 sum loses what the others say
 
 
 def number(value: Any) -> float:

@@ -14,10 +14,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from turntree.core import parts, scalars
-from turntree.core.config import Part, converted
+from turntree.core.config import Between, Part, converted
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
@@ -26,6 +26,7 @@ from turntree.core.verdict import Verdict
 from turntree.observe.run import notice
 
 WEIGHT = "weight"
+_Weight = Annotated[float, Between(-scalars.MOST_WEIGHT, scalars.MOST_WEIGHT)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def build_rewards(named: Sequence[Part]) -> RewardSum | None:
             hint = "a name tells the figures apart: call one of them by another name in your module"
             raise InputError(f"two functions have the name {name!r}", field="rewards", hint=hint)
         options = {key: value for key, value in part.options.items() if key != WEIGHT}
-        weight = converted(float, part.options.get(WEIGHT, 1.0), field=f"reward.{WEIGHT}")
+        weight = converted(_Weight, part.options.get(WEIGHT, 1.0), field=f"reward.{WEIGHT}")
         function = parts.build("rewards", Part(part.name, options))
         _check_function(part.name, function)
         built[name] = WeightedReward(name, weight, function)
@@ -153,7 +154,7 @@ def parse_reward(text: str) -> Part:
     if not equals:
         return Part(text)
     try:
-        return Part(name, {WEIGHT: float(weight)})
+        return Part(name, {WEIGHT: converted(_Weight, float(weight), field=f"--reward {name}")})
     except ValueError:
         hint = "write --reward module:function=0.5"
         raise ConfigError(f"the weight of {name!r} is {weight!r}, not a number", field="--reward", hint=hint) from None

@@ -151,8 +151,8 @@ class ModelTeacher:
             **asked,
         )
         choice = answer.choices[0]
-        if choice.finish_reason == "length":
-            return "the teacher's answer was cut"
+        if choice.finish_reason not in ("stop", "tool_calls"):  # cut by the limit or by a filter
+            return f"the teacher's answer was cut ({choice.finish_reason})"
         return Message.from_chat(choice.message.model_dump(exclude_none=True))
 
 

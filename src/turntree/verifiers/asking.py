@@ -119,8 +119,6 @@ class Asker:
         return Vote(read_verdict(text, words))
 
     def _request(self, prompt: str, vote: int) -> tuple[str | None, str]:
-        import openai
-
         most = len(prompt.encode()) // 3 + self._answer_tokens
         with self._lock:
             spent = self._most[1] and self.tokens + self._reserved + most > self._most[1]
@@ -136,23 +134,36 @@ class Asker:
                 max_tokens=self._answer_tokens,
                 seed=vote,
             )
+            spent = getattr(answer.usage, "total_tokens", None)
             with self._lock:
-                self.tokens += answer.usage.total_tokens if answer.usage is not None else most
-            choice = answer.choices[0]
-            # cut off, its last line may be one that it only quotes
-            return "" if choice.finish_reason == "length" else choice.message.content or "", ""
-        except (openai.OpenAIError, ValueError, AttributeError, TypeError, IndexError) as error:
-            # a proxy may answer with HTML, with half of a JSON, or with an error and status 200
+                self.tokens += spent if type(spent) is int and spent >= 0 else most
+            return _text_of(answer.choices), ""
+        except Exception as error:  # a proxy may answer with HTML, half of a JSON, or an error and status 200
             return None, f"the judge failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         finally:
             with self._lock:
                 self._reserved -= most
 
 
+def _text_of(choices: Any) -> str:
+    """What the only choice says; nothing where the token limit cut it, whose last line may be one that it only quotes.
+    Raises `ValueError` for every answer that the judge did not end itself with text (a filter, a call, parts)."""
+    (choice,) = choices
+    message = choice.message
+    if choice.finish_reason == "length":
+        return ""
+    if choice.finish_reason != "stop" or message.tool_calls or getattr(message, "refusal", None):
+        raise ValueError(f"its answer ended with {choice.finish_reason!r}, or calls or refuses")
+    if not isinstance(message.content, str | None):
+        raise ValueError(f"its content is {type(message.content).__name__}, not text")
+    return message.content or ""
+
+
 def read_verdict(text: str, words: Sequence[str]) -> str | None:
-    """The word on the last line that is not empty, in lower case; None where the judge is unsure, says nothing
-    readable, or says another verdict on another line."""
-    lines = [line for line in text.rpartition(THOUGHT)[2].split("\n") if line.strip()]
+    """The word on the last line that is not empty, in lower case; None where the judge is unsure, is still thinking,
+    says nothing readable, or says another verdict on another line."""
+    text = text.rpartition(THOUGHT)[2]
+    lines = [line for line in text.split("\n") if line.strip() and "<think>" not in text]
     found = [_VERDICT.match(line.strip()) for line in lines]
     said_words = [one[1].lower() if one else "" for one in found]
     verdicts = {word for word in said_words if word in (*words, UNSURE)}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from turntree.core import scalars
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
@@ -169,6 +170,7 @@ def _criterion(row: Any, number: int, path: Path) -> Criterion:
     name, text, weight = table.get("name", str(number)), table.get("text"), table.get("weight", 1.0)
     if not isinstance(text, str) or not text.strip() or not isinstance(name, str) or not name:
         raise InputError("needs a text, and a name in quotes", path=path, field=where, hint=_HINT)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight == 0:
-        raise InputError(f"is {weight!r}", path=path, field=f"{where}.weight", hint="a number that is not 0")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < abs(weight) <= scalars.MOST_WEIGHT:
+        hint = f"a number that is not 0, from {-scalars.MOST_WEIGHT:g} to {scalars.MOST_WEIGHT:g}"
+        raise InputError(f"is {weight!r}", path=path, field=f"{where}.weight", hint=hint)
     return Criterion(name, text, float(weight))
