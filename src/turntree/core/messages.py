@@ -161,7 +161,7 @@ class _Reading:
             key = str(kind) if thought and "text" not in row else "text"
             text = row.get(key)
             if not (thought or kind in _TEXT_PARTS) or not isinstance(text, str):
-                what = f"of type {kind!r}" if kind else f"with keys {', '.join(row)}" if row else repr(part)
+                what = f"of type {kind!r}" if kind else f"with keys {', '.join(row)}" if row else str(part)[:50]
                 raise InputError(f"holds a part {what} that is not text", field=field, hint=_part_hint(kind))
             self.unknown(row, ("type", key), field, lacks=not text)
             (thoughts if thought else texts).append(text)

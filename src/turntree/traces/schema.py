@@ -200,10 +200,8 @@ def check_tools(tools: Sequence[Any], ignored: Counter[str] | None = None, *, st
 
 _DECLARED = ("name", "description", "parameters", "strict")
 _TYPES = frozenset({"string", "number", "integer", "boolean", "array", "object", "null"})
-_LISTS, _TABLES = (
-    ("anyOf", "oneOf", "allOf", "prefixItems"),
-    ("properties", "patternProperties", "$defs", "definitions"),
-)
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_TABLES = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def _schema_problem(schema: Any) -> str | None:
@@ -212,9 +210,8 @@ def _schema_problem(schema: Any) -> str | None:
     if not isinstance(schema, dict):
         return f"is {type(schema).__name__}, not a JSON schema"
     top = cast("dict[str, Any]", schema)
-    if top and all(
-        isinstance(value, dict) and key not in (*_TABLES, "additionalProperties") for key, value in top.items()
-    ):
+    known = (*_TABLES, "additionalProperties")
+    if top and all(isinstance(value, dict) and key not in known for key, value in top.items()):
         return f"names arguments ({', '.join(list(top)[:3])}) where a JSON schema has type and properties"
     left: list[tuple[str, Any]] = [("the parameters", top)]
     while left:

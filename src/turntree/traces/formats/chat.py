@@ -75,9 +75,8 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     """The message without the fields that a trace has no place for; those are counted."""
     if not isinstance(message, dict):
         return message  # refused, with its place, when messages are parsed
-    row = _today(
-        {key: value for key, value in cast("dict[str, Any]", message).items() if value is not None}, inside, chat
-    )
+    said = {key: value for key, value in cast("dict[str, Any]", message).items() if value is not None}
+    row = _today(said, inside, chat)
     if unknown_keys == "stop":
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
     if row.get("weight", 1) not in (0, 1):
@@ -97,7 +96,7 @@ def _today(row: dict[str, Any], inside: str, chat: ChatRow) -> dict[str, Any]:
     if isinstance(old, dict):
         del row["function_call"]
         calls = row.get("tool_calls")
-        if not any(cast("dict[str, Any]", old).values()):  # some data sets write an empty one for "none"
+        if not old.get("name") and old.get("arguments") in (None, "", "{}", {}):  # some data sets write it for "none"
             pass
         elif not calls:
             row["tool_calls"] = [{"function": old}]
