@@ -111,7 +111,7 @@ class TestStopping:
              ":2: field 'messages[1].function_call': unknown key", "unknown_key"),
             (row(USER), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
             (row(), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
-            ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench, atif, chat,", "unknown_format"),
+            ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench, atif,", "unknown_format"),
             (row(USER, HELLO, reward="1"), ":2: field 'reward': is '1', not a number;", "malformed_field"),
             (row(USER, HELLO, success="yes"), ":2: field 'success': is 'yes'; write true", "malformed_field"),
             (row(USER, HELLO, split="valid"), ":2: field 'split': is 'valid';", "malformed_field"),
