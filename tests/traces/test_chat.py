@@ -105,13 +105,13 @@ class TestStopping:
             (row(USER, HELLO, sucess=True), ":2: field 'sucess': unknown key; did you mean 'success'?", "unknown_key"),
             (row(USER, HELLO, licence="x"), ":2: field 'licence': unknown key; import with unknown_keys='keep'",
              "unknown_key"),
-            (row(USER, {**HELLO, "contnet": "x"}),
+            (row(USER, {"role": "assistant", "contnet": "x"}),
              ":2: field 'messages[1].contnet': unknown key; did you mean 'content'?", "unknown_key"),
             (row(USER, {"role": "assistant", "function_call": "f()"}),
              ":2: field 'messages[1].function_call': unknown key", "unknown_key"),
             (row(USER), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
             (row(), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
-            ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench: no", "unknown_format"),
+            ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench, atif,", "unknown_format"),
             (row(USER, HELLO, reward="1"), ":2: field 'reward': is '1', not a number;", "malformed_field"),
             (row(USER, HELLO, success="yes"), ":2: field 'success': is 'yes'; write true", "malformed_field"),
             (row(USER, HELLO, split="valid"), ":2: field 'split': is 'valid';", "malformed_field"),
@@ -153,7 +153,9 @@ class TestStopping:
     def test_an_image_in_the_history_ends_the_trace(self, file: Any) -> None:
         image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
         path = file(row(USER, HELLO, image, HELLO))
-        assert refusal(path).startswith(":1: field 'messages[2].content': holds a part that is not text;")
+        assert refusal(path).startswith(
+            ":1: field 'messages[2].content': holds a part of type 'image_url' that is not text;"
+        )
         traces, report = import_chat([path], on_error="drop")
         assert len(candidates(traces[0])) == 1
         assert report.dropped_turns == {"after_malformed_message": 1}
@@ -303,10 +305,18 @@ class TestTurns:
 
 class TestNames:
     def test_a_row_without_an_id_is_named_by_its_content(self, file: Any) -> None:
-        one, two = file(row(USER, HELLO), name="a.jsonl"), file(row(USER, HELLO, reward=1), name="b.jsonl")
+        one, two = file(row(USER, HELLO), name="a.jsonl"), file(row(USER, HELLO, domain=""), name="b.jsonl")
         [first], [second] = import_chat([one])[0], import_chat([two])[0]
         assert first.id == second.id
         assert import_chat([one, two])[1].dropped_traces == {"duplicate": 1}
+
+    def test_equal_words_with_another_outcome_are_another_trace(self, file: Any) -> None:
+        outcomes: list[dict[str, Any]] = [{}, {"reward": 0}, {"reward": 1}, {"success": True}]
+        traces, report = import_chat([file(*(row(USER, HELLO, **one) for one in outcomes))])
+        assert [trace.success for trace in traces] == [None, False, True, True]
+        assert len({trace.id for trace in traces}) == 4 and not report.dropped_traces
+        named = file(row(USER, HELLO, id="a", reward=0), row(USER, HELLO, id="a", reward=1))
+        assert refusal(named).startswith(":2: field 'id': 'a' names another trace already")
 
     def test_traces_of_one_task_are_one_group_and_prefixes_of_one_trajectory_too(self, file: Any) -> None:
         path = file(row(USER, HELLO), row(USER, HELLO, USER, HELLO), row({**USER, "content": "other"}, HELLO))

@@ -22,7 +22,7 @@ from turntree.logs.formats import TextOptions, generic
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
-from turntree.observe.jsonl import read_lines
+from turntree.observe.jsonl import parse_json, read_lines
 
 AUTO = Part("auto")
 _TRL = "trl"
@@ -137,6 +137,8 @@ def _recognise(path: Path) -> str:
             several = line.lstrip()[:1] == b"[" or line.strip() == b"{"
             problem = f"is not a JSON object ({'begins one value over several lines' if several else refused})"
             hint = "write one object a line, without an array around them" if several else "give --format"
+            if not several:
+                parse_json(line, path, number)  # says what is wrong with JSON, and which bytes are none
             raise InputError(problem, path=path, line=number, hint=hint) from None
         matching = [name for name, marks in _MARKS.items() if marks <= fields]
         if len(matching) == 1:

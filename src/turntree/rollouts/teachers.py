@@ -153,7 +153,8 @@ class ModelTeacher:
         choice = answer.choices[0]
         if choice.finish_reason not in ("stop", "tool_calls"):  # cut by the limit or by a filter
             return f"the teacher's answer was cut ({choice.finish_reason})"
-        return Message.from_chat(choice.message.model_dump(exclude_none=True))
+        # what a server adds to a call is no part of the label
+        return Message.from_chat(choice.message.model_dump(exclude_none=True), strict=False)
 
 
 def _spelled(message: Message) -> dict[str, Any]:

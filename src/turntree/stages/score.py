@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from turntree.observe.jsonl import parse_json, read_lines
 from turntree.rollouts.local import judge_turns
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
-from turntree.traces.schema import Split
+from turntree.traces.formats.row import chat_tools
+from turntree.traces.schema import Split, check_tools
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
 from turntree.verifiers.nemo import MALFORMED
@@ -230,7 +232,7 @@ def _of_chat(row: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> Said:
     calls: Any = row.get("tool_calls") or ([{"function": row["function_call"]}] if row.get("function_call") else [])
     if not isinstance(calls, list):
         raise InputError("is not a list", field="tool_calls", hint=_HINT)
-    read = [_call(call.get("function", call) if isinstance(call, dict) else call) for call in cast("list[Any]", calls)]
+    read = [_call(call) for call in cast("list[Any]", calls)]
     text = Message.from_chat({"role": "assistant", "content": row.get("content")}).content
     return Said(Message("assistant", text, tuple(read)), (), tools, any(MALFORMED in c.arguments for c in read))
 
@@ -242,7 +244,7 @@ def _of_items(items: Sequence[Any], tools: tuple[dict[str, Any], ...]) -> Said:
     for item in items:
         kind = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
         if kind == "function_call":
-            calls.append(_call(item))
+            calls.append(_call({key: item[key] for key in item if key not in ("call_id", "status")}))
         elif kind == "message":
             texts.append(Message.from_chat({"role": "assistant", "content": item.get("content")}).content)
         elif kind == "output_text":
@@ -253,33 +255,26 @@ def _of_items(items: Sequence[Any], tools: tuple[dict[str, Any], ...]) -> Said:
     return Said(Message("assistant", "\n".join(texts), tuple(calls)), (), tools, malformed)
 
 
-def _call(function: Any) -> ToolCall:
+def _call(call: Any) -> ToolCall:
     """A call; arguments that are no JSON object are kept under a name that no tool declares, so that they match
     nothing."""
-    row = cast("dict[str, Any]", function) if isinstance(function, dict) else {}
-    if not isinstance(row.get("name"), str):
-        raise InputError("has no function name", field="tool_calls", hint="each call is {function: {name, arguments}}")
-    arguments: Any = row.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = {MALFORMED: arguments}
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        arguments = {MALFORMED: json.dumps(arguments)}
-    return ToolCall(row["name"], cast("dict[str, Any]", arguments))
+    try:
+        return Message.from_chat({"role": "assistant", "tool_calls": [call]}).tool_calls[0]
+    except InputError as error:
+        if error.field != "tool_calls.arguments":
+            raise
+    function: dict[str, Any] = call.get("function") or call
+    given = function["arguments"]
+    return ToolCall(function["name"], {MALFORMED: given if isinstance(given, str) else json.dumps(given)})
 
 
 def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
-    """Declarations in the chat form; those of the Responses API are flat."""
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", value)):
+    """Declarations in the chat form; those of other APIs are flat."""
+    if not isinstance(value, list):
         raise InputError("is not a list of tool declarations", field=where, hint="write [{type: function, ...}]")
-    return tuple(
-        tool if "function" in tool else {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-        for tool in cast("list[dict[str, Any]]", value)
-    )
+    tools = chat_tools(cast("list[Any]", value), Counter())
+    check_tools(tools)
+    return tuple(tools)
 
 
 def _labels(path: Path, count: int) -> list[float | None]:
