@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from turntree.core.completion import Completion, GenerationRequest
 from turntree.core.errors import InputError, TurntreeError
-from turntree.engines.answers import AnswerReader, Unusable, choice_of, pause_before, status_of, words_of
+from turntree.engines.answers import AnswerReader, Unusable, choice_of, pause_before, refusal, status_of, words_of
 from turntree.engines.endpoint import ServerEngine
 from turntree.engines.limits import VllmConfig
 from turntree.engines.requests import check_idle
@@ -285,6 +285,8 @@ class VllmEngine(ServerEngine):
         try:
             listed = await server.get("/v1/models")
         except Exception as error:
+            if status_of(error) in (401, 403) and (refused := refusal(error, server.url)) is not None:
+                raise refused from error
             hint = f"{_START}, or correct device.engine.url"
             raise InputError(f"no vLLM server answers ({words_of(error)})", path=server.url, hint=hint) from error
         rows = listed.get("data") if isinstance(listed, dict) else None
