@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-# the body of a response, an HTTP status, or both
-Answer = Callable[[dict[str, Any]], dict[str, Any] | int | tuple[int, dict[str, Any]]]
+# the body of a response, an HTTP status, both, or what is done with the connection
+Act = Callable[[BaseHTTPRequestHandler], None]
+Answer = Callable[[dict[str, Any]], dict[str, Any] | int | tuple[int, dict[str, Any]] | Act]
 
 
 @dataclass
@@ -52,6 +53,8 @@ def serve(answer: Answer) -> Iterator[Server]:
             found = answer(request)
             with lock:
                 now[0] -= 1
+            if callable(found):
+                return found(self)
             refused = {"error": {"message": "refused"}}
             both = (200, found) if isinstance(found, dict) else (found, refused) if isinstance(found, int) else found
             status, value = both
@@ -75,6 +78,20 @@ def serve(answer: Answer) -> Iterator[Server]:
         http.shutdown()
         thread.join()
         http.server_close()
+
+
+def sends(body: bytes, status: int = 200, *, length: int | None = None, hang_up: bool = False, **headers: str) -> Act:
+    """These very bytes, `length` bytes promised."""
+
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        for name, value in {"content-length": str(len(body) if length is None else length), **headers}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+        handler.close_connection = hang_up
+
+    return act
 
 
 def completion(

@@ -68,7 +68,8 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any,
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     config = ServeConfig(venv=os.environ[VLLM], port=port, max_context=1024, lora_rank=8)
-    with serving(config, folder / "model", folder / "server.log") as server:
+    with pytest.MonkeyPatch.context() as patch, serving(config, folder / "model", folder / "server.log") as server:
+        patch.setenv("OPENAI_API_KEY", server.key)  # which its engines send
         threading.Thread(target=server.keep, daemon=True).start()
         yield server, model
 

@@ -1,5 +1,7 @@
 """`turntree serve` and the port that it listens at, with a stub in place of vLLM."""
 
+import asyncio
+import importlib
 import socket
 import sys
 import threading
@@ -12,12 +14,13 @@ from turntree.engines import vllm_server
 from turntree.engines.vllm_server import ServeConfig, Supervised, serving, settings
 
 STUB = """#!{python}
-import sys
+import os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
+import turntree_guard
 
 class Healthy(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        self.send_response(200 if self.headers["authorization"] == "Bearer " + os.environ["VLLM_API_KEY"] else 401)
         self.end_headers()
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Healthy).serve_forever()
@@ -36,6 +39,7 @@ class Stranger(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """Not started; its vLLM is the stub."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/lib/python3/site-packages/vllm").mkdir(parents=True)
     python = tmp_path / "venv/bin/python"
@@ -49,6 +53,47 @@ def server(tmp_path, monkeypatch):
     supervised = Supervised(ServeConfig(venv=str(tmp_path / "venv"), port=port), tmp_path, tmp_path / "log")
     yield supervised
     supervised.end()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/collective_rpc", "/reset_prefix_cache", "/health", "/", "//v1/.."]
+)
+@pytest.mark.parametrize(
+    "key", [None, "Bearer ", "Bearer no", "bearer the-key", "Bearer the-key ", "Basic the-key", "é"]
+)
+def test_no_path_of_a_server_is_open_without_its_key(path, key, monkeypatch):
+    """vLLM's own key guards /v1 alone, and not the paths that replace the weights."""
+    monkeypatch.setenv("VLLM_API_KEY", "the-key")
+    monkeypatch.syspath_prepend(vllm_server._GUARD)
+    reached = []
+
+    async def app(scope, receive, send):
+        reached.append(scope["type"])
+
+    def asked(kind, *headers):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": kind, "path": path, "headers": [(b"authorization", one.encode()) for one in headers]}
+        asyncio.run(importlib.import_module("turntree_guard").Guard(app)(scope, None, send))
+        return sent
+
+    given = [] if key is None else [key]
+    assert asked("http", *given)[0]["status"] == 401
+    assert asked("websocket", *given)[0]["type"] == "websocket.close"
+    assert not asked("http", "Bearer the-key") and not asked("lifespan") and reached == ["http", "lifespan"]
+
+
+def test_the_key_is_that_of_the_run_or_a_new_one_and_no_process_can_read_it_from_the_command(server, monkeypatch):
+    assert server.made_key and len(server.key) > 20
+    assert not any(server.key in word for word in server._command)
+    monkeypatch.setenv("OPENAI_API_KEY", "mine")
+    given = Supervised(server.config, server.log.parent)
+    assert (given.key, given.made_key, given._environment["VLLM_API_KEY"]) == ("mine", False, "mine")
+    at = server._command.index("--middleware")
+    assert server._command[at + 1] == "turntree_guard.Guard"
 
 
 def test_a_server_is_healthy_when_it_is_reported_and_started_again_when_it_dies(server):

@@ -412,7 +412,7 @@ def mutants(draw):
     return path, holder["body"]
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mutants())
 def test_whatever_is_posted_is_answered_in_the_form_of_the_api(gate, mutant):
     path, body = mutant

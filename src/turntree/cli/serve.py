@@ -24,21 +24,25 @@ def serve(config: Any, log: Path | None, json_path: str | None) -> None:
     """Start a vLLM server for a run with --engine vllm, print the options that the run needs, and keep it alive: a
     server that dies or hangs is started again, and the run sends it its weights. Ends with Ctrl-C.
 
-    vLLM lies in a virtual environment of its own (--venv), because it pins packages.
+    vLLM lies in a virtual environment of its own (--venv), because it pins packages. Whoever asks it needs its key:
+    that in OPENAI_API_KEY, which the run sends too, else one that is made and printed.
 
     \b
     Example: turntree serve --model models/mine --port 8000
              turntree train online --model models/mine --engine vllm --set device.engine.url=http://127.0.0.1:8000
     """
     from turntree.engines.checkpoint import base_of
-    from turntree.engines.vllm_server import rank_of, serving, settings
+    from turntree.engines.vllm_server import KEY, rank_of, serving, settings
     from turntree.stages.policy import resolve
 
     folder = resolve(config.model)
     if rank := rank_of(folder):  # of an adapter its base is served, and the run sends the adapter
         folder, config = Path(base_of(folder)), dataclasses.replace(config, lora_rank=max(rank, config.lora_rank))
     with serving(config, folder, log) as server:
-        result = {"url": server.url, "options": settings(config, adapted=rank > 0), "pid": server.pid}
-        finish(result, json_path, [f"serving {folder} at {server.url}; sample from it with", f"  {result['options']}"])
+        made = server.key if server.made_key else None
+        result = {"url": server.url, "options": settings(config, adapted=rank > 0), "pid": server.pid, "key": made}
+        lines = [f"serving {folder} at {server.url}; sample from it with", f"  {result['options']}"]
+        lines += [f"under its key: export {KEY}={made}"] if made else [f"under the key in {KEY}"]
+        finish(result, json_path, lines)
         sys.stdout.flush()
         server.keep(lambda text: print(f"turntree: {text}", file=sys.stderr, flush=True))

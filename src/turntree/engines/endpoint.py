@@ -24,15 +24,16 @@ from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, TurntreeError
-from turntree.engines.answers import AnswerReader, fault_of, refusal
+from turntree.engines.answers import AnswerReader, fault_of, one_line, refusal
 from turntree.engines.requests import check_idle, check_requests
 from turntree.engines.server import Server
-from turntree.observe.run import CONNECTION
+from turntree.observe.run import CONNECTION, notice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _UNKNOWN_LENGTH = 10**7  # tokenizers that do not know their model's context say a huge number
+_MOST_SAID = 5  # warnings; a server may answer with any number of names
 _SEED_BITS = 2**31 - 1  # what every server takes
 
 
@@ -214,7 +215,7 @@ class EndpointEngine(ServerEngine):
         reader = AnswerReader(tokenizer, stop_ids, config.top_logprobs)
         super().__init__([server], reader, config.max_context or _context_of(tokenizer, Path(config.tokenizer)))
         self.identity = f"endpoint:{model}"
-        self._server, self._top_logprobs = server, config.top_logprobs
+        self._server, self._top_logprobs, self._said = server, config.top_logprobs, set[str]()
 
     def update_weights(self, model: Any, policy_version: int) -> None:
         raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
@@ -230,7 +231,21 @@ class EndpointEngine(ServerEngine):
         }
         async with self._server.places:
             answer = await self._server.ask(fields)
-        return self._reader.read(request, answer, self._version)
+        found = self._reader.read(request, answer, self._version)
+        asked, model = self._server.model, answer.get("model")
+        if model not in (None, asked):
+            self._say(f"asked for the model {asked!r}, it answers with {one_line(repr(model))}")
+        if not self.exact:
+            self._say("gives text and no ids of tokens: read an action in it, but train on none of it")
+        elif not self._reader.reported:
+            self._say("does not report the log-probability of every token; the others count as certain (0)")
+        return found
+
+    def _say(self, what: str) -> None:
+        """A warning, once."""
+        if what not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(what)
+            notice(f"warning: {self._server.url} {what}")
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, servers: Iterable[Server]) -> None:

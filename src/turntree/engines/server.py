@@ -8,9 +8,7 @@ import os
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.engines.answers import Unusable, status_of
-
-_PAUSE = 60.0  # seconds, the longest before a retry (a server may ask for as many)
+from turntree.engines.answers import Unusable, one_line, pause_before, status_of
 
 
 class Server:
@@ -28,22 +26,36 @@ class Server:
         self.places = asyncio.Semaphore(concurrency)
         self.up = True
         self._root = self.url.removesuffix("/v1")
-        # the client's own time-out is of one wait for bytes, and comes first where there are none
-        self._limit = (retries + 2) * timeout + retries * _PAUSE
+        self._timeout, self._retries = timeout, retries
         self._client = openai.AsyncOpenAI(
             base_url=self.url,
             api_key=os.environ.get("OPENAI_API_KEY") or "none",  # also where it is empty
             timeout=timeout,
-            max_retries=retries,
+            max_retries=0,
+            # a redirect would send prompts, or a request without them, to a server that nobody named
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
         )
 
     async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The answer to one completion request of `model`. Raises `Unusable` where it is no JSON object, and where it
-        arrives piece by piece and is not whole in time."""
-        limit = self._limit if timeout is None else 2 * timeout
+        """The answer to one completion request of `model`, which is tried again where that may help."""
+        tries = 0
+        while True:
+            try:
+                return await self._ask(fields, self._timeout if timeout is None else timeout)
+            except Exception as error:
+                tries += 1
+                wait = pause_before(error, tries)
+                if tries > self._retries or wait is None:
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _ask(self, fields: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Raises `Unusable` where the answer is no JSON object, and where it arrives piece by piece and is not whole in
+        time: the client's own time-out is of one wait for bytes, and comes first where there are none."""
+        limit = 2 * timeout
         try:
             async with asyncio.timeout(limit):
-                answer = await self._post("/completions", {"model": self.model, **fields}, timeout)
+                answer = _json(await self._post("/completions", {"model": self.model, **fields}, timeout))
         except TimeoutError as error:
             raise Unusable(f"no whole answer in {limit:g} s") from error
         if not isinstance(answer, dict):
@@ -52,11 +64,11 @@ class Server:
 
     async def post(self, path: str, body: dict[str, Any] | None = None, timeout: float = 600.0) -> Any:
         """Administration: the JSON answer of a path below the server's root, None for text. Not tried again."""
-        return await self._post(self._root + path, body, timeout, max_retries=0)
+        return _json_or_none(await self._post(self._root + path, body, timeout))
 
     async def get(self, path: str, timeout: float = 30.0) -> Any:
-        options: Any = {"timeout": timeout, "max_retries": 0}
-        return _json(await self._client.get(self._root + path, cast_to=str, options=options))
+        options: Any = {"timeout": timeout}
+        return _json_or_none(await self._client.get(self._root + path, cast_to=str, options=options))
 
     async def healthy(self, timeout: float = 10.0) -> bool:
         """Whether it answers /health with success."""
@@ -69,13 +81,23 @@ class Server:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _post(self, path: str, body: Any, timeout: float | None, **more: Any) -> Any:
-        options: Any = {**more, **({} if timeout is None else {"timeout": timeout})}
-        return _json(await self._client.post(path, cast_to=str, body=body, options=options))
+    async def _post(self, path: str, body: Any, timeout: float) -> str:
+        options: Any = {"timeout": timeout}
+        return await self._client.post(path, cast_to=str, body=body, options=options)
 
 
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except RecursionError as error:
+        raise Unusable("the answer is nested too deeply to read") from error
+    except ValueError as error:
+        begins = f"no complete JSON: it begins with {one_line(text[:60])!r}" if text.strip() else "empty"
+        raise Unusable(f"the answer is {begins}") from error
+
+
+def _json_or_none(text: str) -> Any:
+    try:
+        return _json(text)
+    except Unusable:
         return None

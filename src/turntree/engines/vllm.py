@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from turntree.core.completion import Completion, GenerationRequest
 from turntree.core.errors import InputError, TurntreeError
-from turntree.engines.answers import AnswerReader, status_of, words_of
+from turntree.engines.answers import AnswerReader, Unusable, choice_of, pause_before, refusal, status_of, words_of
 from turntree.engines.endpoint import ServerEngine
 from turntree.engines.limits import VllmConfig
 from turntree.engines.requests import check_idle
@@ -46,7 +46,7 @@ _PROBE, _PROBED = 300, 8  # tokens of a probe: more than two blocks of any cache
 _LONGEST = 1024  # tokens of a served prompt that is probed
 _HEALTH = 10.0  # seconds between two looks at a server, and how long one may take
 _SICK = 3  # looks that fail in a row before a server counts as gone
-_TRIES = 3  # of a request whose connection breaks at a server that works
+_TRIES = 3  # of a request that fails at a server that works
 _START = "start it with `turntree serve`"
 
 
@@ -271,7 +271,7 @@ class VllmEngine(ServerEngine):
             prompt = prompt[: min(room, _LONGEST)]
             answer = await server.ask(_probe(prompt, temperature), timeout=min(60.0, self._config.timeout))
             boot = answer.get("system_fingerprint")
-            ids, statistics = self._reader.tokens(answer["choices"][0])
+            ids, statistics = self._reader.tokens(choice_of(answer))
             if not self.exact or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
@@ -285,13 +285,20 @@ class VllmEngine(ServerEngine):
         try:
             listed = await server.get("/v1/models")
         except Exception as error:
+            if status_of(error) in (401, 403) and (refused := refusal(error, server.url)) is not None:
+                raise refused from error
             hint = f"{_START}, or correct device.engine.url"
             raise InputError(f"no vLLM server answers ({words_of(error)})", path=server.url, hint=hint) from error
-        own = next((row for row in (listed or {}).get("data", ()) if row.get("parent") is None), None)
+        rows = listed.get("data") if isinstance(listed, dict) else None
+        models = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        own = next((row for row in models if row.get("parent") is None and isinstance(row.get("id"), str)), None)
         if own is None:
             raise InputError("lists no model", path=server.url, hint=_START)
         server.model = self._states[server].base = own["id"]
-        return own.get("max_model_len") or self._policy.config.get_text_config().max_position_embeddings
+        longest = own.get("max_model_len") or self._policy.config.get_text_config().max_position_embeddings
+        if type(longest) is not int or longest <= _PROBED:
+            raise InputError(f"says that its context holds {longest!r} tokens", path=server.url, hint=_START)
+        return longest
 
     # one request
 
@@ -303,7 +310,7 @@ class VllmEngine(ServerEngine):
             "repetition_penalty": 1.0,
             "ignore_eos": True,  # the renderer's stop tokens end a turn, and no others
         }
-        broken = 0  # connections of this request, at servers that work
+        broken = 0  # tries of this request, at servers that work
         while True:
             server = self._router.choose(request.prompt_ids, await self._some_up())
             try:
@@ -313,8 +320,10 @@ class VllmEngine(ServerEngine):
                 continue
             except Exception as error:
                 broken += 1
-                if not _is_broken(error) or broken == _TRIES:
+                wait = pause_before(error, broken)
+                if broken == _TRIES or wait is None or _is_late(error):
                     raise
+                await asyncio.sleep(wait)
                 continue
             finally:
                 self._router.done(server)
@@ -344,6 +353,8 @@ class VllmEngine(ServerEngine):
             raise
         finally:
             state.asks.discard(asked)
+        if (said := answer.get("model", server.model)) != server.model:
+            raise Unusable(f"asked for the model {server.model!r}, the server answers with {said!r}")
         if answer.get("system_fingerprint") != state.boot:
             self._lose(server, "another process answers at its address")
             raise _Lost
@@ -440,11 +451,11 @@ def _is_connection(error: Exception) -> bool:
     return isinstance(error, openai.APIConnectionError)
 
 
-def _is_broken(error: Exception) -> bool:
-    """Whether a connection ended without an answer. A request that took too long is not tried again."""
+def _is_late(error: Exception) -> bool:
+    """Whether a request took too long: it is not tried again."""
     import openai
 
-    return _is_connection(error) and not isinstance(error, openai.APITimeoutError)
+    return isinstance(error, openai.APITimeoutError)
 
 
 def _probe(prompt: tuple[int, ...], temperature: float) -> dict[str, Any]:

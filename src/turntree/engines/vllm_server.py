@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,11 +24,13 @@ from pathlib import Path
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 
+KEY = "OPENAI_API_KEY"  # which the engine `vllm` sends
 INSTALL = "python3 -m venv .venv-vllm && .venv-vllm/bin/pip install vllm (CPU: see `make vllm`), or name it with --venv"
 _LOOK = 10.0  # seconds between two health checks, and how long one may take
 _SICK = 3  # checks that fail in a row before the server is started again
 _FREE = 5.0  # seconds for what is left of an earlier server to leave the port
 _FALSE_STARTS = 3  # in a row, before it is given up
+_GUARD = Path(__file__).parent / "guest"  # holds turntree_guard.py alone
 _CPU_BATCH = 8192  # tokens of one step on a CPU, where a prompt must not be cut in two (see `arguments`)
 
 
@@ -38,7 +41,7 @@ class ServeConfig:
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy: the --model of the run."""
     host: str = "127.0.0.1"
-    """The address to listen at. Whoever reaches it can replace the weights."""
+    """The address to listen at. Whoever has the key (OPENAI_API_KEY) can replace the weights."""
     port: int = 8000
     """The port to listen at."""
     venv: str = ".venv-vllm"
@@ -105,7 +108,7 @@ def arguments(config: ServeConfig, model: Path, *, cpu: bool) -> list[str]:
     context = min(config.max_context, _context_of(model))
     found += ["--dtype", config.dtype, "--max-model-len", str(context)]
     found += ["--max-num-seqs", str(config.requests), "--logprobs-mode", "processed_logprobs"]
-    found += ["--generation-config", "vllm", "--enable-prompt-tokens-details"]
+    found += ["--generation-config", "vllm", "--enable-prompt-tokens-details", "--middleware", "turntree_guard.Guard"]
     if cpu:
         batch = str(max(_CPU_BATCH, context))
         found += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", batch]
@@ -115,8 +118,9 @@ def arguments(config: ServeConfig, model: Path, *, cpu: bool) -> list[str]:
     return [*found, *config.more]
 
 
-def environment(config: ServeConfig, *, cpu: bool) -> dict[str, str]:
-    """The environment variables of the server: a run may send adapters and weights, and nothing is reported home."""
+def environment(config: ServeConfig, *, cpu: bool, key: str) -> dict[str, str]:
+    """The environment variables of the server: a run may send adapters and weights, if it has the key, and nothing is
+    reported home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TURNTREE"))}
     wanted = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -124,6 +128,8 @@ def environment(config: ServeConfig, *, cpu: bool) -> dict[str, str]:
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",  # the default, 5 s, closes connections under a request that uses them
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_API_KEY": key,  # on a command line every process of the machine could read it
+        "PYTHONPATH": str(_GUARD),
         **({"VLLM_CPU_KVCACHE_SPACE": str(config.kv_gib)} if cpu else {}),
     }
     return {**kept, **wanted}
@@ -136,10 +142,12 @@ class Supervised:
     def __init__(self, config: ServeConfig, model: Path, log: Path | None = None) -> None:
         self.config, self.log = config, log
         self.url = config.url
+        self.made_key = not os.environ.get(KEY)
+        self.key = os.environ.get(KEY) or secrets.token_urlsafe(24)
         found = Environment.at(config.venv)
         self._command = [str(found.python), "-m", "vllm.entrypoints.cli.main", "serve"]
         self._command += arguments(config, model, cpu=found.cpu)
-        self._environment = environment(config, cpu=found.cpu)
+        self._environment = environment(config, cpu=found.cpu, key=self.key)
         self._child: subprocess.Popen[bytes] | None = None
         self._ended = False
 
@@ -197,7 +205,8 @@ class Supervised:
 
     def healthy(self) -> bool:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=_LOOK) as answer:
+            asked = urllib.request.Request(f"{self.url}/health", headers={"Authorization": f"Bearer {self.key}"})
+            with urllib.request.urlopen(asked, timeout=_LOOK) as answer:
                 return answer.status == 200
         except (OSError, ValueError):
             return False
