@@ -24,7 +24,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.renderers import choice
 from turntree.renderers.choice import Choice, choose, renderer_of
-from turntree.renderers.examine import LOOK, LOOPS, TURNS, examine
+from turntree.renderers.examine import LOOK, LOOPS, TURNS, WORDS, examine
 from turntree.renderers.families import FamilyRenderer, family
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY
 from turntree.renderers.template import ChatRenderer
@@ -57,7 +57,7 @@ def decode(name: str, ids: Any) -> str:
 
 def test_turns_and_loops_work_or_are_refused_by_name(name: str) -> None:
     findings = examine(renderer_for(name), tokenizer_of(name))
-    assert [found.case for found in findings] == [*TURNS, *LOOPS]
+    assert [found.case for found in findings] == [*TURNS, *LOOPS, WORDS]
     assert {found.case for found in findings if not found.works} == REFUSED.get(name, set())
 
 

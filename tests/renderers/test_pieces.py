@@ -17,6 +17,7 @@ from turntree.core.errors import InputError
 from turntree.renderers.examine import TALK, TURNS, examine
 from turntree.renderers.segments import Pieces
 from turntree.renderers.template import ChatRenderer
+from turntree.renderers.words import Words
 
 ZEPHYR = (
     "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content + eos_token + '\n' }}{% endfor %}"
@@ -108,6 +109,6 @@ def test_a_prompt_that_cannot_be_kept_apart_from_the_turn_is_refused() -> None:
 
 
 def test_byte_level_tokenizers_encode_pieces_alone() -> None:
-    pieces = Pieces(tiny_tokenizer())
+    pieces = Pieces(Words(tiny_tokenizer(), ""))
     assert not pieces.spaced
     assert pieces.encode("Go left.", after="Which way?") == pieces.encode("Go left.")

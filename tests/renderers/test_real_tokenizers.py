@@ -20,7 +20,7 @@ from family_tokenizers import with_tokens_of
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
 from turntree.renderers.choice import Choice, choose, written
-from turntree.renderers.examine import LOOK, LOOP, LOOPS, TALK, TURNS, Finding, examine
+from turntree.renderers.examine import LOOK, LOOP, LOOPS, TALK, TURNS, WORDS, Finding, examine
 from turntree.renderers.families import FAMILIES
 from turntree.renderers.probes import ASK, SAY
 from turntree.traces.schema import Trace
@@ -132,7 +132,7 @@ def findings(row: Row) -> dict[str, Finding]:
 @pytest.mark.parametrize("row", NAMED, ids=lambda row: row.model)
 def test_the_named_families_speak_call_think_and_play_three_turns(row: Row) -> None:
     works = {case for case, found in findings(row).items() if found.works}
-    assert works == {*TURNS, *LOOPS} - REFUSED.get(row.model, set())
+    assert works == {*TURNS, *LOOPS, WORDS} - REFUSED.get(row.model, set())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)
@@ -229,7 +229,7 @@ def test_the_table_is_written() -> None:
             reasons.append(found.said)
         return f"{'works' if found.works else 'refused'} [{reasons.index(found.said) + 1}]"
 
-    cases = [*TURNS, *LOOPS]
+    cases = [*TURNS, *LOOPS, WORDS]
     lines = [f"| model | tokenizer | renderer | {' | '.join(cases)} |", "|---" * (len(cases) + 3) + "|"]
     for row in ROWS:
         _, found, _ = served(row)

@@ -28,6 +28,7 @@ from turntree.renderers.segments import Round, Tools, left_out, split
 from turntree.renderers.template import Recent, key_of
 from turntree.renderers.thoughts import Thoughts, TurnByTurn
 from turntree.renderers.tool_calls import can_be_logged
+from turntree.renderers.words import Words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -125,12 +126,13 @@ def family(
         said = f"{argument!r} is not a model family" if argument else "'family' names no model family"
         raise ConfigError(said, field="renderer", hint=f"family:NAME with one of {known}")
     settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
-    source, described = _source(tokenizer, argument, settings), _described(argument, settings)
+    words = Words(tokenizer, " ".join(FAMILIES[argument].marks))
+    source, described = _source(words, argument, settings), _described(argument, settings)
     if thoughts == "keep":
-        return FamilyRenderer(tokenizer, argument, source, described)
+        return FamilyRenderer(words, argument, source, described)
     own = FAMILIES[argument].own
-    model = _source(tokenizer, argument, settings | own) if own else source
-    return FamilyRenderer(tokenizer, argument, source, f"{described} thoughts {thoughts}", own=model)
+    model = _source(words, argument, settings | own) if own else source
+    return FamilyRenderer(words, argument, source, f"{described} thoughts {thoughts}", own=model)
 
 
 def has_option(name: str, option: str) -> bool:
@@ -148,7 +150,7 @@ def _described(name: str, settings: dict[str, Any]) -> str:
     return f"family:{name} {json.dumps(settings, sort_keys=True)} renderers {metadata.version('renderers')}"
 
 
-def _source(tokenizer: PreTrainedTokenizerBase, name: str, given: dict[str, Any]) -> Any:
+def _source(tokenizer: Words, name: str, given: dict[str, Any]) -> Any:
     """A renderer of the package. It does not get the tokenizer's name, which it would use to choose a form."""
     base, config = _package("renderers.base"), _config(name)
     unknown = sorted(set(given) - set(config.model_fields))
@@ -181,9 +183,7 @@ class FamilyRenderer(TurnByTurn):
     `InputError` for messages that the family cannot write or would not read again.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, name: str, source: Any, described: str, own: Any = None
-    ) -> None:
+    def __init__(self, tokenizer: Words, name: str, source: Any, described: str, own: Any = None) -> None:
         super().__init__("keep" if own is None else "model")
         self.name, self.described = name, described
         self._tokenizer, self._source, self._own = tokenizer, source, source if own is None else own
@@ -198,6 +198,7 @@ class FamilyRenderer(TurnByTurn):
         self._marks = "", ""  # nothing is taken for an open thought yet
         self._thinks = self._can_think()
         self._marks = self._find_marks()
+        self._tokenizer.learn(self._form())
         self.completion(SAY)  # raises here for a family that cannot be sampled turn by turn
 
     @property
@@ -309,10 +310,10 @@ class FamilyRenderer(TurnByTurn):
         bridged = self._source.bridge_to_next_turn(list(self._ask), list(said), chats)
         if bridged is not None and bridged.token_ids[: len(before)] == before:
             after = self._unopened(tuple(bridged.token_ids[len(before) :]))
-            return self._spaced(after, self._decode(before), [ASK, turn, *run])
-        whole = self._decode(self._opening([ASK, turn, *run]))
+            return self._spaced(after, self._hidden(before), [ASK, turn, *run])
+        whole = self._hidden(self._opening([ASK, turn, *run]))
         for end in (len(said), len(said) - 1):  # without the stop token where that opens another's turn
-            text = self._decode([*self._ask, *said[:end]])
+            text = self._hidden([*self._ask, *said[:end]])
             if whole.startswith(text):
                 return self._encode(whole[len(text) :])
         if not run:
@@ -324,10 +325,10 @@ class FamilyRenderer(TurnByTurn):
     def _spaced(self, after: Ids, before: str, messages: Sequence[Message]) -> Ids:
         """Bridged tokens with the white space of the family's own rendering: Laguna's bridge leaves a line end out."""
         try:
-            whole = self._decode(self._opening(messages))
+            whole = self._hidden(self._opening(messages))
         except InputError:  # only the bridge writes these messages
             return after
-        text, own = self._decode(after), whole.removeprefix(before)
+        text, own = self._hidden(after), whole.removeprefix(before)
         spaced = whole.startswith(before) and own != text and own.split() == text.split()
         return self._encode(own) if spaced else after
 
@@ -393,6 +394,14 @@ class FamilyRenderer(TurnByTurn):
                 problem = f"{self.name} would read {found!r:.80} where the message has {said!r:.80}"
                 raise InputError(problem, field=field_name, hint="no policy can say this in the form of its family")
 
+    def _form(self) -> str:
+        """What the family writes in every kind of message."""
+        texts = [*self._marks]
+        for messages in ([replace(ASK, role="system"), ASK], [ASK, CALL, RESULT], [ASK, _THINKING, ASK]):
+            with contextlib.suppress(InputError):
+                texts.append(self._decode(self._opening(messages, [] if self.tools_as_text else [TOOL])))
+        return " ".join(texts)
+
     def _can_think(self) -> bool:
         try:
             return self._until_thought(self.completion(_THINKING)) != ()
@@ -419,7 +428,7 @@ class FamilyRenderer(TurnByTurn):
     ) -> Ids:
         try:
             ids = (source or self._source).render_ids(
-                self._chats(messages), tools=list(tools) or None, add_generation_prompt=generation_prompt
+                self._chats(messages), tools=self._hide(list(tools)) or None, add_generation_prompt=generation_prompt
             )
         except Exception as error:  # the boundary to foreign code
             roles = " ".join(message.role for message in messages)
@@ -431,10 +440,17 @@ class FamilyRenderer(TurnByTurn):
         chats = _chats(messages)
         if self.name.startswith("kimi"):
             _number_calls(chats)
-        return chats
+        return [chat if chat["role"] == "assistant" else self._hide(chat) for chat in chats]
+
+    def _hide(self, value: Any) -> Any:
+        """gpt-oss's own encoder keeps words apart itself."""
+        return value if self.name == "gpt-oss" else self._tokenizer.hide(value)
+
+    def _hidden(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode_hidden(ids)
 
     def _encode(self, text: str) -> Ids:
-        return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
+        return tuple(self._tokenizer.encode(text))
 
     def _decode(self, ids: Sequence[int]) -> str:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from turntree.renderers.words import Words
 
 _FOLDER = "TIKTOKEN_ENCODINGS_BASE"  # where the encoder looks before it would download the file
 _FILE = "o200k_base.tiktoken"
@@ -19,7 +19,7 @@ _RANKS = 199_998
 
 
 @contextlib.contextmanager
-def vocabulary(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+def vocabulary(tokenizer: Words) -> Iterator[None]:
     """The encoder can be loaded inside the block without a download: base64 of the bytes of a token and its rank, one a
     line, in a temporary folder. The encoder checks a digest of the file, so that of another vocabulary is refused."""
     if os.environ.get(_FOLDER):

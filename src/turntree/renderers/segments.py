@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, whole_characters
+from turntree.core.messages import Message
 from turntree.renderers.bounds import TemplateLoops, at_most
 from turntree.renderers.probes import ASK, CALL, SAY, Kind
+from turntree.renderers.words import Words, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,7 +93,8 @@ class SegmentedTemplate:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools = ()) -> None:
         self._tokenizer, self._tools, self.drops = tokenizer, tools, True
-        self.pieces = Pieces(tokenizer)
+        self._words = Words(tokenizer, str(tokenizer.chat_template))
+        self.pieces = Pieces(self._words)
         added = tokenizer.added_tokens_decoder
         self._special = {id for id, token in added.items() if token.special}
         self._ends = {*added, cast("int | None", tokenizer.eos_token_id)}
@@ -114,11 +116,12 @@ class SegmentedTemplate:
         self.stops = {self._text(stop): stop, **self._other_stops()}
 
     def render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True) -> str:
-        """The whole text that the template writes. Raises `InputError` with the template's own complaint."""
+        """The whole text that the template writes, with the words of others hidden (`words`). Raises `InputError` with
+        the template's own complaint."""
         try:
             text = self._tokenizer.apply_chat_template(
-                [message.to_chat() for message in messages],
-                tools=list(tools) or None,
+                [message.to_chat() for message in self._words.hidden(messages)],
+                tools=self._words.hide(list(tools)) or None,
                 chat_template=dateless(self._tokenizer, tools),
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
@@ -213,7 +216,7 @@ class SegmentedTemplate:
     def _check_complete(self, text: str, messages: Sequence[Message], tools: Tools, offset: int = 0) -> None:
         """Raise `InputError` for a message (number `offset` + its place) whose content does not change the text."""
         for place, message in enumerate(messages):
-            if message.role == "assistant" or message.content.strip() in text:
+            if message.role == "assistant" or message.content.strip() in shown(text):
                 continue
             try:
                 without = self.render([*messages[:place], replace(message, content=""), *messages[place + 1 :]], tools)
@@ -364,7 +367,7 @@ class Pieces:
     what stands before it, whose tokens are cut off.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Words) -> None:
         self._tokenizer = tokenizer
         first = tokenizer.convert_ids_to_tokens(list(self._whole(SAY.content)))[:1]
         self.spaced = bool(first) and str(first[0]).startswith(_SPACES)
@@ -403,7 +406,7 @@ class Pieces:
         return self._held[text]
 
     def _whole(self, text: str) -> Ids:
-        return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
+        return tuple(self._tokenizer.encode(text))
 
     def _text(self, ids: Ids) -> str:
         text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
