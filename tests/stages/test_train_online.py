@@ -15,6 +15,7 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.domains.household.environment import HouseholdEnvironment
+from turntree.filters.dapo import DapoFilter
 from turntree.logs import rollouts, trees
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.live import EpisodeConfig
@@ -23,7 +24,7 @@ from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
 from turntree.stages.inside import InsideTurns
 from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
-from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
+from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LocalConfig
 from turntree.training.online import OnlineConfig
@@ -250,16 +251,28 @@ def test_a_run_with_some_rewards_is_a_success() -> None:
     require_rewards([{"step": 0}, lost, rest])
     assert reasons([lost, rest]) == {"fire": 12, "flood": 2}
     require_rewards([{"step": 1, "reward_mean": None, "censored_reasons": {}}])  # a search that found nothing
-    assert none_rewarded(rest) is None
 
 
-def test_a_run_whose_groups_were_all_cut_says_so_and_is_no_success() -> None:
-    cut = {"step": 1, "reward_mean": None, "censored_reasons": {}, "groups_cut": 2}
-    assert (none_rewarded(cut) or "").endswith("so nothing was trained (2 x group cut by the gate)")
-    with pytest.raises(InputError, match=r"no rollout of the run has a reward.*\(4 x group cut by the gate\).*loosen"):
-        require_rewards([cut, {**cut, "step": 2}])
-    require_rewards([cut, {**cut, "step": 2, "reward_mean": 0.0}])
-    assert reasons([cut]) == {}, "a cut is no fault"
+@pytest.mark.parametrize("dapo", [None, DapoFilter()])
+def test_a_run_in_which_no_group_has_a_gradient_says_why_early_and_at_its_end_or_ends(
+    dapo: DapoFilter | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    played = HouseholdEnvironment.step
+
+    def step(self: Any, action: Any) -> Any:
+        return replace(played(self, action), done=True, success=False)
+
+    monkeypatch.setattr(HouseholdEnvironment, "step", step)
+    train = replace(CONFIG.train, rollouts=WHOLE, iterations=3, local=LocalConfig(), dapo=dapo)
+    config = replace(CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train)
+    run_train_online(config, tmp_path / "run")
+    said = capfd.readouterr().err
+    assert said.count("warning: step 3: no group has had a gradient so far: every reward is 0; look at what") == 1
+    assert said.count("no group of the run had a gradient, so the policy is that of the start: every reward is 0") == 1
+    assert "learning-rate" not in said
+    with pytest.raises(InputError, match=r"no group had a gradient in 2 steps in a row: every reward is 0; look at"):
+        run_train_online(replace(config, train=replace(train, stop_without_gradient=2)), tmp_path / "ended")
+    assert not (tmp_path / "ended" / "model").exists()
 
 
 def test_a_part_that_is_refused_leaves_no_folder_which_the_corrected_command_would_not_take(tmp_path: Path) -> None:

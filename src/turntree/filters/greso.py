@@ -23,6 +23,7 @@ from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.core.protocols import Filter, FinishedGroup
 
 SCHEMA = "turntree.greso/1"
+LEAST, MOST, STEP = 0.05, 0.95, 0.01  # bounds of an exploration chance, and what it changes by after an iteration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,6 @@ class GresoConfig:
     """Target share of too easy groups in an iteration."""
     hard_target: float = 0.25 * 2 / 3
     """Target share of too hard groups; hard tasks are likelier to change, since the policy improves."""
-    adjustment: float = 0.01
-    """How much an exploration chance changes after an iteration off its target."""
-    lowest_exploration: float = 0.05
-    """Least exploration chance."""
-    highest_exploration: float = 0.95
-    """Largest exploration chance."""
     keep_at_least: float = 0.01
     """Least chance that any task is played."""
     success: float = SUCCESS_REWARD
@@ -55,8 +50,8 @@ class GresoConfig:
             if name not in ("seed", "success") and not 0 <= value <= 1:
                 raise ConfigError(f"{value} is not a probability", field=name, hint="use a value from 0 to 1")
         for name in ("easy_exploration", "hard_exploration"):
-            if not self.lowest_exploration <= getattr(self, name) <= self.highest_exploration:
-                raise ConfigError("is outside [lowest_exploration, highest_exploration]", field=name)
+            if not LEAST <= getattr(self, name) <= MOST:
+                raise ConfigError(f"is outside [{LEAST}, {MOST}]", field=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +122,8 @@ class Greso(Filter):
         scored = sum(count for outcome, count in self._played.items() if outcome is not GroupOutcome.CENSORED)
         if scored and self._predicting:
             for outcome, target in targets.items():
-                step = self.config.adjustment * (-1 if self._played[outcome] / scored >= target else 1)
-                moved = self.exploration[outcome] + step
-                self.exploration[outcome] = min(
-                    max(moved, self.config.lowest_exploration), self.config.highest_exploration
-                )
+                moved = self.exploration[outcome] + (-STEP if self._played[outcome] / scored >= target else STEP)
+                self.exploration[outcome] = min(max(moved, LEAST), MOST)
         self._played = dict.fromkeys(GroupOutcome, 0)
         self._predicting = False
 

@@ -11,6 +11,7 @@ from turntree.profiling.stopping import AdaptiveConfig, way_of
 
 Row = Mapping[str, Any]
 
+UNJUDGED = "not judged by the verifier"
 _REASONS = 20  # the most distinct faults that are counted; a server may send unlimited different messages
 
 
@@ -65,7 +66,7 @@ class ProfileSummary:
     def unscored(self) -> dict[str, int]:
         """Why rollouts have no reward: faults of the engine by reason, and what the verifier could not judge."""
         unjudged = self._sums["unjudged"] - self._faults.total()
-        return {**dict(self._faults.most_common()), **({"not judged by the verifier": unjudged} if unjudged else {})}
+        return {**dict(self._faults.most_common()), **({UNJUDGED: unjudged} if unjudged else {})}
 
     def summary(self, skipped: Mapping[str, int]) -> dict[str, Any]:
         """`miss_rate` is Pr[strict = 0 | functional = 1] with every candidate weighing the same (PivotRL, section 2);

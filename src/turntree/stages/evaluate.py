@@ -33,7 +33,7 @@ from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
 from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
-from turntree.stages.unrewarded import HINT
+from turntree.stages.unrewarded import remedy
 from turntree.stages.workers import open_crew, require_policy
 
 _TASKS = 8  # that a worker plays in one batch
@@ -58,7 +58,8 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
             write_lines(out.with_name(name), (tree.to_json() for tree in kept))
     sampled = result["sampled"]
     if sampled["censored"] == len(sampled["outcomes"]) * config.samples > 0:
-        raise InputError(f"no episode has an outcome ({most_frequent(sampled['censored_reasons'])})", hint=HINT)
+        why = sampled["censored_reasons"]
+        raise InputError(f"no episode has an outcome ({most_frequent(why)})", hint=remedy(why))
     return result
 
 

@@ -31,13 +31,14 @@ from turntree.profiling.profile import Judge, profile_wave
 from turntree.profiling.rows import PUBLISHED, StoredProfile, moments
 from turntree.profiling.samples import Sampler, one_by_one, together
 from turntree.profiling.stopping import Prior
-from turntree.profiling.summary import ProfileSummary
+from turntree.profiling.summary import UNJUDGED, ProfileSummary
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
+from turntree.stages.unrewarded import remedy
 from turntree.stages.verifier import open_verifier
 from turntree.stages.workers import open_crew, require_policy
 from turntree.traces.candidates import candidates
@@ -234,8 +235,9 @@ def write_profile(
     if not found.scored:
         log.remove()
         counted = ", ".join(f"{count} {reason}" for reason, count in found.unscored.items())
-        hint = "look at the model and the verifier; nothing was written"
-        raise InputError(f"no rollout has a reward ({counted})", path=header["config"]["traces"], hint=hint)
+        hint = "look at the verifier" if UNJUDGED in found.unscored else remedy(found.unscored)
+        problem = f"no rollout has a reward ({counted})"
+        raise InputError(problem, path=header["config"]["traces"], hint=f"{hint}; nothing was written")
     summary = found.summary(reasons)
     rows = (row for wave in log for row in wave["rows"])
     PROFILE.write(out, {**header, "summary": summary, "timing": dict(seconds)}, rows)

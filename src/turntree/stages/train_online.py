@@ -34,10 +34,9 @@ from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.inside import open_inside
 from turntree.stages.policy import Policy, load_policy, load_trained, policy_name
-from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
+from turntree.stages.unrewarded import Beginning, reasons, require_rewards
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.training.checkpoints import extent, resume
-from turntree.training.drift import too_still
 from turntree.training.head import vocabulary_size
 from turntree.training.inside import Inside
 from turntree.training.isolation import shares_prefixes
@@ -163,6 +162,7 @@ def _train(
         inside=inside,
         shared=shared,
     )
+    beginning = Beginning(config.train.iterations, run.metrics() if done else (), config.train.stop_without_gradient)
     with (
         loggers.following(run, config.loggers),
         progress((), "train online", total=config.train.iterations, initial=done) as bar,
@@ -170,7 +170,7 @@ def _train(
 
         def log(row: dict[str, Any]) -> None:
             run.log({**row, "timing": {**row.get("timing", {}), **opened.figures()}})
-            for said in (none_rewarded(row), _never_forks(row), too_still(row, config.train.iterations)):
+            for said in (_never_forks(row), *beginning.said(row)):
                 if said:
                     notice(said)
             if row["step"]:
@@ -188,6 +188,8 @@ def _train(
             checkpoints=checkpoints,
             group=group,
         )
+    if said := beginning.at_the_end():
+        notice(said)
     save_model(policy.model, policy.tokenizer, run.model)
     run.write_cost(trained.cost, checks=trained.checks)
     checkpoints.finish()

@@ -48,13 +48,12 @@ from turntree.stages.evaluate import EvaluateConfig, play
 from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.train_online import HELD_OUT, keep_held_out
-from turntree.stages.unrewarded import none_rewarded, reasons, require_rewards
+from turntree.stages.unrewarded import Beginning, reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.traces.schema import read_traces
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
-from turntree.training.drift import too_still
 from turntree.training.isolation import shares_prefixes
 from turntree.training.pivot import Check, Checked, Draw, OwnPath, Pivot, PivotGroup, Trained, draw_local, train_pivot
 from turntree.training.sharded import ALONE, Alone
@@ -152,6 +151,7 @@ def _train(
     """Train from the run's current state to its end, and write the results; the cost last."""
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
+    beginning = Beginning(config.train.steps, run.metrics() if done else (), config.train.stop_without_gradient)
     with (
         loggers.following(run, config.loggers),
         progress((), "train pivot", total=config.train.steps, initial=done) as bar,
@@ -163,9 +163,8 @@ def _train(
                 notice(said)
             for alarm in row.get("drift_alarms", ()):
                 notice(_warning(alarm, row["step"]))
-            for said in (none_rewarded(row), too_still(row, config.train.steps)):
-                if said:
-                    notice(said)
+            for said in beginning.said(row):
+                notice(said)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})
@@ -187,6 +186,8 @@ def _train(
             group=group,
             shared=shared,
         )
+    if said := beginning.at_the_end():
+        notice(said)
     save_model(policy.model, policy.tokenizer, run.model)
     rates = run.path / "pass_rates.jsonl"
     PASS_RATES.write(rates, {"rows": len(trained.pivots)}, _pass_rates(trained.pivots, trained.records))

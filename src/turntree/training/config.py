@@ -263,6 +263,8 @@ class ReinforcedConfig:
     """Most token positions of one forward pass."""
     seed: int = 0
     """Of every draw."""
+    stop_without_gradient: int = 0
+    """Iterations (steps) in a row without a group that has a gradient, after which the run ends (0: it goes on)."""
     credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -270,7 +272,7 @@ class ReinforcedConfig:
     def _check(self, sampling: Sampling, *counts: str, inside: str = "") -> None:
         """Raise `ConfigError` where one of `counts` is below 1, or `sampling` (a key in the section `inside`) and the
         loss do not go together."""
-        at_least(self, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
+        at_least(self, stop_without_gradient=0, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
         sampling.check_trainable(f"{inside}sampling")
         if self.loss.temperature not in (None, sampling.temperature):
             hint = "leave it out: it is that of sampling"

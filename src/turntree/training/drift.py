@@ -30,20 +30,6 @@ from turntree.training.config import FEWEST_STATES, DriftConfig
 Place = Literal["live", "held_out"]
 
 
-STILL = 1e-6  # of the KL divergence from the start, in nats a token
-
-
-def too_still(row: Mapping[str, Any], steps: int) -> str | None:
-    """A warning for the metrics row at a tenth of the `steps` (step 3 or later) if the policy has hardly left its
-    start, which means that the learning rate is too low. None for any other row, and where the KL was not measured."""
-    if row["step"] != max(3, math.ceil(steps / 10)) or row.get("kl") is None or row["kl"] >= STILL:
-        return None
-    return (
-        f"warning: step {row['step']} of {steps}: the KL divergence from the start is {row['kl']:.1g}, so the policy "
-        "hardly moves; raise --learning-rate (the embedded tiny policies want 3e-4 to 5e-4)"
-    )
-
-
 @dataclass
 class _Watch:
     """One kind in one place. `first` and `block` map the number of a group or state to its mean reward."""
