@@ -1,5 +1,6 @@
 """The question-answering environment: what it tells, what it counts, what it pays, and how it forks."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from turntree.core.protocols import Environment
 from turntree.domains.qa.build import QaWorld, environments
 from turntree.domains.qa.demonstrator import QaDemonstrator
 from turntree.domains.qa.door import POLICY, Questions
-from turntree.domains.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
+from turntree.domains.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment, Undecided
 from turntree.domains.qa.experts import answer, compute, play, search
 from turntree.domains.qa.questions import Question
 from turntree.environments.inline import InlinePool
@@ -159,6 +160,15 @@ def test_a_tool_that_fails_raises_so_that_the_rollout_is_censored() -> None:
     with pytest.raises(ToolFailed, match="the engine is down"):
         environment.step(search("mother"))
     assert environment.calls == ()
+
+
+def test_an_answer_whose_comparison_is_open_has_no_reward() -> None:
+    """It is no failure of the policy's, and no success."""
+    question = dataclasses.replace(QUESTION, answers=("x \\le 3",), answer_type="expression")
+    environment = QaEnvironment(question, ToolRuntime([Broken()]))
+    environment.reset()
+    with pytest.raises(Undecided, match="is not decided"):
+        environment.step(Message("assistant", "<answer>(-\\infty, 3]</answer>"))
 
 
 @pytest.mark.parametrize("open_pool", [InlinePool, lambda: ThreadPool(threads=2)], ids=["inline", "threads"])

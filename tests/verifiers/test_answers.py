@@ -90,7 +90,9 @@ def test_overlap_of_spans_is_the_f1_of_their_words():
 def test_a_list_has_items_in_any_order_each_as_often():
     assert equal("Rome; Paris", "paris ; rome", "list") and equal("[1, 2.0]", "2,1", "list")
     assert not equal("Paris; Paris; Rome", "Paris; Rome", "list") and not equal("Paris", "Paris; Rome", "list")
-    assert items_of("1,234; 5") == (Fraction(1234), Fraction(5)) and items_of("1,2,3") == (1, 2, 3)
+    assert items_of("1,234; 5") == ("1,234", "5") and items_of("1,2,3") == ("1", "2", "3")
+    assert equal("1,234; 5", "5; 1234", "list") and equal("300, 200, 100", "100,200,300", "list")
+    assert not equal("100200300", "100,200,300", "list") and equal("1234", "1,234", "list") is None
     assert equal("Washington, D.C.; Rome", "Rome; Washington D.C.", "list")
     assert overlap("Paris; London; Rome", "Paris", "list") == pytest.approx(0.5)
 
@@ -132,13 +134,11 @@ plain = st.text(max_size=20) | st.text(alphabet="aAthe 0123456789.,;/-+^%$\\{}½
 light_types = st.sampled_from(["number", "span", "list"])
 
 
-@given(plain, plain, plain, light_types)
+@given(plain, plain, light_types)
 @settings(max_examples=300)
-def test_equality_is_reflexive_symmetric_and_transitive(one, two, three, answer_type):
-    assert equal(one, one, answer_type)
+def test_equality_is_reflexive_and_symmetric_and_never_raises(one, two, answer_type):
+    assert equal(one, one, answer_type) is True
     assert equal(one, two, answer_type) is equal(two, one, answer_type)
-    if equal(one, two, answer_type) and equal(two, three, answer_type):
-        assert equal(one, three, answer_type)
 
 
 @given(plain, plain, light_types)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from turntree.core.config import Part
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.verifiers.strict import StrictMatch, action_kind
+from turntree.verifiers.audit import audit_verifier
+from turntree.verifiers.strict import MALFORMED, StrictMatch, action_kind
+from turntree.verifiers.user import UserVerifier, build_verifier
 
 
 def act(*calls: ToolCall, text: str = "") -> Message:
@@ -51,3 +56,17 @@ class TestCalls:
 def test_the_kind_of_an_action_is_its_tools() -> None:
     assert action_kind(act(text="hello")) == "message"
     assert action_kind(act(ToolCall("g", {}), ToolCall("f", {}), ToolCall("g", {}))) == "f+g"
+
+
+@pytest.mark.parametrize("name", ["strict", "tool_call", "recommended", "paper"])
+@pytest.mark.parametrize("tools", [(), ({"type": "function", "function": {"name": "pay", "parameters": {}}},)])
+def test_calls_whose_arguments_could_not_be_read_are_never_equal(name: str, tools: tuple[Any, ...]) -> None:
+    """Not even to themselves: pay(Eve, 9999) would be paid for pay(Ann, 5). The audit counts them as not judged."""
+    said = act(ToolCall("pay", {MALFORMED: '{"to": "Ann"'}))
+    state, verifier = TurnState("t", 0, (), said, tools), build_verifier(Part(name))
+    for action in (said, act(ToolCall("pay", {})), act(ToolCall("pay", {"to": "Eve"}))):
+        assert verifier.judge(state, action).reward is None
+    assert verifier.judge(TurnState("t", 1, (), act(ToolCall("pay", {"to": "Ann"})), tools), said).reward in (0.0, None)
+    found = audit_verifier(UserVerifier("pays@0", lambda state, action: 1.0), [state])
+    assert (found.gold.judged, found.gold.unjudged) == (0, 1)
+    assert not any(tally.judged for tally in found.mutations.values())

@@ -48,27 +48,27 @@ def test_questions_from_many_threads_get_their_own_answers(worker):
 def test_the_order_of_the_two_makes_no_difference_and_what_cannot_be_read_equals_nothing():
     assert symbolic.equal("x^2-1", "(x-1)(x+1)") is True is symbolic.equal("(x-1)(x+1)", "x^2-1")
     assert symbolic.equal(r"\frac{", "1") is False is symbolic.equal("1", r"\frac{")
-    assert symbolic.equal("line\nbreak", "1\n+\n1") is False
+    assert symbolic.equal("x\n+1", "1\n+\nx") is True
 
 
 def test_both_orders_are_one_question(monkeypatch):
     asked = []
     monkeypatch.setattr(symbolic._workers, "ask", lambda texts, seconds: bool(asked.append(texts)))
-    symbolic.equal("second one", "first one")
-    symbolic.equal("first one", "second one")
-    assert asked == [("first one", "second one")]
+    symbolic.equal("b + a", "a + c")
+    symbolic.equal("a + c", "b + a")
+    assert asked == [("a + c", "b + a")]
 
 
 def test_what_was_not_decided_in_time_is_asked_again_and_not_kept(monkeypatch):
     answers = iter([None, True])
     monkeypatch.setattr(symbolic._workers, "ask", lambda texts, seconds: next(answers))
-    assert [symbolic.equal("a slow one", "a slow two") for _ in range(3)] == [None, True, True]
+    assert [symbolic.equal("n! + m", "m! + n") for _ in range(3)] == [None, True, True]
 
 
 def test_text_is_never_run_as_python(worker, tmp_path):
     """sympy's own reader of plain text evaluates it; the one used here does not."""
     for text in (f"open('{tmp_path}/a','w')", f"__import__('os').mkdir('{tmp_path}/b')"):
-        assert worker.ask((text, "1"), 60) is False
+        assert worker.ask((text, "1"), 60) is None and symbolic.equal(text, "1") is not True
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verifiers.kinds import idle_of, kind_of
-from turntree.verifiers.strict import StrictMatch
+from turntree.verifiers.strict import StrictMatch, unreadable
 from turntree.verifiers.texts import TERMINUS
 
 Mutation = Callable[[TurnState], Message | None]
@@ -140,7 +140,7 @@ def audit_verifier(
     reads: Reader | None = getattr(verifier, "reads", None)
 
     def judged(state: TurnState, name: str, action: Message, tally: Tally, right: float) -> float | None:
-        verdict = verifier.judge(state, action)
+        verdict = unreadable(state, action) or verifier.judge(state, action)
         tally.add(verdict)
         found = kept.setdefault(name, [])
         if verdict.reward is not None and verdict.reward != right and len(found) < worst:

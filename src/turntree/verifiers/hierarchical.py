@@ -55,9 +55,10 @@ class HierarchicalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A reward and what it is made of: `reward` = `score` + `bonus`, or the penalty where `answer` is None."""
+    """A reward and what it is made of: `reward` = `score` + `bonus`, the penalty where `answer` is None, or None where
+    it was not decided whether the answer is right."""
 
-    reward: float
+    reward: float | None
     reason: str
     answer: str | None = None  # as extracted; None: the format is wrong, or there is no answer
     correct: bool = False  # equal to one of the answers by its type, whatever the score is
@@ -74,7 +75,8 @@ class NoAnswer(Exception):
 
 
 class HierarchicalReward:
-    """Always judges: a policy's mistake is data. (A tool that failed censors the rollout before it comes here.)"""
+    """A policy's mistake is data: every message is judged, but for an answer whose comparison is open
+    (`answers.equal`), which has no reward. (A tool that failed censors the rollout before it comes here.)"""
 
     def __init__(self, config: HierarchicalConfig | None = None) -> None:
         self.config = config if config is not None else HierarchicalConfig()
@@ -98,13 +100,16 @@ class HierarchicalReward:
             return Judgement(reward=config.format_penalty, reason=str(why))
         verdicts = [equal(answer, gold, answer_type) for gold in answers]
         correct = True in verdicts
+        if None in verdicts and not correct:
+            return Judgement(
+                reward=None, reason="not decided: its comparison with the right answer is open", answer=answer
+            )
         score = float(correct)
         if config.score == "overlap" and not correct:
             score = max(overlap(answer, gold, answer_type) for gold in answers)
         earned = correct if config.bonus_for == "correct" else score > 0
         bonus = config.tool_bonus if earned and set(config.bonus_tools) <= _answered(calls) else 0.0
-        undecided = "wrong, as far as could be decided in time" if None in verdicts else "wrong"
-        reason = "correct" if correct else "partly right" if score else undecided
+        reason = "correct" if correct else "partly right" if score else "wrong"
         return Judgement(
             reward=score + bonus,
             reason=f"{reason}, with {' and '.join(config.bonus_tools)}" if bonus else reason,

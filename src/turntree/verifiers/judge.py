@@ -17,7 +17,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.asking import Asking, Vote, digest, failure, majority, quoted, shown
-from turntree.verifiers.strict import action_kind
+from turntree.verifiers.strict import action_kind, unreadable
 from turntree.verifiers.texts import said
 
 WORDS = ("same", "different")
@@ -55,6 +55,8 @@ class LlmJudge(Asking):
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Safe to call from many threads; the requests of one verdict run at the same time."""
+        if (verdict := unreadable(state, action)) is not None:
+            return verdict
         kind, demonstrated = action_kind(action), quoted(shown(state.demonstration))
         tried = quoted(shown(action))
         if demonstrated == tried:

@@ -20,7 +20,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.matching import most_pairs
-from turntree.verifiers.strict import action_kind
+from turntree.verifiers.strict import MALFORMED, action_kind
 from turntree.verifiers.texts import THOUGHT, terminus_in
 
 Domain = Literal["tau2", "function_calling", "search", "swe", "droid", "terminal", "swe_pivot"]
@@ -199,10 +199,6 @@ def _category(name: str) -> str:
 def _read(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Arguments that are not JSON become no arguments, as in the released code."""
     return {} if MALFORMED in arguments else arguments
-
-
-MALFORMED = "(arguments that are not JSON)"
-"""The key under which a call keeps arguments that do not parse; no tool declares it."""
 
 
 def _same_target(kinds: tuple[str, str], shown: Mapping[str, Any], tried: Mapping[str, Any]) -> bool:

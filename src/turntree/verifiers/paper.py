@@ -25,7 +25,7 @@ from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
 from turntree.verifiers.recommended import invalid, query, url
-from turntree.verifiers.strict import action_kind
+from turntree.verifiers.strict import action_kind, unreadable
 from turntree.verifiers.texts import TERMINUS, calls_in, form_of, said
 from turntree.verifiers.tool_call import ToolCallMatch
 from turntree.verifiers.user import Chained
@@ -67,6 +67,8 @@ class Paper(Chained):
         super().__init__(then, environment, ["paper/2", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
+        if (verdict := unreadable(state, action)) is not None:
+            return verdict
         kind = action_kind(action)
         form = form_of(state, self._domain)
         shown, tried = (calls_in(one, form) for one in (state.demonstration, action))

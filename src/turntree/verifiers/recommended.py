@@ -47,7 +47,7 @@ from turntree.verifiers.kinds import (
 )
 from turntree.verifiers.matching import perfect_matching
 from turntree.verifiers.shell import Script
-from turntree.verifiers.strict import action_kind, canonical_json
+from turntree.verifiers.strict import action_kind, canonical_json, unreadable
 from turntree.verifiers.texts import TERMINUS, Form, calls_in, form_of, plain, said
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
 from turntree.verifiers.user import Chained, build_verifier
@@ -147,6 +147,8 @@ class Recommended(Chained):
             close()
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
+        if (verdict := unreadable(state, action)) is not None:
+            return verdict
         kind = action_kind(action)
         try:
             gold = self._gold.of(state, lambda: self._read_gold(state))

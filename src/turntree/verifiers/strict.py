@@ -11,6 +11,8 @@ from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 
 MESSAGE_KIND = "message"
+MALFORMED = "(arguments that are not JSON)"
+"""The key under which a call keeps arguments that could not be read; no tool declares it."""
 _encoded = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
 
 
@@ -26,11 +28,18 @@ def canonical_json(value: Any) -> str:
     return _encoded(value)
 
 
+def unreadable(state: TurnState, action: Message) -> Verdict | None:
+    """The verdict where the arguments of the demonstration could not be read: no call is known to be equal to it."""
+    if not any(MALFORMED in call.arguments for call in state.demonstration.tool_calls):
+        return None
+    return Verdict(None, "unjudgeable demonstration: its arguments are not JSON", action_kind(action))
+
+
 @dataclass(frozen=True)
 class StrictMatch:
     """1 iff the stripped text is equal and the calls are equal in order, name and canonical JSON of arguments.
 
-    Call ids are ignored: they are drawn at random. Always judges.
+    Call ids are ignored: they are drawn at random.
     """
 
     @property
@@ -40,6 +49,8 @@ class StrictMatch:
     def judge(self, state: TurnState, action: Message) -> Verdict:
         expected = state.demonstration
         kind = action_kind(action)
+        if (verdict := unreadable(state, action)) is not None:
+            return verdict
         if _calls(action) != _calls(expected):
             return Verdict(0.0, "other calls" if action.tool_calls else "a message instead of a call", kind)
         if action.content.strip() != expected.content.strip():

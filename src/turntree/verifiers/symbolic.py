@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 
+from turntree.verifiers import latex
 from turntree.verifiers.workers import Workers
 
 SECONDS = 3.0
@@ -17,17 +18,28 @@ _workers = Workers("symbolic_worker.py", needs=("latex2sympy2_extended", "turntr
 
 
 def equal(one: str, two: str) -> bool | None:
-    """Whether two LaTeX expressions are equal. False where one cannot be read; None where that could not be decided
-    within `SECONDS` of CPU time, or one has over 400 characters. Symmetric. Raises `TurntreeError` where the extra is
-    missing. Several threads may ask at once: an undecided comparison delays no other."""
+    """Whether two LaTeX expressions are equal. False where one is broken. None where that is open: the library may not
+    read them as they were meant (`latex`), the ways to read them disagree, it was not decided within `SECONDS` of CPU
+    time, or one has over 400 characters. Symmetric. Raises `TurntreeError` where the extra is missing. Several threads
+    may ask at once: an undecided comparison delays no other."""
     if max(len(one), len(two)) > _MOST_CHARACTERS:
         return None
-    return _asked(min(one, two), max(one, two))
+    if latex.broken(one) or latex.broken(two):
+        return False
+    one, two = sorted((latex.plain(one), latex.plain(two)))
+    ways = list(dict.fromkeys(latex.readings(one, two)))
+    if ways[0][0] == ways[0][1]:
+        return True
+    if not (latex.known(one) and latex.known(two)):
+        return None
+    first = _asked(*ways[0])
+    return first if all(_asked(*way) is first for way in ways[1:]) else None
 
 
 def readable(text: str) -> bool:
     """Whether a text is an expression that can be compared."""
-    return len(text) <= _MOST_CHARACTERS and _asked(text) is True
+    plain = latex.plain(text) if len(text) <= _MOST_CHARACTERS else ""
+    return bool(plain) and latex.known(plain) and _asked(plain) is True
 
 
 class _Undecided(Exception):

@@ -7,8 +7,8 @@ expressions.
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import sympy
@@ -21,13 +21,13 @@ from sympy.matrices import MatrixBase
 
 from turntree.verifiers.workers import serve
 
-_NORMAL = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
+_NORMAL = NormalizationConfig(boxed="none")  # `latex.plain` does the rest; the library's guesses are not wanted
 _CASE_COUNTS = ConversionConfig(lowercase_symbols=False)
 
 
 def parse(text: str) -> Any:
-    """The expression in LaTeX text. `i` is the imaginary unit, and decimals are exact."""
-    parsed = latex2sympy(text, normalization_config=_NORMAL, conversion_config=_CASE_COUNTS)
+    """The expression in LaTeX text. `i` is the imaginary unit, degrees are angles, and decimals are exact."""
+    parsed = latex2sympy(text, convert_degrees=True, normalization_config=_NORMAL, conversion_config=_CASE_COUNTS)
     return exact(parsed)
 
 
@@ -40,62 +40,114 @@ def exact(value: Any) -> Any:
     return value.xreplace(exacts | {sympy.Symbol("i"): sympy.I})
 
 
-def equal(one: Any, two: Any) -> bool:
-    """Equality by structure (matrices, points, sets, intervals, relations) and, between expressions, by value."""
-    if one == two:
+def equal(one: Any, two: Any) -> bool | None:
+    """Equality by structure (matrices, points, sets, intervals, relations) and, between expressions, by value. None
+    where that is open: a relation against a set of numbers, or what sympy cannot decide."""
+    if any(value.has(sympy.zoo, sympy.nan) for value in (one, two)):
+        return False  # what has no value equals nothing
+    if one == two and not isinstance(one, sympy.FiniteSet):
         return True
     if isinstance(one, MatrixBase) or isinstance(two, MatrixBase):
         both = isinstance(one, MatrixBase) and isinstance(two, MatrixBase) and one.shape == two.shape
-        return both and all(equal(a, b) for a, b in zip(one.flat(), two.flat(), strict=True))
+        return both and _all(equal(a, b) for a, b in zip(one.flat(), two.flat(), strict=True))
     if isinstance(one, sympy.Tuple) and isinstance(two, sympy.Tuple):
-        return len(one) == len(two) and all(equal(a, b) for a, b in zip(one, two, strict=True))
+        return len(one) == len(two) and _all(equal(a, b) for a, b in zip(one, two, strict=True))
     if isinstance(one, sympy.FiniteSet) and isinstance(two, sympy.FiniteSet):
-        return len(one) == len(two) and _matched(list(one), list(two))
+        return _same_items(_written(one), _written(two), set(one), set(two))
+    if isinstance(one, sympy.Union) and isinstance(two, sympy.Union):
+        return _paired(list(one.args), list(two.args))
     if isinstance(one, sympy.Interval) and isinstance(two, sympy.Interval):
         open_ends = (one.left_open, one.right_open) == (two.left_open, two.right_open)
-        return bool(open_ends) and equal(one.start, two.start) and equal(one.end, two.end)
+        return open_ends and _all((equal(one.start, two.start), equal(one.end, two.end)))
+    if isinstance(one, sympy.And) and isinstance(two, sympy.And):
+        return _paired(list(one.args), list(two.args))
     if isinstance(one, Relational) and isinstance(two, Relational):
         return _same_relation(one, two)
     if isinstance(one, sympy.Set | Boolean | sympy.Tuple) or isinstance(two, sympy.Set | Boolean | sympy.Tuple):
-        return False
+        told = {isinstance(value, Boolean) for value in (one, two) if isinstance(value, sympy.Set | Boolean)}
+        return None if len(told) == 2 else False
     return _zero(one - two)
 
 
-def _matched(left: list[Any], right: list[Any]) -> bool:
+def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    found = set(verdicts)
+    return False if False in found else None if None in found else True
+
+
+def _written(items: sympy.FiniteSet) -> list[Any]:
+    """As often as they are written."""
+    return list(getattr(items, "_unsorted_args", items.args))
+
+
+def _same_items(one: list[Any], two: list[Any], first: set[Any], second: set[Any]) -> bool | None:
+    """None where one of them only says an item more than once."""
+    if len(one) == len(two) or (len(first), len(second)) == (len(one), len(two)):
+        return _paired(one, two)
+    return None if _paired(list(first), list(second)) is not False else False
+
+
+def _paired(left: list[Any], right: list[Any]) -> bool | None:
     """Whether the items can be paired off (equality is transitive, so any pairing will do)."""
+    if len(left) != len(right):
+        return False
+    open_ = False
     for item in left:
-        partner = next((k for k, other in enumerate(right) if equal(item, other)), None)
-        if partner is None:
+        verdicts = [equal(item, other) for other in right]
+        if True not in verdicts and None not in verdicts:
             return False
-        del right[partner]
-    return True
+        open_ |= True not in verdicts
+        del right[verdicts.index(True if True in verdicts else None)]
+    return None if open_ else True
 
 
-def _same_relation(one: Relational, two: Relational) -> bool:
-    """The same relation between the same sides; an equation also read from right to left, < also as >."""
-    if isinstance(two, one.func) and equal(one.lhs, two.lhs) and equal(one.rhs, two.rhs):
-        return True
-    turned = two.reversed
-    return isinstance(turned, one.func) and equal(one.lhs, turned.lhs) and equal(one.rhs, turned.rhs)
+def _same_relation(one: Any, two: Any) -> bool | None:
+    """Whether one is the other times a number, all on one side: turned around where the number is negative."""
+    ratio = sympy.simplify((one.lhs - one.rhs).doit() / (two.lhs - two.rhs).doit())
+    if not ratio.is_number or not ratio.is_finite or ratio == 0:
+        return False
+    if isinstance(one, sympy.Eq | sympy.Ne):
+        return isinstance(two, one.func)
+    return isinstance(two if ratio.is_positive else two.reversed, one.func) if ratio.is_real else None
 
 
-def _zero(difference: Any) -> bool:
+def _zero(difference: Any) -> bool | None:
     difference = difference.replace(lambda e: isinstance(e, sympy.UnevaluatedExpr), lambda e: e.args[0])
     settled = difference.doit()
     if settled == 0:
         return True
     if settled.has(sympy.nan, sympy.zoo, sympy.oo):
         return False
-    return settled.equals(0) is True
+    same = settled.equals(0)
+    if same is True or _odd_root(difference):
+        return same or None
+    return False if same is False or _differs(settled) else None
 
 
-def answer(texts: list[str]) -> bool:
+def _differs(value: Any) -> bool:
+    """Whether it is another number than 0 at one point: sympy leaves `a/b - b/a` open."""
+    names = sorted(value.free_symbols, key=str)
+    number = value.subs({name: sympy.Rational(sympy.prime(5 + k), 7) for k, name in enumerate(names)}).evalf(20)
+    return number.is_number is True and bool(abs(number) > 1e-9)
+
+
+def _odd_root(value: Any) -> bool:
+    """Whether it has a root of a negative number that may be meant as a real one: `(-8)^{1/3}`."""
+    powers = value.atoms(sympy.Pow)
+    return any(p.base.is_negative and p.exp.is_Rational and p.exp.q % 2 and p.exp.q > 1 for p in map(_settled, powers))
+
+
+def _settled(power: Any) -> Any:
+    return sympy.Pow(power.base.doit(), power.exp.doit(), evaluate=False)
+
+
+def answer(texts: list[str]) -> bool | None:
+    """None: open, or the library reads no such thing."""
     seed(0)  # sympy compares at random points
     try:
-        values = [parse(re.sub(r"\s+", " ", text)) for text in texts]
-        return bool(len(values) == 1 or equal(*values))
+        values = [parse(text) for text in texts]
+        return True if len(values) == 1 else equal(*values)
     except (Exception, RecursionError, MemoryError):  # a policy's text may raise anything
-        return False
+        return None
 
 
 if __name__ == "__main__":

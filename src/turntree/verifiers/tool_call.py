@@ -17,7 +17,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
-from turntree.verifiers.strict import action_kind, canonical_json
+from turntree.verifiers.strict import action_kind, canonical_json, unreadable
 
 T = TypeVar("T")
 
@@ -78,6 +78,8 @@ class ToolCallMatch:
         return Folding(self.ignore_case, self.ignore_whitespace)
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
+        if (verdict := unreadable(state, action)) is not None:
+            return verdict
         kind = action_kind(action)
         try:
             if not state.demonstration.tool_calls:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
 from turntree.domains.qa.generate import Posed
@@ -40,7 +40,8 @@ class QaEnvironment:
     """One episode of one question (protocol `Environment`). The first message without a call is the answer.
 
     A fork copies what was called so far and shares the tools, whose answers depend on nothing but the call. A tool
-    that fails raises `ToolFailed` out of `step`: the rollout is censored.
+    that fails raises `ToolFailed` out of `step`, an answer whose comparison is open `Undecided`: the rollout is
+    censored.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class QaEnvironment:
     @property
     def failure_reward(self) -> float:
         """The reward of an episode that a limit ends before its first call: there is no answer."""
-        return self._judge(None).reward
+        return self._judge(None)[1]
 
     def reset(self) -> tuple[Message, ...]:
         self.calls = ()
@@ -83,10 +84,10 @@ class QaEnvironment:
 
     def step(self, action: Message) -> Observation:
         if not action.tool_calls:
-            judged = self._judge(action)
-            return Observation((Message("user", "done"),), done=True, success=judged.correct, reward=judged.reward)
+            judged, reward = self._judge(action)
+            return Observation((Message("user", "done"),), done=True, success=judged.correct, reward=reward)
         results = tuple(self._call(call) for call in action.tool_calls)
-        return Observation(results, done=False, reward=self._judge(None).reward)
+        return Observation(results, done=False, reward=self._judge(None)[1])
 
     def fork(self) -> QaEnvironment:
         twin = QaEnvironment(self.question, self._runtime, self._reward, self._config, self.gold)
@@ -102,6 +103,16 @@ class QaEnvironment:
         self.calls = (*self.calls, ExecutedCall(call.name, answered))
         return Message("tool", text, tool_call_id=call.id, name=call.name)
 
-    def _judge(self, answer: Message | None) -> Judgement:
+    def _judge(self, answer: Message | None) -> tuple[Judgement, float]:
+        """The judgement and its reward. Raises `Undecided` where it has none."""
         question = self.question
-        return self._reward.judge(answer, answers=question.answers, answer_type=question.answer_type, calls=self.calls)
+        judged = self._reward.judge(
+            answer, answers=question.answers, answer_type=question.answer_type, calls=self.calls
+        )
+        if judged.reward is None:
+            raise Undecided(f"the answer {(judged.answer or '')[:60]!r} is {judged.reason}")
+        return judged, judged.reward
+
+
+class Undecided(TurntreeError):
+    """Whether an answer is right was not decided, which is no fault of the policy's."""
