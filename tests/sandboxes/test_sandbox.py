@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -327,6 +328,33 @@ def test_the_probe_finds_a_folder_of_the_host_which_even_then_cannot_be_written(
     monkeypatch.setattr("tempfile.tempdir", "/var/tmp")
     with pytest.raises(SandboxLost, match=r"\['read a file outside'\]"):
         probed(Leaky(), Interpreter.candidates()[0], CONFIG)
+
+
+def test_a_machine_that_lets_nobody_mount_is_refused_in_one_line_that_says_so(sandbox):
+    class Powerless(Bubblewrap):
+        def command(self, config, interpreter):
+            return ["CAP_CHOWN" if word == "CAP_SYS_ADMIN" else word for word in super().command(config, interpreter)]
+
+    with pytest.raises(
+        InputError, match=r"a mount space: Operation not permitted.*allow namespaces and overlays"
+    ) as no:
+        Sandbox(CONFIG, enclosure=Powerless())
+    assert "\n" not in str(no.value)
+
+
+@pytest.mark.parametrize("name", ["plain", "with, comma: colon \\ and space", "größe"])
+def test_packages_are_read_from_any_folder_and_from_one_inside_another(sandbox, request, name):
+    folder = tempfile.TemporaryDirectory(dir="/var/tmp")  # programs have a /tmp of their own
+    request.addfinalizer(folder.cleanup)
+    outer = Path(folder.name) / name
+    (outer / "inner").mkdir(parents=True)
+    (outer / "one_of_ours.py").write_text("value = 1")
+    (outer / "inner" / "two_of_ours.py").write_text("value = 2")
+    with Sandbox(replace(CONFIG, packages=(str(outer), str(outer / "inner")))) as own:
+        done = own.run("import one_of_ours, two_of_ours, os\none_of_ours.value + two_of_ours.value")
+        assert (done.value, done.stderr) == ("3", "")
+        assert own.run(f"open({str(outer / 'inner' / 'x')!r}, 'w')").failed
+    assert sorted(path.name for path in outer.rglob("*")) == ["inner", "one_of_ours.py", "two_of_ours.py"]
 
 
 def test_impossible_limits_are_refused():

@@ -127,7 +127,7 @@ class Box:
             self._link.settimeout(left)
             try:
                 chunk = self._link.recv(65536)
-            except TimeoutError:
+            except (TimeoutError, ConnectionResetError):  # it ended before it read everything
                 return None
             if not chunk:
                 return None
