@@ -38,13 +38,12 @@ class Interpreter:
 
 
 class Bubblewrap:
-    """Separate namespaces for everything (no network, no other process, a file system with /usr read-only and a small
-    scratch folder in memory).
+    """Separate namespaces for everything (no network, no other process, a file system with /usr read-only).
 
-    Bubblewrap leaves the guest a capability with which it mounts the scratch folder (bubblewrap itself cannot bound
-    the number of files), and the guest gives it up before it runs anything. As root, no user namespace is made: with
-    three more capabilities the guest takes an unused user id. Inside a user namespace root's programs would still be
-    the host's root to the kernel, which exempts them from the limit on processes. Others get a user namespace.
+    Bubblewrap leaves the guest a capability with which it makes the box's file system its own (`guest.kernel.own`) and
+    spaces for every program; what runs or serves a program gives it up. As root, no user namespace is made: with four
+    more capabilities the guest makes devices and takes an unused user id. Inside a user namespace root's programs would
+    still be the host's root to the kernel, which exempts them from the limit on processes. Others get a user namespace.
 
     Without `--die-with-parent`: to the kernel the parent is the thread that started the box, and tools run in threads
     of one call. The guest ends when its link is hung up, as it is by the end of this process.
