@@ -4,8 +4,8 @@
 FROM python:3.11-slim
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-# bubblewrap encloses code that models write; wget is what KubeRay's probes of a pod call
-RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap wget && rm -rf /var/lib/apt/lists/*
+# bubblewrap and libseccomp enclose code that models write; wget is what KubeRay's probes of a pod call
+RUN apt-get update && apt-get install -y --no-install-recommends bubblewrap libseccomp2 wget && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/turntree
 # torch comes first and by exact version, so that no other package brings another build

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-agents vllm test-vllm test-alfworld test-environments test-exports test-renderers test-network mutants lint docs bench clean
+.PHONY: help install quickstart test test-agents vllm test-vllm test-alfworld test-environments test-exports test-renderers test-network test-pairs mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -75,6 +75,9 @@ test-exports:  ## Exports in the real TRL, verl, SkyRL and NeMo Gym (installs th
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers
 	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/renderers/test_real_tokenizers.py
+
+test-pairs: install  ## No program in the sandbox changes another one's answer: all pairs (half an hour)
+	TURNTREE_PAIRS=1 $(BIN)/python -m pytest tests/sandboxes
 
 test-network: install  ## A Ray node that the network loses and finds again (needs root and iproute2)
 	TURNTREE_NETWORK_DRILL=1 $(BIN)/python -m pytest tests/cluster/test_network.py -s

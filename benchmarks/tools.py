@@ -91,7 +91,7 @@ def delay(tail: str, mean: float, *key: str) -> float:
 
 @dataclass
 class Delayed:
-    """A tool that answers late. `executed` holds every execution."""
+    """A tool that answers late, and whose every answer is cached. `executed` holds every execution."""
 
     tool: Tool
     tail: str
@@ -108,7 +108,7 @@ class Delayed:
         with self._lock:
             self.executed.append(key)
         time.sleep(delay(self.tail, self.mean, key))
-        return self.tool.call(arguments, seconds)
+        return ToolOutput(self.tool.call(arguments, seconds).text)
 
 
 class PacedEngine(ScriptedEngine):

@@ -26,7 +26,7 @@ def index(world: QaWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.fixture(scope="session")
 def tools(index: SearchIndex) -> Iterator[ToolRuntime]:
     try:
-        opened = open_tools(index, sandbox=SandboxConfig(boxes=1, landlock=True))
+        opened = open_tools(index, sandbox=SandboxConfig(boxes=1))
         with opened as runtime:
             yield runtime
     except InputError as error:

@@ -114,7 +114,7 @@ def test_a_world_of_ones_own_seed_is_opened_in_three_lines(tmp_path: Path, tools
     world = QaWorld(QaWorldConfig(seed=11))
     with (
         world.build_index(tmp_path / "index.db") as index,
-        open_tools(index, search=SearchConfig(count=1), sandbox=SandboxConfig(boxes=1, landlock=True)) as runtime,
+        open_tools(index, search=SearchConfig(count=1), sandbox=SandboxConfig(boxes=1)) as runtime,
     ):
         posed = world.questions("test", 1)[0]
         told = QaEnvironment(posed.question, runtime)

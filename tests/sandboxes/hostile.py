@@ -9,7 +9,6 @@ from turntree.sandboxes.limits import Limits, SandboxConfig
 
 CONFIG = SandboxConfig(
     boxes=1,
-    landlock=True,
     limits=Limits(memory_bytes=256 * 2**20, disk_bytes=4 * 2**20, output_bytes=2000, processes=12),
 )
 

@@ -23,13 +23,13 @@ def run(sandbox, source, files, **options):
     return sandbox.run(source, language="shell", files=files, **options)
 
 
-def test_files_that_no_program_touches_come_back_as_they_were(shell_sandbox):
+def test_files_that_no_program_touches_come_back_as_they_were(sandbox):
     @settings(max_examples=40, deadline=None)
     @given(trees, trees)
     def holds(top, inside):
         files = {**top, "deep": FOLDER, "deep/er": FOLDER, **{f"deep/er/{name}": file for name, file in inside.items()}}
         files = {path: file for path, file in files.items() if path not in top or path != "deep"}
-        done = run(shell_sandbox, "true", files)
+        done = run(sandbox, "true", files)
         assert done.files == files
         assert {path: file.time for path, file in done.files.items()} == {p: f.time for p, f in files.items()}
         assert all(done.files[path] is file for path, file in files.items())
@@ -37,9 +37,9 @@ def test_files_that_no_program_touches_come_back_as_they_were(shell_sandbox):
     holds()
 
 
-def test_what_a_program_makes_changes_and_removes_is_told(shell_sandbox):
+def test_what_a_program_makes_changes_and_removes_is_told(sandbox):
     files = {"a/old": File(b"1\n"), "a/gone": File(b"2\n")}
-    done = run(shell_sandbox, "cd a && echo 3 > new && rm gone && chmod 750 old && ln -s new link && mkdir d", files)
+    done = run(sandbox, "cd a && echo 3 > new && rm gone && chmod 750 old && ln -s new link && mkdir d", files)
     assert done.exit_code == 0 and done.files == {
         "a": FOLDER,
         "a/old": File(b"1\n", mode=0o750),
@@ -49,29 +49,29 @@ def test_what_a_program_makes_changes_and_removes_is_told(shell_sandbox):
     }
 
 
-def test_what_a_program_changed_gets_the_time_of_the_caller_and_nothing_else_does(shell_sandbox):
+def test_what_a_program_changed_gets_the_time_of_the_caller_and_nothing_else_does(sandbox):
     files = {"old": File(b"1", time=EPOCH - 5), "set": File(b"2", time=EPOCH - 5)}
     done = run(
-        shell_sandbox, "echo > new; touch -d 1999-09-09T00:00:00Z set; touch -d 2099-01-01 far", files, clock=EPOCH + 60
+        sandbox, "echo > new; touch -d 1999-09-09T00:00:00Z set; touch -d 2099-01-01 far", files, clock=EPOCH + 60
     )
     assert {path: file.time for path, file in done.files.items()} == {
         "old": EPOCH - 5, "new": EPOCH + 60, "set": 936835200, "far": EPOCH + 60
     }  # fmt: skip
 
 
-def test_listings_name_the_user_and_not_the_number_of_the_box(shell_sandbox):
-    shown = [run(shell_sandbox, "ls -l; whoami; stat -c %U:%G a", {"a": File(b"1")}).stdout for _ in range(2)]
+def test_listings_name_the_user_and_not_the_number_of_the_box(sandbox):
+    shown = [run(sandbox, "ls -l; whoami; stat -c %U:%G a", {"a": File(b"1")}).stdout for _ in range(2)]
     assert shown[0] == shown[1] and shown[0].endswith("user\nuser:user\n") and " user user 1 Jan  1  2020 a" in shown[0]
 
 
-def test_one_box_serves_programs_among_files_one_after_another(shell_sandbox):
+def test_one_box_serves_programs_among_files_one_after_another(sandbox):
     """Its scratch folder is emptied, whatever a program did to it. (Without files, a touched box is replaced.)"""
-    run(shell_sandbox, "true", {})
-    (box,) = shell_sandbox._boxes.queue
+    run(sandbox, "true", {})
+    (box,) = sandbox._boxes.queue
     for source in ("echo 1 > a; mkdir -p b/c; chmod 0 b", "ln -s / root; mkfifo pipe", "truncate -s 1G big"):
-        run(shell_sandbox, source, {"x/y": File(b"1")})
-        assert run(shell_sandbox, "ls -A /tmp", {}).stdout == ""
-        assert shell_sandbox._boxes.queue[0] is box
+        run(sandbox, source, {"x/y": File(b"1")})
+        assert run(sandbox, "ls -A /tmp", {}).stdout == ""
+        assert sandbox._boxes.queue[0] is box
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_one_box_serves_programs_among_files_one_after_another(shell_sandbox):
         ("for i in $(seq 80); do mkdir d; cd d; done", "there are more than 64 folders inside each other"),
     ],
 )
-def test_what_cannot_be_a_value_is_told(shell_sandbox, source, reason):
-    done = run(shell_sandbox, source + " 2>/dev/null; true", {})
+def test_what_cannot_be_a_value_is_told(sandbox, source, reason):
+    done = run(sandbox, source + " 2>/dev/null; true", {})
     assert done.files is None and reason in done.not_kept
-    assert run(shell_sandbox, "ls -A", {}).stdout == ""
+    assert run(sandbox, "ls -A", {}).stdout == ""
 
 
 @pytest.mark.parametrize("path", ["", "/a", "../a", "a/../b", "a//b", "./a", "a/"])
-def test_only_paths_below_the_scratch_folder_are_taken(shell_sandbox, path):
+def test_only_paths_below_the_scratch_folder_are_taken(sandbox, path):
     with pytest.raises(InputError, match="below the scratch folder"):
-        run(shell_sandbox, "true", {path: File()})
+        run(sandbox, "true", {path: File()})
 
 
-def test_files_that_leave_no_room_are_refused(shell_sandbox):
-    limits = shell_sandbox.config.limits
+def test_files_that_leave_no_room_are_refused(sandbox):
+    limits = sandbox.config.limits
     for files in ({"a": File(bytes(limits.disk_bytes))}, {str(n): File() for n in range(limits.files)}):
         with pytest.raises(InputError, match="leave too little room"):
-            run(shell_sandbox, "true", files)
+            run(sandbox, "true", files)

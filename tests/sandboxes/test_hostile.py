@@ -5,7 +5,9 @@ import os
 import resource
 import socket
 import subprocess
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 from hostile import CONFIG, ENDLESS, INFLUENCE, PROBE, PYTHON, SHELL
@@ -75,17 +77,8 @@ def attack(sandbox, language, name, host, files=None):
 
 
 @pytest.fixture(scope="module")
-def untouched(sandbox):
-    return answer_of_a_fresh_box(sandbox)
-
-
-@pytest.fixture(scope="module")
-def untouched_shell(shell_sandbox):
-    return answer_of_a_fresh_box(shell_sandbox)
-
-
-def answer_of_a_fresh_box(sandbox):
-    with Sandbox(CONFIG, enclosure=sandbox._enclosure) as fresh:
+def untouched():
+    with Sandbox(CONFIG) as fresh:
         return answer(fresh)
 
 
@@ -101,21 +94,31 @@ def test_a_program_is_contained_and_changes_nothing_for_the_next_that(name, sand
 
 
 @pytest.mark.parametrize("name", SHELL)
-def test_a_command_is_contained_and_changes_nothing_for_the_next_that(name, shell_sandbox, host, untouched_shell):
-    attack(shell_sandbox, "shell", name, host)
-    assert answer(shell_sandbox) == untouched_shell
+def test_a_command_is_contained_and_changes_nothing_for_the_next_that(name, sandbox, host, untouched):
+    attack(sandbox, "shell", name, host)
+    assert answer(sandbox) == untouched
 
 
 AMONG = {"work/a.txt": File(b"a\n"), "work/link": File(b"/usr", "link")}
 
 
 @pytest.mark.parametrize("name", [*INFLUENCE, *SHELL])
-def test_a_program_among_files_is_contained_and_changes_nothing_for_the_next_that(
-    name, shell_sandbox, host, untouched_shell
-):
+def test_a_program_among_files_is_contained_and_changes_nothing_for_the_next_that(name, sandbox, host, untouched):
     """The box is emptied instead of replaced: nothing of the files, or of what a program did to them, stays."""
-    attack(shell_sandbox, "python" if name in PYTHON else "shell", name, host, AMONG)
-    assert answer(shell_sandbox) == untouched_shell
+    attack(sandbox, "python" if name in PYTHON else "shell", name, host, AMONG)
+    assert answer(sandbox) == untouched
+
+
+@pytest.mark.skipif("TURNTREE_PAIRS" not in os.environ, reason="make test-pairs")
+@pytest.mark.parametrize("name", [*PYTHON, *SHELL])
+def test_a_program_changes_nothing_for_another_one_beside_it_that(name, host, untouched):
+    language, source = ("python" if name in PYTHON else "shell"), (PYTHON | SHELL)[name].format(**host)
+    with Sandbox(replace(CONFIG, boxes=2)) as sandbox:
+        beside = threading.Thread(target=sandbox.run, args=(source,), kwargs={"language": language, "seconds": 1.0})
+        beside.start()
+        answers = [answer(sandbox) for _ in range(3)]
+        beside.join()
+    assert answers == [untouched] * 3
 
 
 def test_what_a_program_answers_does_not_depend_on_what_ran_before_it(sandbox, host, untouched):
@@ -133,8 +136,8 @@ def test_the_corpus_is_as_large_as_promised():
     assert len(PYTHON) + len(SHELL) >= 40
 
 
-def test_nothing_is_left_running_on_the_host(shell_sandbox, host):
+def test_nothing_is_left_running_on_the_host(sandbox, host):
     marker = "987654.25"
-    shell_sandbox.run(f"(setsid sleep {marker} &); setsid nohup sleep {marker} & exit 0", language="shell")
+    sandbox.run(f"(setsid sleep {marker} &); setsid nohup sleep {marker} & exit 0", language="shell")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert f"sleep {marker}" not in listed

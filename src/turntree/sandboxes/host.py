@@ -5,17 +5,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from turntree.core.errors import TurntreeError
+from turntree.sandboxes.enclosure import GUEST_ROOT, Bubblewrap, Interpreter
 from turntree.sandboxes.limits import EPOCH, Execution, File, Files, Language, SandboxConfig
 
 _START_SECONDS = 30.0
@@ -29,62 +27,27 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-_MAIN = "import sys; sys.path.insert(0, {root!r}); import json; from turntree.sandboxes.guest.serve import main; "
-_MAIN += "sys.path.pop(0); main({channel}, json.loads({settings!r}))"
+_LINK = 3  # the guest's end: like its command, which programs see, the same in every box
+_START = f"import os, sys; sys.path.insert(0, {GUEST_ROOT!r}); from turntree.sandboxes.guest"
+_OWN = f"{_START}.kernel import own; os.dup2({{channel}}, {_LINK}); own({{uid}}); os.execv(sys.argv[1], sys.argv[1:])"
+_MAIN = f"{_START}.serve import main; main({_LINK})"
 
 
 class SandboxLost(TurntreeError):
     """No box works: none starts, or boxes die under a harmless program too. The rollout is censored, not punished."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interpreter:
-    """`program` needs the files under `prefix`."""
-
-    program: str
-    prefix: str
-
-    @classmethod
-    def candidates(cls) -> list[Interpreter]:
-        """The running interpreter (the base of a virtual environment), then the system's."""
-        own = cls(program=os.path.realpath(sys.executable), prefix=sys.base_prefix)
-        system = cls(program="/usr/bin/python3", prefix="/usr")
-        return [own, system] if own.prefix != "/usr" and os.path.exists(system.program) else [own]
-
-
-class Enclosure(Protocol):
-    """A way to confine the guest (`bubblewrap`, `landlock`)."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def languages(self) -> frozenset[Language]: ...
-
-    def settings(self, config: SandboxConfig, interpreter: Interpreter) -> dict[str, Any]:
-        """What the guest must do to itself: `uid`, `landlock`, `alone`, the `folder` where programs start."""
-        ...
-
-    def command(self, config: SandboxConfig, interpreter: Interpreter) -> list[str]:
-        """What comes before the interpreter's own command line."""
-        ...
-
-    def package_root(self) -> str:
-        """The folder that holds `turntree`, as the guest sees it."""
-        ...
-
-
 class Box:
-    """One guest in one enclosure. Runs one program at a time."""
+    """One guest in bubblewrap. Runs one program at a time."""
 
-    def __init__(self, enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig) -> None:
+    def __init__(self, enclosure: Bubblewrap, interpreter: Interpreter, config: SandboxConfig) -> None:
         """Raises `SandboxLost` with what the guest said when it does not come up."""
-        self._limits = config.limits
+        self._limits, settings = config.limits, _settings(enclosure, config)
         self._link, theirs = socket.socketpair()
         with theirs:
-            command = _command(enclosure, interpreter, config, theirs.fileno())
+            own = _OWN.format(channel=theirs.fileno(), uid=settings["uid"])
             self._process = subprocess.Popen(
-                command,
+                _command(enclosure, interpreter, config, own),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -94,6 +57,8 @@ class Box:
                 start_new_session=True,
             )
         self._unread = bytearray()
+        with contextlib.suppress(OSError):  # it has ended, and says why
+            self._link.sendall(json.dumps(settings).encode() + b"\n")
         if self._line(time.monotonic() + _START_SECONDS) is None:
             words = self._last_words()
             self.close()
@@ -101,8 +66,8 @@ class Box:
 
     def run(
         self, language: Language, source: str, seconds: float, files: Files | None = None, clock: int = EPOCH
-    ) -> tuple[Execution, bool]:
-        """The execution, and whether the box may be used again. Raises `SandboxLost` when the box died under it."""
+    ) -> Execution:
+        """Raises `SandboxLost` when the box died under the program. A box that does not answer in time is hung up."""
         started = time.monotonic()
         request: dict[str, Any] = {"language": language, "source": source, "seconds": seconds}
         if files is not None:
@@ -115,17 +80,16 @@ class Box:
         except OSError as error:
             raise SandboxLost(f"the box died: {error}") from error
         if reply is not None:
-            again = not reply.pop("dirty")
             if reply.get("files") is not None:
                 reply["files"] = _files(reply["files"], files or {})
-            return Execution(**reply), again
+            return Execution(**reply)
         if time.monotonic() < deadline:
             raise SandboxLost(f"the box died: {self._last_words()}")
-        silent = Execution(
+        self._hang_up()
+        return Execution(
             stdout="", stderr="", value=None, truncated=False, timed_out=True, exit_code=None,
             seconds=time.monotonic() - started,
         )  # fmt: skip
-        return silent, False
 
     @property
     def dead(self) -> bool:
@@ -163,7 +127,7 @@ class Box:
             self._link.settimeout(left)
             try:
                 chunk = self._link.recv(65536)
-            except TimeoutError:
+            except (TimeoutError, ConnectionResetError):  # it ended before it read everything
                 return None
             if not chunk:
                 return None
@@ -204,17 +168,20 @@ def _files(entries: list[list[Any]], before: Files) -> Files:
     return now
 
 
-def _command(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig, channel: int) -> list[str]:
+def _settings(enclosure: Bubblewrap, config: SandboxConfig) -> dict[str, Any]:
+    """What the guest is told first (`guest.serve.main`)."""
     limits = config.limits
-    settings = enclosure.settings(config, interpreter)
-    settings["bounds"] = {
+    bounds = {
         "memory_bytes": limits.memory_bytes,
         "file_bytes": limits.disk_bytes,
         "open_files": limits.open_files,
         "output_bytes": limits.output_bytes,
-        "alone": settings.pop("alone"),
+        "processes": limits.processes,
     }
-    settings |= {"processes": limits.processes, "files": limits.files}
-    settings |= {"packages": list(config.packages), "preload": list(config.preload)}
-    main = _MAIN.format(root=enclosure.package_root(), channel=channel, settings=json.dumps(settings))
-    return [*enclosure.command(config, interpreter), interpreter.program, "-s", "-S", "-B", "-c", main]
+    told = {"bounds": bounds, "files": limits.files, "packages": config.packages, "preload": config.preload}
+    return {**enclosure.settings(), **told}
+
+
+def _command(enclosure: Bubblewrap, interpreter: Interpreter, config: SandboxConfig, own: str) -> list[str]:
+    bare = [interpreter.program, "-s", "-S", "-B", "-c"]
+    return [*enclosure.command(config, interpreter), *bare, own, *bare, _MAIN]

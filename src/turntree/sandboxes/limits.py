@@ -30,7 +30,7 @@ Files = Mapping[str, File]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds of one execution. Landlock allows neither processes beside the first nor files."""
+    """Bounds of one execution."""
 
     seconds: float = 10.0
     """Wall-clock time of one execution."""
@@ -57,14 +57,11 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxConfig:
-    """Where programs of the policy run. Under Landlock they may leave traces in the times at which files were read."""
+    """Where programs of the policy run."""
 
     limits: Limits = Limits()
     boxes: int = 2
     """Executions that may run at once."""
-    landlock: bool = False
-    """Accept Landlock where there is no bubblewrap: programs then learn that files of the host exist, their sizes and
-    times (docs/design/sandbox.md)."""
     packages: tuple[str, ...] = ()
     """Folders of importable packages that programs may read."""
     preload: tuple[str, ...] = ("math", "cmath", "json", "re", "itertools", "collections", "fractions", "datetime")
@@ -89,6 +86,7 @@ class Execution:
     exit_code: int | None
     seconds: float
     lost: bool = False
+    alone: bool = False  # no other box of its sandbox ran a program meanwhile
     files: Files | None = None  # of a program that ran among files: what became of them
     not_kept: str | None = None  # why they cannot be kept, where that is so
 
@@ -98,6 +96,6 @@ class Execution:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same program will give the same answer: it ended without an error (an error may come from a
-        limit, a signal or the state of the machine)."""
-        return self.exit_code == 0 and not self.timed_out
+        """Whether the same program will give the same answer: it ran alone, and ended without an error (an error may
+        come from a limit, a signal or the state of the machine)."""
+        return self.alone and self.exit_code == 0 and not self.timed_out

@@ -7,13 +7,15 @@ import os
 import queue
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from turntree.core.errors import InputError, TurntreeError
-from turntree.sandboxes.enclosures import Bubblewrap, Landlock
-from turntree.sandboxes.host import Box, Enclosure, Interpreter, SandboxLost
+from turntree.core.errors import InputError
+from turntree.sandboxes.enclosure import Bubblewrap, Interpreter
+from turntree.sandboxes.host import Box, SandboxLost
 from turntree.sandboxes.limits import EPOCH, Execution, Files, Language, Limits, SandboxConfig
 
 _LOSSES = 2  # boxes that a program may end before that counts as its outcome
@@ -49,12 +51,14 @@ class Sandbox:
     fixed). Use it as a context manager, or `close` it.
     """
 
-    def __init__(self, config: SandboxConfig | None = None, *, enclosure: Enclosure | None = None) -> None:
-        """Probes `enclosure`, or else bubblewrap and then (where the configuration accepts it) Landlock. Raises
-        `InputError` when nothing here contains a program: there is no way to run one unsandboxed."""
+    def __init__(self, config: SandboxConfig | None = None, *, enclosure: Bubblewrap | None = None) -> None:
+        """Probes bubblewrap (or a variant of it: `enclosure`). Raises `InputError` when nothing here contains a
+        program: there is no way to run one unsandboxed."""
         self.config = config if config is not None else SandboxConfig()
         self._enclosure, self._interpreter, first = _chosen(self.config, enclosure)
         self.lost = 0  # boxes that died, under a program or idle, each replaced
+        self._lock = threading.Lock()
+        self._running: list[_Held] = []
         self._boxes: queue.LifoQueue[Box | None] = queue.LifoQueue()
         for box in (*(None,) * (self.config.boxes - 1), first):
             self._boxes.put(box)
@@ -64,14 +68,6 @@ class Sandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def name(self) -> str:
-        return self._enclosure.name
-
-    @property
-    def languages(self) -> frozenset[Language]:
-        return self._enclosure.languages
 
     def run(
         self,
@@ -89,19 +85,17 @@ class Sandbox:
 
         If a second, fresh box dies under a program while a harmless program is answered, the program has ended its
         boxes: that is its outcome (`Execution.lost`). Raises `SandboxLost` when the harmless program is not answered
-        either, and `InputError` for a language that this machine's sandbox cannot contain.
+        either.
         """
-        if language not in self.languages:
-            raise InputError(f"{self.name} cannot contain {language} programs", hint="install bubblewrap (bwrap)")
         if files is not None:
-            _check_files(files, self.languages, self.config.limits)
+            _check_files(files, self.config.limits)
         limit = self.config.limits.seconds if seconds is None else seconds
         started = time.monotonic()
         with self._box() as held:
             for _ in range(_LOSSES):
                 self.lost += held.fill()
                 try:
-                    return held.run(language, source, limit, files, clock)
+                    return replace(held.run(language, source, limit, files, clock), alone=held.alone)
                 except SandboxLost:
                     self.lost += 1
             held.fill()
@@ -121,9 +115,15 @@ class Sandbox:
     @contextlib.contextmanager
     def _box(self) -> Iterator[_Held]:
         held = _Held(self._boxes.get(), lambda: Box(self._enclosure, self._interpreter, self.config))
+        with self._lock:
+            self._running.append(held)
+            for each in self._running if len(self._running) > 1 else ():
+                each.alone = False
         try:
             yield held
         finally:
+            with self._lock:
+                self._running.remove(held)
             self._boxes.put(held.box)
 
 
@@ -132,6 +132,7 @@ class _Held:
 
     def __init__(self, box: Box | None, start: Callable[[], Box]) -> None:
         self.box, self._start = box, start
+        self.alone = True  # no other box of the sandbox ran a program meanwhile
 
     def fill(self) -> bool:
         """Start a box if there is none that lives. Returns whether one had died while it was idle: the next program is
@@ -147,21 +148,18 @@ class _Held:
     def run(
         self, language: Language, source: str, seconds: float, files: Files | None = None, clock: int = EPOCH
     ) -> Execution:
-        box, self.box, again = self.box, None, False
+        box, self.box = self.box, None
         assert box is not None
         try:
-            execution, again = box.run(language, source, seconds, files, clock)
-        finally:
-            if again:
-                self.box = box
-            else:
-                box.close()
+            execution = box.run(language, source, seconds, files, clock)
+        except BaseException:
+            box.close()
+            raise
+        self.box = box
         return execution
 
 
-def _check_files(files: Files, languages: frozenset[Language], limits: Limits) -> None:
-    if "shell" not in languages:
-        raise InputError("this machine's sandbox has no files", hint="install bubblewrap (bwrap)")
+def _check_files(files: Files, limits: Limits) -> None:
     for path in files:
         if not path or os.path.isabs(path) or os.path.normpath(path) != path or path.split("/")[0] == "..":
             raise InputError(f"{path!r} is not a path below the scratch folder", field="files", hint="like a/b.txt")
@@ -171,32 +169,26 @@ def _check_files(files: Files, languages: frozenset[Language], limits: Limits) -
         raise InputError(problem, field="files", hint="raise sandbox.limits.disk_bytes or sandbox.limits.files")
 
 
-def _chosen(config: SandboxConfig, enclosure: Enclosure | None) -> tuple[Enclosure, Interpreter, Box]:
-    """The first enclosure and interpreter that pass the probe, with the box that did."""
+def _chosen(config: SandboxConfig, enclosure: Bubblewrap | None) -> tuple[Bubblewrap, Interpreter, Box]:
+    """Bubblewrap and the first interpreter that pass the probe, with the box that did."""
     reasons: list[str] = []
-    for way in _ways(config) if enclosure is None else (lambda: enclosure,):
-        try:
-            found = way()
-        except InputError as error:
-            reasons.append(f"{way.__name__.lower()}: {error}")
-            continue
+    try:
+        found = Bubblewrap() if enclosure is None else enclosure
         for interpreter in Interpreter.candidates():
             try:
                 return found, interpreter, probed(found, interpreter, config)
-            except (TurntreeError, OSError) as error:
-                reasons.append(f"{found.name} with {interpreter.program}: {error}")
+            except (SandboxLost, OSError) as error:
+                reasons.append(f"with {interpreter.program}: {error}")
+    except InputError as error:
+        reasons.append(error.problem)
     raise InputError(
         f"this machine offers no sandbox for model-written programs ({'; '.join(reasons)})",
-        hint="install bubblewrap (bwrap) and allow it to make namespaces, or accept the weaker Landlock of Linux 6.2 "
-        "or later (landlock=true of the sandbox, --set environment.sandbox.landlock=true; docs/design/sandbox.md)",
+        hint="install bubblewrap (bwrap) and libseccomp, and allow namespaces and overlays to be made: "
+        "docs/design/sandbox.md",
     )
 
 
-def _ways(config: SandboxConfig) -> tuple[Callable[[], Enclosure], ...]:
-    return (Bubblewrap, Landlock) if config.landlock else (Bubblewrap,)
-
-
-def probed(enclosure: Enclosure, interpreter: Interpreter, config: SandboxConfig) -> Box:
+def probed(enclosure: Bubblewrap, interpreter: Interpreter, config: SandboxConfig) -> Box:
     """A box that passed the probe. Raises `SandboxLost` with what it let through."""
     box = Box(enclosure, interpreter, config)
     try:
@@ -220,6 +212,6 @@ def _attack(box: Box, config: SandboxConfig) -> None:
             host=os.getpid(),
             memory=config.limits.memory_bytes,
         )
-        execution, _ = box.run("python", program, min(10.0, config.limits.seconds))
+        execution = box.run("python", program, min(10.0, config.limits.seconds))
         if execution.value != "[]" or outside.exists():
             raise SandboxLost(f"the probe was not contained: {execution.value or execution.stderr.strip()[-200:]}")

@@ -108,9 +108,9 @@ def _quoted(text: str) -> str:
 class SandboxTool:
     """`python` (the last line, if an expression, is shown as its value); every call starts afresh."""
 
-    pure = True
-
-    def __init__(self, sandbox: Sandbox) -> None:
+    def __init__(self, sandbox: Sandbox, *, cached: bool = False) -> None:
+        """`cached`: answers of programs that ran alone are kept (`Execution.repeatable`)."""
+        self.pure = cached
         parameters = _one_string("code", "The program.")
         self.spec = ToolSpec("python", "Run a Python program. Every call starts afresh.", parameters)
         self.version = repr(sorted(dataclasses.asdict(sandbox.config).items()))

@@ -1,4 +1,4 @@
-"""The scratch folder as a value: filled before a program, read and emptied after it, when all its processes are dead.
+"""The scratch folder as a value: filled before a program, read after it, when all its processes are dead.
 
 An entry is `[path, kind, mode, time, data]`: the path below the folder, "file", "folder" or "link", the permission
 bits, the time of the last change in whole seconds, and the contents in base64 (of a link: where it leads).
@@ -65,18 +65,6 @@ def read(root: str, most: int, count: int, started: float, clock: int) -> list[l
             raise NotKept(f"{path} is neither a file nor a folder nor a link")
         entries.append([path, kind, mode, time, base64.b64encode(data).decode()])
     return entries
-
-
-def empty(root: str) -> None:
-    """Remove everything below `root`."""
-    folders: list[str] = []
-    for _, place, found in _walk(root, "", 0):
-        if stat.S_ISDIR(found.st_mode):
-            folders.append(place)
-        else:
-            os.unlink(place)
-    for folder in reversed(folders):
-        os.rmdir(folder)
 
 
 def _walk(root: str, above: str, depth: int) -> Iterator[tuple[str, str, os.stat_result]]:

@@ -23,17 +23,18 @@ _CHUNK = 65536
 _NAME = "<program>"
 _VALUE, _SOURCE = 3, 4  # descriptors in the program's process, beside the standard three
 _BEGUN, _NOT_STARTED = b"+", b"-"  # what comes first from `_VALUE`, and what follows when the shell did not start
+_SIGNALS = 256  # that wait at once: without a user of its own, boxes share the machine's bound
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of each program's process; `alone`: the box has its own process space."""
+    """The limits of each program's process, and of how many there may be."""
 
     memory_bytes: int
     file_bytes: int
     open_files: int
     output_bytes: int
-    alone: bool
+    processes: int
 
 
 @dataclass
@@ -66,27 +67,34 @@ class Stream:
 
 
 class Program:
-    """A process forked from the warm interpreter that waits for its source. Nothing it does is seen by the next one."""
+    """A program that waits for its source, in a process space of its own: nothing it does is seen by the next one.
 
-    def __init__(self, bounds: Bounds, system_calls: kernel.SystemCallFilter, channel: int) -> None:
-        pipes = [os.pipe() for _ in range(4)]
-        (source, self._source), *outputs = pipes
-        parent = os.getpid()
-        self.process = os.fork()
-        if self.process == 0:
+    This process is outside of that space. Its child is process 1 there: it starts the program, inherits every orphan,
+    tells how the program ended and ends, and the kernel then ends all that is left.
+    """
+
+    def __init__(self, bounds: Bounds, uid: int | None, system_calls: kernel.SystemCallFilter, channel: int) -> None:
+        pipes = [os.pipe() for _ in range(5)]
+        (source, self._source), (self._ended, ended), *outputs = pipes
+        self._first = os.fork()
+        if self._first == 0:
             writers = [write for _, write in outputs]
+            os.close(self._source)
             try:
-                _become_program(parent, source, writers, channel, bounds, system_calls)
+                _become_first(ended, source, writers, channel, bounds, uid, system_calls)
+            except BaseException as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             finally:
                 os._exit(127)
         os.close(source)
+        os.close(ended)
         for read, write in outputs:
             os.close(write)
             os.set_blocking(read, False)
-        self._alone, self._channel = bounds.alone, channel
+        self._channel = channel
         limits = (bounds.output_bytes, bounds.output_bytes, bounds.output_bytes + len(_BEGUN))
         self._streams = [Stream(read, limit) for (read, _), limit in zip(outputs, limits, strict=True)]
-        self._exited = os.pidfd_open(self.process)
+        self._exited = os.pidfd_open(self._first)
 
     def run(self, language: str, source: str, seconds: float) -> dict[str, Any]:
         """Feed it, read it, end it. Returns the reply of the protocol. Raises `ChildProcessError` when it never began:
@@ -94,24 +102,23 @@ class Program:
         started = time.monotonic()
         deadline = started + seconds
         timed_out, flooded = self._watch((language[0] + source).encode("utf-8", "replace"), deadline)
-        self._end()
-        _, status = os.waitpid(self.process, 0)
+        os.kill(self._first, signal.SIGKILL)
+        os.waitpid(self._first, 0)  # after all other processes of its space
         for stream in self._streams:
             stream.drain()
-            os.close(stream.descriptor)
-        os.close(self._exited)
         out, err, value = self._streams
-        code = os.waitstatus_to_exitcode(status)
-        said = value.text
+        code, said = os.read(self._ended, _CHUNK).decode(), value.text
         if said[:1].encode() != _BEGUN or (language == "shell" and value.written > 1):
-            raise ChildProcessError(f"a program did not begin (exit code {code})")
+            raise ChildProcessError(f"a program did not begin (exit code {code or 'unknown'})")
+        if not (code or timed_out or flooded):
+            raise ChildProcessError("a program's first process ended before it")
         return {
             "stdout": out.text,
             "stderr": err.text,
             "value": said[1:] if value.written > 1 else None,
             "truncated": any(stream.written > stream.limit for stream in self._streams),
             "timed_out": timed_out,
-            "exit_code": None if timed_out or flooded else code,
+            "exit_code": None if timed_out or flooded else int(code),
             "seconds": time.monotonic() - started,
         }
 
@@ -127,7 +134,7 @@ class Program:
         while (left := deadline - time.monotonic()) > 0:
             for descriptor, _ in poller.poll(left * 1000 + 1):
                 if descriptor == self._channel:
-                    os._exit(0)  # the host hung up: the box ends, and the program with it
+                    os._exit(1)  # the host hung up: the box ends, and the program with it
                 if descriptor == self._exited:
                     self._stop_feeding(poller)
                     return False, False
@@ -162,27 +169,39 @@ class Program:
             os.close(self._source)
             self._source = -1
 
-    def _end(self) -> None:
-        """Kill it and, in a process space of our own, all that it started: the guest is process 1 there, which a
-        signal to everyone spares, and which inherits every orphan."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1 if self._alone else self.process, signal.SIGKILL)
 
-
-def reap() -> None:
-    """Wait for the orphans that were killed."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
+def _become_first(
+    ended: int,
+    source: int,
+    writers: list[int],
+    channel: int,
+    bounds: Bounds,
+    uid: int | None,
+    system_calls: kernel.SystemCallFilter,
+) -> None:
+    """Process 1: no signal from inside reaches it, and it holds no privilege."""
+    kernel.mount_processes()
+    kernel.drop_privileges(uid)
+    kernel.die_with_parent()
+    most = bounds.processes + (2 if uid is not None else 3)  # with those of ours that the kernel counts
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+    program = os.fork()
+    if program == 0:
+        try:
+            _become_program(source, writers, channel, bounds, system_calls)
+        finally:
+            os._exit(127)
+    while True:
+        process, status = os.waitpid(-1, 0)
+        if process == program:
+            os.write(ended, b"%d" % os.waitstatus_to_exitcode(status))
+            os._exit(0)
 
 
 def _become_program(
-    parent: int, source: int, writers: list[int], channel: int, bounds: Bounds, system_calls: kernel.SystemCallFilter
+    source: int, writers: list[int], channel: int, bounds: Bounds, system_calls: kernel.SystemCallFilter
 ) -> None:
     """The child: limits first, then nothing but its pipes, then the program."""
-    kernel.die_with_parent()
-    if os.getppid() != parent:
-        return
     os.close(channel)
     os.setpgid(0, 0)
     given = [os.open("/dev/null", os.O_RDONLY), *writers, source]
@@ -194,8 +213,9 @@ def _become_program(
         (resource.RLIMIT_AS, bounds.memory_bytes),
         (resource.RLIMIT_FSIZE, bounds.file_bytes),
         (resource.RLIMIT_NOFILE, bounds.open_files),
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, 1),  # with 0 a host that pipes core dumps to a program would start it
         (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_SIGPENDING, _SIGNALS),
     ):
         resource.setrlimit(kind, (limit, limit))
     system_calls.apply()

@@ -1,73 +1,85 @@
-"""The two ways to confine a guest: bubblewrap's namespaces, and Landlock where there is no bubblewrap."""
+"""How a guest is confined: by bubblewrap, and by what the guest then does to itself."""
 
 from __future__ import annotations
 
+import base64
 import os
 import secrets
 import shutil
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.sandboxes.guest.kernel import NAMES
-from turntree.sandboxes.host import Interpreter
-from turntree.sandboxes.limits import Language, SandboxConfig
+from turntree.sandboxes.calls import compiled
+from turntree.sandboxes.guest.kernel import OWN
+from turntree.sandboxes.limits import SandboxConfig
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_GUEST_ROOT = "/run/guest"
+GUEST_ROOT = "/run/guest"
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime")
 
 
-class Bubblewrap:
-    """Separate namespaces for everything (no network, no other process, a file system with /usr read-only and a small
-    scratch folder in memory).
+@dataclass(frozen=True, kw_only=True)
+class Interpreter:
+    """`program` needs the files under `prefix`."""
 
-    Bubblewrap leaves the guest a capability with which it mounts the scratch folder (bubblewrap itself cannot bound
-    the number of files), and the guest gives it up before it runs anything. As root, no user namespace is made: with
-    three more capabilities the guest takes an unused user id. Inside a user namespace root's programs would still be
-    the host's root to the kernel, which exempts them from the limit on processes. Others get a user namespace.
+    program: str
+    prefix: str
+
+    @classmethod
+    def candidates(cls) -> list[Interpreter]:
+        """The running interpreter (the base of a virtual environment), then the system's."""
+        own = cls(program=os.path.realpath(sys.executable), prefix=sys.base_prefix)
+        system = cls(program="/usr/bin/python3", prefix="/usr")
+        return [own, system] if own.prefix != "/usr" and os.path.exists(system.program) else [own]
+
+
+class Bubblewrap:
+    """Separate namespaces for everything (no network, no other process, a file system with /usr read-only).
+
+    Bubblewrap leaves the guest a capability with which it makes the box's file system its own (`guest.kernel.own`) and
+    spaces for every program; what runs or serves a program gives it up. As root, no user namespace is made: with four
+    more capabilities the guest makes devices and takes an unused user id. Inside a user namespace root's programs would
+    still be the host's root to the kernel, which exempts them from the limit on processes. Others get a user namespace.
 
     Without `--die-with-parent`: to the kernel the parent is the thread that started the box, and tools run in threads
     of one call. The guest ends when its link is hung up, as it is by the end of this process.
     """
 
-    name = "bubblewrap"
-    languages: frozenset[Language] = frozenset({"python", "shell"})
-
     def __init__(self, program: str | None = None) -> None:
         found = program or shutil.which("bwrap")
         if found is None:
-            raise InputError("not installed")
+            raise InputError("bubblewrap is not installed")
         self._program = found
 
-    def settings(self, config: SandboxConfig, interpreter: Interpreter) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
+        """What the guest must do to itself: the user id of programs and the system calls that they may make."""
         # an id of its own for every box: limits on processes are counted by user
         uid = 2**20 + secrets.randbelow(2**30) if os.geteuid() == 0 else None
-        return {"uid": uid, "landlock": None, "alone": True, "folder": "/tmp"}
-
-    def package_root(self) -> str:
-        return _GUEST_ROOT
+        return {"uid": uid, "calls": base64.b64encode(compiled()).decode()}
 
     def command(self, config: SandboxConfig, interpreter: Interpreter) -> list[str]:
         namespaces = ["ipc", "pid", "net", "uts", "cgroup-try"]
         identity = ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
         if os.geteuid() == 0:
-            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_MKNOD"):
                 identity += ["--cap-add", capability]
         else:
             namespaces.append("user")
             identity += ["--uid", "1000", "--gid", "1000"]
-        code = f"{_GUEST_ROOT}/turntree/sandboxes"
         return [
             self._program, "--new-session", "--as-pid-1", "--hostname", "box",
             *(f"--unshare-{kind}" for kind in namespaces), *identity,
-            *_folders("/etc", "/run", NAMES), "--ro-bind", "/usr", "/usr", *_system(),
+            *_folders("/etc", "/run", OWN), "--ro-bind", "/usr", "/usr", *_system(),
             *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),
             *_read_only({package: package for package in config.packages}),
-            *_read_only({str(_PACKAGE / "sandboxes"): code}),
+            *_read_only({str(_PACKAGE / "sandboxes"): f"{GUEST_ROOT}/turntree/sandboxes"}),
             "--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev",
-            "--symlink", f"{NAMES}/passwd", "/etc/passwd", "--symlink", f"{NAMES}/group", "/etc/group",
+            "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts",  # all boxes would share the machine's terminals
+            "--symlink", f"{OWN}/passwd", "/etc/passwd", "--symlink", f"{OWN}/group", "/etc/group",
             "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/",
         ]  # fmt: skip
 
@@ -99,24 +111,3 @@ def _read_only(folders: dict[str, str]) -> list[str]:
                 options += _folders(str(parent))
         options += ["--ro-bind", source, target]
     return options
-
-
-class Landlock:
-    """Files denied by Landlock (Linux 6.2 or later), everything else by a system-call filter. Needs no package and no
-    privilege, but the program then runs directly on the host: programs may start no process or thread, send no signal
-    and write no file, which leaves shell commands out. They can still ask for the size and times of any file, so it is
-    used only where the configuration accepts that."""
-
-    name = "Landlock"
-    languages: frozenset[Language] = frozenset({"python"})
-
-    def settings(self, config: SandboxConfig, interpreter: Interpreter) -> dict[str, Any]:
-        readable = ["/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom", "/dev/zero"]
-        readable += [interpreter.prefix, *config.packages]
-        return {"uid": None, "landlock": readable, "alone": False, "folder": "/usr"}
-
-    def package_root(self) -> str:
-        return str(_PACKAGE.parent)
-
-    def command(self, config: SandboxConfig, interpreter: Interpreter) -> list[str]:
-        return []
