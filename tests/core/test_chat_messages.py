@@ -27,6 +27,7 @@ messages = st.builds(
     tool_call_id=st.none() | st.text(),
     name=st.none() | st.text(),
 )
+unknown_keys = st.text(min_size=1, max_size=50).filter(lambda key: key not in KNOWN)
 json_objects = st.dictionaries(st.text(max_size=8), values, max_size=2)
 
 
@@ -67,7 +68,7 @@ def test_text_parts_are_joined() -> None:
         ({"role": "user", "content": 3}, "field 'content': is neither text nor null"),
         ({"role": "user", "content": [{"type": "image_url"}]}, "field 'content': holds a part of type 'image_url'"),
         ({"role": "user", "content": [{"type": "thinking", "text": "x"}]}, "field 'content': holds a part of type 't"),
-        ({"role": "user", "content": ["x"]}, "field 'content': holds a part x that is not text"),
+        ({"role": "user", "content": ["x"]}, "field 'content': holds a part 'x' that is not text"),
         (
             {"role": "assistant", "tool_calls": [{"type": "custom", "name": "go"}]},
             "field 'tool_calls': holds a call of",
@@ -115,15 +116,19 @@ def call_with(**keys) -> dict:
 
 
 @pytest.mark.parametrize("strict", [True, False])
-@given(st.text(min_size=1, max_size=50).filter(lambda key: key not in KNOWN), st.sampled_from([None, "", "{}", {}]), json_objects)
-def test_arguments_under_another_key_are_never_empty_arguments(strict: bool, key: str, empty, given_: dict) -> None:
+@given(
+    unknown_keys,
+    st.sampled_from([None, "", "{}", {}]),
+    json_objects,
+)
+def test_arguments_under_another_key_are_never_empty_arguments(strict: bool, key: str, empty, held: dict) -> None:
     with pytest.raises(InputError) as error:
-        Message.from_chat(call_with(arguments=empty, **{key: given_}), strict=strict)
+        Message.from_chat(call_with(arguments=empty, **{key: held}), strict=strict)
     assert error.value.field == f"tool_calls.{key}"
 
 
 @given(
-    st.text(min_size=1, max_size=50).filter(lambda key: key not in KNOWN),
+    unknown_keys,
     st.dictionaries(st.text(max_size=8), values, min_size=1, max_size=2),
 )
 def test_what_is_unknown_in_a_call_or_a_part_is_refused_or_counted(key: str, held: dict) -> None:

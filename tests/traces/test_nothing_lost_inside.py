@@ -58,7 +58,8 @@ def rows_of(name: str) -> list[Any]:
         "sweagent": in_parts(TRAJ) | {"tools": [renamed_tool("find_file")]},
         "openhands": in_parts(OPENHANDS),
         "swe_gym": in_parts(SWE_GYM) | {"tools": [renamed_tool("execute_bash")]},
-        "atif": in_parts(ATIF, "message") | {"agent": ATIF["agent"] | {"tool_definitions": [TOOL]}},
+        "atif": in_parts(ATIF, "message")
+        | {"agent": ATIF["agent"] | {"tool_definitions": [renamed_tool("bash_command")]}},
         "verifiers": in_parts(RECORD) | {"tool_defs": [TOOL]},
         "sharegpt": SHAREGPT,
     }
@@ -147,7 +148,7 @@ def told_elsewhere(name: str, path: Path) -> bool:
         return True
     if "tool_call_metadata" not in path or "tool_calls" not in path:
         return False
-    told = rows_of(name)
+    told: Any = rows_of(name)
     for step in path[: path.index("tool_call_metadata") + 1]:
         told = told[step]
     calls = told["model_response"]["choices"][0]["message"]["tool_calls"]
@@ -221,7 +222,7 @@ def test_the_words_of_a_part_that_is_not_text_are_no_words_of_a_message(
     messages = [message for trace in traces for message in trace.messages]
     assert not any("SECRET" in message.content for message in messages)
     thought = any("SECRET" in message.reasoning for message in messages)
-    assert thought or report.ignored.total() > read(name, rows_of(name))[1].ignored.total()
+    assert thought or not traces or report.ignored.total() > read(name, rows_of(name))[1].ignored.total()
 
 
 @settings(max_examples=50)

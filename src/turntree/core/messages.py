@@ -25,6 +25,7 @@ _CALL_KEYS, _FUNCTION_KEYS = ("id", "type", "index", "function"), ("name", "argu
 _BESIDE = ("cache_control", "cache_prompt", "annotations", "logprobs", "citations", "signature", "extra_content",
            "provider_specific_fields")  # fmt: skip
 _CALL_HINT = "each call is {id?, type?, function: {name, arguments}}"
+_SHAPES = (("text", "each part is {type: 'text', text}"), ("arguments", _CALL_HINT))
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,9 @@ class _Reading:
             if key in known or value is None:
                 continue
             if key not in _BESIDE and (self.strict or lacks):
-                hint = _CALL_HINT if inside == "tool_calls" else "each part is {type: 'text', text}"
-                raise InputError("unknown key", field=f"{inside}.{key}", hint=hint)
+                lacked, hint = _SHAPES[inside == "tool_calls"]
+                problem = f"unknown key, and no {lacked}" if lacks else "unknown key"
+                raise InputError(problem, field=f"{inside}.{key}", hint=hint)
             if value not in ([], {}, ""):
                 self.ignored[f"{'' if key in _BESIDE else 'unknown key '}{inside}[].{key}"] += 1
 
@@ -161,7 +163,7 @@ class _Reading:
             key = str(kind) if thought and "text" not in row else "text"
             text = row.get(key)
             if not (thought or kind in _TEXT_PARTS) or not isinstance(text, str):
-                what = f"of type {kind!r}" if kind else f"with keys {', '.join(row)}" if row else str(part)[:50]
+                what = f"of type {kind!r}" if kind else repr(cast("object", part))[:50]
                 raise InputError(f"holds a part {what} that is not text", field=field, hint=_part_hint(kind))
             self.unknown(row, ("type", key), field, lacks=not text)
             (thoughts if thought else texts).append(text)
@@ -181,9 +183,9 @@ class _Reading:
             raise InputError("has no function name", field="tool_calls", hint=_CALL_HINT)
         body = cast("dict[str, Any]", function)
         arguments = read_arguments(body["name"], body.get("arguments"))
-        outer = {key: value for key, value in row.items() if key not in _CALL_KEYS}
-        inner = {key: value for key, value in body.items() if key not in (*_CALL_KEYS, *_FUNCTION_KEYS)}
-        self.unknown({**outer, **inner} if nested else inner, (), "tool_calls", lacks=not arguments)
+        known = () if nested else _FUNCTION_KEYS
+        self.unknown(row, (*_CALL_KEYS, *known), "tool_calls", lacks=not arguments)
+        self.unknown(body if nested else {}, _FUNCTION_KEYS, "tool_calls", lacks=not arguments)
         return ToolCall(name=body["name"], arguments=arguments, id=row.get("id"))
 
 

@@ -27,18 +27,18 @@ DAMAGED: tuple[type[Exception], ...] = (EOFError, lzma.LZMAError, zlib.error, gz
 _HUGE = re.compile(r"[eE]\+?\d{3}|\d{309}")  # what a number that no float can hold looks like
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
+_ROWS = "write its rows as JSON lines"
 _BINARY = {  # how files begin that hold no text
-    b"PAR1": ("a Parquet file", "write its rows as JSON lines"),
+    b"PAR1": ("a Parquet file", _ROWS),
     b"PK\x03\x04": ("a zip archive (logs of Inspect, *.eval, are such)", "extract it, and name the JSON files in it"),
     b"\x1f\x8b": ("a gzip archive", "give it a name that ends in .gz, a tar archive one in .tar.gz"),
     b"\xfd7zXZ": ("an xz archive", "give it a name that ends in .xz, a tar archive one in .tar.xz"),
-    b"\x28\xb5\x2f\xfd": ("a zstd archive", "decompress it (zstd -d)"),
-    b"BZh": ("a bzip2 archive", "decompress it (bunzip2)"),
-    b"ARROW1": ("an Arrow file", "write its rows as JSON lines"),
-    b"\xff\xff\xff\xff": ("an Arrow stream", "write its rows as JSON lines"),
-    b"SQLite format 3": ("an SQLite database", "write its rows as JSON lines"),
-    b"\x89HDF": ("an HDF5 file", "write its rows as JSON lines"),
-    b"%PDF": ("a PDF file", "write its rows as JSON lines"),
+    b"\x28\xb5\x2f\xfd": ("a zstd archive", "decompress it"),
+    b"BZh": ("a bzip2 archive", "decompress it"),
+    b"ARROW1": ("an Arrow file", _ROWS),
+    b"\xff\xff\xff\xff": ("an Arrow stream", _ROWS),
+    b"SQLite format 3": ("an SQLite database", _ROWS),
+    b"\x89HDF": ("an HDF5 file", _ROWS),
 }
 
 

@@ -22,6 +22,7 @@ from turntree.observe.jsonl import parse_json, read_lines
 from turntree.rollouts.local import judge_turns
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
+from turntree.traces.formats.responses import EVERY_ITEM
 from turntree.traces.formats.row import chat_tools
 from turntree.traces.schema import Split, check_tools
 from turntree.verifiers import audit, rewrites
@@ -182,12 +183,7 @@ def read_actions(path: Path) -> Iterator[Said]:
 
 
 def _rows(path: Path) -> Iterator[tuple[Path, int, Any]]:
-    for number, line in read_lines(path):
-        if line.strip():
-            try:
-                yield path, number, parse_json(line.decode("utf-8"), path, number)
-            except UnicodeDecodeError as error:
-                raise InputError("is not UTF-8", path=path, line=number, hint="convert it") from error
+    return ((path, number, parse_json(line, path, number)) for number, line in read_lines(path))
 
 
 def _said(value: Any) -> Said:
@@ -244,7 +240,7 @@ def _of_items(items: Sequence[Any], tools: tuple[dict[str, Any], ...]) -> Said:
     for item in items:
         kind = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
         if kind == "function_call":
-            calls.append(_call({key: item[key] for key in item if key not in ("call_id", "status")}))
+            calls.append(_call({key: item[key] for key in item if key not in (*EVERY_ITEM, "call_id")}))
         elif kind == "message":
             texts.append(Message.from_chat({"role": "assistant", "content": item.get("content")}).content)
         elif kind == "output_text":

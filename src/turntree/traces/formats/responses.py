@@ -41,7 +41,7 @@ _ROW_KEYS = words(
     "pass_rate pass_rate_total pass_rate_passed scenario num_unique_actions meta_info source_trajectory_uid "
     "pivot_agent_turn_index"
 )
-_EVERY_ITEM = words(  # the last four are for training without tokenizing again
+EVERY_ITEM = words(  # the last four are for training without tokenizing again
     "type id status prompt_token_ids generation_token_ids generation_log_probs routed_experts"
 )
 _ITEM_KEYS = {
@@ -171,7 +171,7 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
     one turn later, in the importer."""
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = row.get("type") or ("message" if "role" in row else None)
-    unread = count_unknown(row, _EVERY_ITEM | _ITEM_KEYS.get(str(kind), frozenset()), "items[].", ignored)
+    unread = count_unknown(row, EVERY_ITEM | _ITEM_KEYS.get(str(kind), frozenset()), "items[].", ignored)
     cut = {"weight": 0} if row.get("status") == "incomplete" else {}  # the token limit ended the turn
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content"), **cut}
