@@ -23,6 +23,8 @@ pytestmark = pytest.mark.skipif(
 LS = {"type": "function", "function": {"name": "bash", "arguments": '{"command": "ls -la"}'}}
 SAME = {"type": "function", "function": {"name": "bash", "arguments": {"command": "ls -al\n"}}}
 
+PAY_ANN = {"type": "function", "function": {"name": "pay", "args": {"to": "Ann", "amount": 5}}}
+
 
 def lines(path: Path, *rows: Any) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -55,7 +57,7 @@ def chat(*calls: Any, text: str | None = None) -> dict[str, Any]:
         {"type": "function_call", "name": "bash", "arguments": '{"command": "ls -al"}'},
         {"type": "function_call_batch", "calls": [{"type": "function_call", **SAME["function"]}]},
         [{"type": "reasoning", "summary": []}, {"type": "function_call", **SAME["function"]}],
-        {"output": [{"type": "function_call", **SAME["function"]}]},
+        {"output": [{"type": "function_call", **SAME["function"], "call_id": "c", "generation_token_ids": [1]}]},
         {"expected_action": {"type": "function_call", **SAME["function"]}},
     ],
     ids=lambda row: "items" if isinstance(row, list) else next(iter(row)) + str(len(row)),
@@ -103,6 +105,10 @@ def test_options_are_keys_and_labels_say_how_far_it_agrees(tmp_path: Path) -> No
         ([{"role": "user", "content": "x"}], [chat(LS)], "'role': is 'user'"),
         ([chat({"function": {}})], [chat(LS)], "has no function name"),
         ([chat(LS)], [[{"type": "image"}]], "holds an item of type 'image'"),
+        ([chat(PAY_ANN)], [chat(PAY_ANN)], "gold.jsonl:1: field 'tool_calls.args': unknown key"),
+        ([chat(LS)], [{"type": "function_call", **PAY_ANN["function"]}], "field 'tool_calls.args': unknown key"),
+        ([chat(LS)], [chat(LS) | {"content": [{"type": "text", "text": "x", "y": 1}]}], "'content.y': unknown key"),
+        ([chat(LS) | {"tools": [{"name": "bash", "schema": {}}]}], [chat(LS)], "field 'tools[0].schema': unknown"),
     ],
 )
 def test_a_line_that_is_no_action_is_an_error_with_its_line(

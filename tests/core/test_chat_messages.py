@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
 from turntree.core.messages import ROLES, Message, ToolCall
 
+# keys of calls and parts that have a meaning, or none for the words (`messages._BESIDE`)
+KNOWN = (
+    *("id", "type", "index", "function", "name", "arguments", "text", "cache_control", "cache_prompt", "annotations"),
+    *("logprobs", "citations", "signature", "extra_content", "provider_specific_fields"),
+)
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4), st.lists, max_leaves=4)
 calls = st.builds(ToolCall, st.text(min_size=1), st.dictionaries(st.text(), values), st.none() | st.text(min_size=1))
 messages = st.builds(
@@ -19,6 +27,8 @@ messages = st.builds(
     tool_call_id=st.none() | st.text(),
     name=st.none() | st.text(),
 )
+unknown_keys = st.text(min_size=1, max_size=50).filter(lambda key: key not in KNOWN)
+json_objects = st.dictionaries(st.text(max_size=8), values, max_size=2)
 
 
 @given(messages)
@@ -51,10 +61,18 @@ def test_text_parts_are_joined() -> None:
     ("chat", "line"),
     [
         ("hello", "field 'messages': is not an object"),
-        ({"content": "hello"}, "field 'role': unknown role None; use one of system, user, assistant, tool"),
+        ({"content": "hello"}, "field 'role': is missing; use one of system, user, assistant, tool"),
+        ({"role": "human"}, "field 'role': unknown role 'human'; write 'user' for it"),
+        ({"role": "ai"}, "field 'role': unknown role 'ai'; write 'assistant' for it"),
         ({"role": "robot"}, "field 'role': unknown role 'robot'"),
         ({"role": "user", "content": 3}, "field 'content': is neither text nor null"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "field 'content': holds a part that is not text"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "field 'content': holds a part of type 'image_url'"),
+        ({"role": "user", "content": [{"type": "thinking", "text": "x"}]}, "field 'content': holds a part of type 't"),
+        ({"role": "user", "content": ["x"]}, "field 'content': holds a part 'x' that is not text"),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "custom", "name": "go"}]},
+            "field 'tool_calls': holds a call of",
+        ),
         ({"role": "assistant", "tool_calls": {"name": "go"}}, "field 'tool_calls': is not a list"),
         ({"role": "assistant", "tool_calls": ["go"]}, "field 'tool_calls': has no function name"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "field 'tool_calls': has no function name"),
@@ -91,3 +109,59 @@ def test_reasoning_is_read_by_all_its_names_and_written_by_one(key: str) -> None
 def test_reasoning_that_is_no_text_is_refused_by_its_name() -> None:
     with pytest.raises(InputError, match="field 'thinking': is neither text nor null"):
         Message.from_chat({"role": "assistant", "content": "", "thinking": {"signature": "x"}})
+
+
+def call_with(**keys) -> dict:
+    return {"role": "assistant", "tool_calls": [{"function": {"name": "pay", **keys}}]}
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@given(
+    unknown_keys,
+    st.sampled_from([None, "", "{}", {}]),
+    json_objects,
+)
+def test_arguments_under_another_key_are_never_empty_arguments(strict: bool, key: str, empty, held: dict) -> None:
+    with pytest.raises(InputError) as error:
+        Message.from_chat(call_with(arguments=empty, **{key: held}), strict=strict)
+    assert error.value.field == f"tool_calls.{key}"
+
+
+@given(
+    unknown_keys,
+    st.dictionaries(st.text(max_size=8), values, min_size=1, max_size=2),
+)
+def test_what_is_unknown_in_a_call_or_a_part_is_refused_or_counted(key: str, held: dict) -> None:
+    whole = call_with(arguments={"to": "Ann"}, **{key: held}) | {"content": [{"type": "text", "text": "x", key: held}]}
+    with pytest.raises(InputError, match="unknown key"):
+        Message.from_chat(whole)
+    ignored: Counter[str] = Counter()
+    read = Message.from_chat(whole, ignored, strict=False)
+    assert (read.content, read.tool_calls) == ("x", (ToolCall("pay", {"to": "Ann"}),))
+    assert ignored == {f"unknown key content[].{key}": 1, f"unknown key tool_calls[].{key}": 1}
+
+
+@given(st.sampled_from(["reasoning", "thinking", "document", "image"]) | st.text(min_size=1), st.sampled_from(ROLES))
+def test_the_words_of_a_part_that_is_not_text_are_never_content(kind: str, role: str) -> None:
+    assume(kind not in ("text", "input_text", "output_text"))
+    parts = [{"type": kind, "text": "SECRET"}, {"type": "text", "text": "51"}]
+    try:
+        read = Message.from_chat({"role": role, "content": parts})
+    except InputError as error:
+        assert error.field == "content"
+    else:
+        assert (read.role, read.content, read.reasoning) == ("assistant", "51", "SECRET")
+
+
+@given(st.text(max_size=8), json_objects, json_objects)
+def test_arguments_that_say_a_key_twice_are_refused_at_any_depth(key: str, one: dict, two: dict) -> None:
+    name = json.dumps(key)
+    twice = f"{{{name}: {json.dumps(one)}, {name}: {json.dumps(two)}}}"
+    for text in (twice, f'{{"deep": [{twice}]}}'):
+        with pytest.raises(InputError, match="stands in one object twice"):
+            Message.from_chat(call_with(arguments=text))
+
+
+def test_arguments_that_were_encoded_twice_are_refused_with_what_they_are() -> None:
+    with pytest.raises(InputError, match="JSON text inside JSON text"):
+        Message.from_chat(call_with(arguments=json.dumps(json.dumps({"to": "Ann"}))))

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from trace_strategies import row, untidy_lines
 
 from chat_import import import_chat
+from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
+from turntree.traces.assemble import reports_error
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import read_traces, write_traces
 
@@ -105,13 +107,13 @@ class TestStopping:
             (row(USER, HELLO, sucess=True), ":2: field 'sucess': unknown key; did you mean 'success'?", "unknown_key"),
             (row(USER, HELLO, licence="x"), ":2: field 'licence': unknown key; import with unknown_keys='keep'",
              "unknown_key"),
-            (row(USER, {**HELLO, "contnet": "x"}),
+            (row(USER, {"role": "assistant", "contnet": "x"}),
              ":2: field 'messages[1].contnet': unknown key; did you mean 'content'?", "unknown_key"),
             (row(USER, {"role": "assistant", "function_call": "f()"}),
              ":2: field 'messages[1].function_call': unknown key", "unknown_key"),
             (row(USER), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
             (row(), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
-            ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench: no", "unknown_format"),
+            ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench, atif,", "unknown_format"),
             (row(USER, HELLO, reward="1"), ":2: field 'reward': is '1', not a number;", "malformed_field"),
             (row(USER, HELLO, success="yes"), ":2: field 'success': is 'yes'; write true", "malformed_field"),
             (row(USER, HELLO, split="valid"), ":2: field 'split': is 'valid';", "malformed_field"),
@@ -153,7 +155,9 @@ class TestStopping:
     def test_an_image_in_the_history_ends_the_trace(self, file: Any) -> None:
         image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
         path = file(row(USER, HELLO, image, HELLO))
-        assert refusal(path).startswith(":1: field 'messages[2].content': holds a part that is not text;")
+        assert refusal(path).startswith(
+            ":1: field 'messages[2].content': holds a part of type 'image_url' that is not text;"
+        )
         traces, report = import_chat([path], on_error="drop")
         assert len(candidates(traces[0])) == 1
         assert report.dropped_turns == {"after_malformed_message": 1}
@@ -303,10 +307,18 @@ class TestTurns:
 
 class TestNames:
     def test_a_row_without_an_id_is_named_by_its_content(self, file: Any) -> None:
-        one, two = file(row(USER, HELLO), name="a.jsonl"), file(row(USER, HELLO, reward=1), name="b.jsonl")
+        one, two = file(row(USER, HELLO), name="a.jsonl"), file(row(USER, HELLO, domain=""), name="b.jsonl")
         [first], [second] = import_chat([one])[0], import_chat([two])[0]
         assert first.id == second.id
         assert import_chat([one, two])[1].dropped_traces == {"duplicate": 1}
+
+    def test_equal_words_with_another_outcome_are_another_trace(self, file: Any) -> None:
+        outcomes: list[dict[str, Any]] = [{}, {"reward": 0}, {"reward": 1}, {"success": True}]
+        traces, report = import_chat([file(*(row(USER, HELLO, **one) for one in outcomes))])
+        assert [trace.success for trace in traces] == [None, False, True, True]
+        assert len({trace.id for trace in traces}) == 4 and not report.dropped_traces
+        named = file(row(USER, HELLO, id="a", reward=0), row(USER, HELLO, id="a", reward=1))
+        assert refusal(named).startswith(":2: field 'id': 'a' names another trace already")
 
     def test_traces_of_one_task_are_one_group_and_prefixes_of_one_trajectory_too(self, file: Any) -> None:
         path = file(row(USER, HELLO), row(USER, HELLO, USER, HELLO), row({**USER, "content": "other"}, HELLO))
@@ -320,6 +332,112 @@ class TestNames:
         traces, _ = import_chat([file(*(row(*greeted, *rest) for rest in rows))])
         groups = [trace.group for trace in traces]
         assert groups[0] == groups[1] != groups[2]
+
+
+class TestOneCallToldTwice:
+    def imported(self, file: Any, said: dict[str, Any], **columns: Any) -> tuple[Message, dict[str, int]]:
+        [trace], report = import_chat([file(row(USER, said, answer(), HELLO, **columns))])
+        return trace.messages[1], dict(report.ignored)
+
+    def test_in_the_form_of_old_and_in_todays(self, file: Any) -> None:
+        old = {"name": "f", "arguments": '{"at": 1}'}
+        both = call(arguments={"at": 1}) | {"function_call": old}
+        said, ignored = self.imported(file, both)
+        assert said.tool_calls == (ToolCall("f", {"at": 1}, "1"),) and list(ignored.values()) == [1]
+        other = both | {"function_call": old | {"arguments": '{"at": 2}'}}
+        assert refusal(file(row(USER, other))).startswith(":1: field 'messages[1].function_call': is another call")
+
+    def test_in_the_text_and_beside_it(self, file: Any) -> None:
+        told = '<tool_call>\n{"name": "f", "arguments": {"at": 1}}\n</tool_call>'
+        said, ignored = self.imported(file, call(arguments={"at": 1}, content=f"<think>{told}</think>I go.\n{told}"))
+        assert (said.content, len(said.tool_calls)) == (f"<think>{told}</think>I go.", 1)
+        assert ignored == {"calls that are told twice": 1}
+        said, ignored = self.imported(file, call(arguments={"at": 2}, content=told))
+        assert (said.content, len(said.tool_calls), ignored) == (told, 1, {})
+
+    def test_with_one_id(self, file: Any) -> None:
+        twice = call()
+        twice["tool_calls"] *= 2
+        assert self.imported(file, twice)[1] == {"calls that are told twice": 1}
+        parallel = call(call_id=None)
+        parallel["tool_calls"] *= 2
+        [trace], report = import_chat([file(row(USER, parallel, answer(), answer(), HELLO))])
+        assert len(trace.messages[1].tool_calls) == 2 and not report.ignored, "calls without ids may be equal"
+
+
+@given(st.sampled_from(["planner", None]), st.sampled_from(["writer", "", None]))
+def test_two_speakers_are_two_turns_and_one_keeps_its_name(one: str | None, two: str | None) -> None:
+    said = [HELLO | {"name": one}, HELLO | {"name": two}]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.jsonl"
+        path.write_text(json.dumps(row(USER, *said)))
+        [trace], report = import_chat([path])
+    names = [message.name for message in trace.messages[1:]]
+    assert names == ([one] if one == two else [one, two])
+    assert report.merged_messages == (one == two)
+
+
+@pytest.mark.parametrize("text", [
+    '{"error": "city not found"}', '{"errors": ["x"]}', '{"isError": true, "content": []}', '{"success": false}',
+    '{"status": "error"}', '{"output": "", "metadata": {"exit_code": 2}}', "Error: no such order",
+    "ERROR: bash: no such file",
+    "error", "[ERROR] x", "Error executing tool f: x", "Traceback (most recent call last):\n...", "KeyError: 'x'",
+    "Error (404)", "  error!", "json.decoder.JSONDecodeError: x",
+])  # fmt: skip
+def test_a_result_that_tells_an_error_is_one(text: str) -> None:
+    assert reports_error(text.strip())
+
+
+@pytest.mark.parametrize("text", [
+    "Error rate: 3%", "Errors: 0\n4 C", "errors were not found", "error_log.txt", '{"error": null, "response": "4 C"}',
+    '{"error": "", "x": 1}', '{"errors": []}', '{"error": false}', '{"error": 0.03, "epoch": 3}', '{"error": "none"}',
+    '{"status": "failed", "payment": 7}', '{"a": "error"}', "No error.", "", "{error: broken}", "Error: none",
+    "Error: 0", '{"exit_code": 0}', "ErrorBars: 3 values",
+])  # fmt: skip
+def test_a_result_that_only_names_errors_is_none(text: str) -> None:
+    assert not reports_error(text.strip())
+
+
+@pytest.mark.parametrize(("name", "beginning", "what"), [
+    ("a.parquet", b"PAR1\x15\x04\xff", "a Parquet file"), ("a.jsonl", b"PK\x03\x04\n{}", "a zip archive"),
+    ("a.eval", b"PK\x03\x04\xff", "Inspect"), ("a.json", b"\x1f\x8b\x08", "a gzip archive"),
+    ("a.txt", b"\x28\xb5\x2f\xfd\xff", "a zstd archive"), ("a.jsonl", b"SQLite format 3\x00", "an SQLite database"),
+    ("a.jsonl", b"ARROW1\x00\x00", "an Arrow file"),
+])  # fmt: skip
+def test_a_file_that_is_no_text_is_called_what_it_is(tmp_path: Path, name: str, beginning: bytes, what: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(beginning)
+    said = refusal(path)
+    assert what in said and "not text" in said and "UTF-8" not in said
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a"])
+def test_a_pretty_printed_list_is_read_whatever_its_file_is_called(
+    tmp_path: Path, name: str, indent: int | None
+) -> None:
+    path = tmp_path / name
+    text = json.dumps([row(USER, HELLO, id="1"), row(USER, HELLO, id="2")], indent=indent)
+    path.write_text(text if indent is not None else text.replace("}, {", "},\n{"))
+    assert [trace.id for trace in import_chat([path])[0]] == ["1", "2"]
+
+
+def test_a_nearest_key_is_one_that_the_row_lacks_and_hides_no_advice(file: Any) -> None:
+    assert "did you mean" not in refusal(file(row(USER, HELLO, images=[])))
+    said = refusal(file(row(USER, HELLO, rewards=1)))
+    assert "did you mean 'reward'?" in said and "--unknown-keys keep" in said
+
+
+def test_roles_of_other_libraries_are_named_also_where_no_turn_is_left(file: Any) -> None:
+    for role, ours in (("human", "user"), ("ai", "assistant")):
+        said = refusal(file(row({"role": role, "content": "x"}, *([HELLO] if role == "human" else []))))
+        assert said.startswith(f":1: field 'messages[0].role': unknown role {role!r}; write {ours!r} for it")
+
+
+def test_what_matches_no_format_is_told_all_that_were_tried_in_whole_words(file: Any) -> None:
+    said = refusal(file({"query": "x", "conversations": [], "surprise": 1}))
+    assert all(f" {name}" in said for name in parts.names("trace_formats")) and "characters ...]" not in said
+    assert "sharegpt (no 'conversations' of {from, value})" in said
 
 
 def test_an_id_may_be_a_whole_float_as_pandas_writes_them(tmp_path):

@@ -82,7 +82,7 @@ def test_turns_are_counted_as_an_independent_reader_counts_them(shared_data: Pat
 
 @pytest.mark.parametrize("name", ["intercode/nl2bash_fs_1", "agentbench_os/training", "bfcl/BFCL_v4_multi_turn_base"])
 def test_tasks_without_episodes_are_refused_saying_what_was_tried(shared_data: Path, name: str) -> None:
-    with pytest.raises(InputError, match=r"is of no known format \(keys: .*\). Tried agentbench: no .*; tau2: neither"):
+    with pytest.raises(InputError, match=r"is of no known format \(keys: .*\). Tried agentbench, .*, verifiers;"):
         import_chat([shared_data / f"{name}.json.xz"])
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -12,6 +14,17 @@ from turntree.core.errors import InputError
 Role = Literal["system", "user", "assistant", "tool"]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what chat templates and servers call it
 ROLES: tuple[str, ...] = ("system", "user", "assistant", "tool")
+_OTHER_ROLES = {
+    "human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant",
+    "function": "tool", "tool-response": "tool", "tool_response": "tool", "observation": "tool", "developer": "system",
+}  # fmt: skip
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
+_THOUGHT_PARTS = ("reasoning", "thinking", "reasoning_text", "summary_text")
+_CALL_KEYS, _FUNCTION_KEYS = ("id", "type", "index", "function"), ("name", "arguments")
+# what servers write beside the words: marks of their caches, sources, signatures
+_BESIDE = ("cache_control", "cache_prompt", "annotations", "logprobs", "citations", "signature", "extra_content",
+           "provider_specific_fields")  # fmt: skip
+_CALL_HINT = "each call is {id?, type?, function: {name, arguments}}"
 
 
 @dataclass(frozen=True)
@@ -63,25 +76,33 @@ class Message:
         return self if self.content.isascii() else replace(self, content=whole_characters(self.content))
 
     @classmethod
-    def from_chat(cls, chat: Any) -> Message:
-        """Parse one chat message; arguments may be an object or its JSON text. Raises `InputError` naming the field."""
+    def from_chat(cls, chat: Any, ignored: Counter[str] | None = None, *, strict: bool = True) -> Message:
+        """Parse one chat message; arguments may be an object or its JSON text. Raises `InputError` naming the field.
+
+        What is unknown inside a call or a part of the content is refused, or (not `strict`) counted in `ignored`, but
+        for one that may hold what its place lacks: a call without arguments, a part without text.
+        """
         if not isinstance(chat, dict):
             raise InputError("is not an object", field="messages", hint="each message is {role, content, ...}")
         row = cast("dict[str, Any]", chat)
         role = row.get("role")
         if role not in ROLES:
-            raise InputError(f"unknown role {role!r}", field="role", hint=f"use one of {', '.join(ROLES)}")
+            other = _OTHER_ROLES.get(str(role))
+            hint = f"write {other!r} for it" if other else f"use one of {', '.join(ROLES)}"
+            raise InputError("is missing" if role is None else f"unknown role {role!r}", field="role", hint=hint)
         calls: Any = row.get("tool_calls") or []
         if not isinstance(calls, list):
             raise InputError("is not a list", field="tool_calls")
+        reading = _Reading(Counter() if ignored is None else ignored, strict)
+        content, thought = reading.words(row.get("content"), "content", thinks=role == "assistant")
         return cls(
             role=cast(Role, role),
-            content=_text(row.get("content")),
-            tool_calls=tuple(_tool_call(call) for call in cast("list[Any]", calls)),
+            content=content,
+            tool_calls=tuple(reading.call(call) for call in cast("list[Any]", calls)),
             tool_call_id=row.get("tool_call_id"),
             name=row.get("name"),
             cut=row.get("cut") is True,
-            reasoning=_reasoning(row),
+            reasoning="\n".join(dict.fromkeys(filter(None, (reading.reasoning(row), thought)))),
         )
 
 
@@ -91,51 +112,116 @@ def whole_characters(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _text(content: Any) -> str:
-    """`None` is empty; a list of text parts is joined; anything else (images, ...) is refused, not dropped."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
+def joined_text(content: Any, ignored: Counter[str]) -> Any:
+    """The text of a list of text parts; other content as it is, to be refused or read by `Message.from_chat`."""
+    if not isinstance(content, list):
         return content
-    if isinstance(content, list):
-        parts: list[str] = []
-        for part in cast("list[Any]", content):
-            if not isinstance(part, dict) or not isinstance(cast("dict[str, Any]", part).get("text"), str):
-                raise InputError("holds a part that is not text", field="content", hint="only text is supported")
-            parts.append(cast("dict[str, str]", part)["text"])
-        return "".join(parts)
-    raise InputError("is neither text nor null", field="content")
-
-
-def _reasoning(row: dict[str, Any]) -> str:
-    key = next((key for key in REASONING_KEYS if row.get(key)), None)
-    if key is None:
-        return ""
+    found: Counter[str] = Counter()
     try:
-        return _text(row[key])
-    except InputError as error:
-        raise InputError(error.problem, field=key, hint=error.hint) from error
+        text, thought = _Reading(found, strict=False).words(cast("list[Any]", content), "content", thinks=True)
+    except InputError:
+        return cast("list[Any]", content)
+    if thought:
+        return cast("list[Any]", content)
+    ignored += found
+    return text
 
 
-def _tool_call(call: Any) -> ToolCall:
-    row = cast("dict[str, Any]", call) if isinstance(call, dict) else {}
-    function: Any = row.get("function", row)
-    if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
-        raise InputError("has no function name", field="tool_calls", hint="each call is {function: {name, arguments}}")
-    body = cast("dict[str, Any]", function)
-    arguments: Any = body.get("arguments", {})
+@dataclass(frozen=True)
+class _Reading:
+    """How one message is read: what is unknown is refused, or counted."""
+
+    ignored: Counter[str]
+    strict: bool
+
+    def unknown(self, row: Mapping[str, Any], known: Collection[str], inside: str, lacks: bool) -> None:
+        """`lacks`: the place that is read is empty, so that what is unknown may be what belongs there."""
+        for key, value in row.items():
+            if key in known or value is None:
+                continue
+            if key not in _BESIDE and (self.strict or lacks):
+                hint = _CALL_HINT if inside == "tool_calls" else "each part is {type: 'text', text}"
+                raise InputError("unknown key", field=f"{inside}.{key}", hint=hint)
+            if value not in ([], {}, ""):
+                self.ignored[f"{'' if key in _BESIDE else 'unknown key '}{inside}[].{key}"] += 1
+
+    def words(self, content: Any, field: str, *, thinks: bool) -> tuple[str, str]:
+        """Text and thoughts of a content. `None` is empty; parts are read by their type, and what is neither text nor
+        (where the message `thinks`) a thought is refused, not dropped."""
+        if content is None or isinstance(content, str):
+            return content or "", ""
+        if not isinstance(content, list):
+            raise InputError("is neither text nor null", field=field)
+        texts: list[str] = []
+        thoughts: list[str] = []
+        for part in cast("list[Any]", content):
+            row = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+            kind: Any = row.get("type")
+            thought = thinks and kind in _THOUGHT_PARTS
+            key = str(kind) if thought and "text" not in row else "text"
+            text = row.get(key)
+            if not (thought or kind in _TEXT_PARTS) or not isinstance(text, str):
+                what = f"of type {kind!r}" if kind else repr(cast("object", part))[:50]
+                raise InputError(f"holds a part {what} that is not text", field=field, hint=_part_hint(kind))
+            self.unknown(row, ("type", key), field, lacks=not text)
+            (thoughts if thought else texts).append(text)
+        return "".join(texts), "\n".join(thoughts)
+
+    def reasoning(self, row: dict[str, Any]) -> str:
+        key = next((key for key in REASONING_KEYS if row.get(key)), None)
+        return "" if key is None else "\n".join(filter(None, self.words(row[key], key, thinks=True)))
+
+    def call(self, call: Any) -> ToolCall:
+        row = cast("dict[str, Any]", call) if isinstance(call, dict) else {}
+        nested = row.get("function") is not None
+        function: Any = row["function"] if nested else row
+        if row.get("type") not in (None, "", "function", "tool_call", "function_call"):
+            raise InputError(f"holds a call of type {row['type']!r}", field="tool_calls", hint=_CALL_HINT)
+        if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
+            raise InputError("has no function name", field="tool_calls", hint=_CALL_HINT)
+        body = cast("dict[str, Any]", function)
+        arguments = read_arguments(body["name"], body.get("arguments"))
+        known = () if nested else _FUNCTION_KEYS
+        self.unknown(row, (*_CALL_KEYS, *known), "tool_calls", lacks=not arguments)
+        self.unknown(body if nested else {}, _FUNCTION_KEYS, "tool_calls", lacks=not arguments)
+        return ToolCall(name=body["name"], arguments=arguments, id=row.get("id"))
+
+
+def _part_hint(kind: Any) -> str:
+    if kind in ("tool_use", "tool_result"):
+        return "Anthropic's messages are not read: write calls as tool_calls, results as messages of role tool"
+    return "only text is supported"
+
+
+def read_arguments(name: str, arguments: Any) -> dict[str, Any]:
+    """The arguments of a call to `name`: an object, or its JSON text; absent and null are empty. Raises `InputError`
+    for what is not JSON, says a key twice, or is JSON text of JSON text."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}", parse_constant=_number, parse_float=_number)
+            arguments = json.loads(
+                arguments or "{}", parse_constant=_number, parse_float=_number, object_pairs_hook=each_key_once
+            )
         except (ValueError, RecursionError) as error:  # not JSON, a number of thousands of digits, endless nesting
             at = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
-            problem = f"the arguments of {body['name']!r} are not JSON ({at})"
+            problem = f"the arguments of {name!r} are not JSON ({at})"
             raise InputError(problem, field="tool_calls.arguments") from error
+        if isinstance(arguments, str):
+            problem = f"the arguments of {name!r} are JSON text inside JSON text"
+            raise InputError(problem, field="tool_calls.arguments", hint="encode them once")
     if arguments is None:
-        arguments = {}
+        return {}
     if not isinstance(arguments, dict):
-        raise InputError(f"the arguments of {body['name']!r} are not an object", field="tool_calls.arguments")
-    return ToolCall(name=body["name"], arguments=cast("dict[str, Any]", arguments), id=row.get("id"))
+        raise InputError(f"the arguments of {name!r} are not an object", field="tool_calls.arguments")
+    return cast("dict[str, Any]", arguments)
+
+
+def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads`, which lets the last of equal keys win. Raises `ValueError`."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice[:100]!r} stands in one object twice")
+    return found
 
 
 def _number(text: str) -> float:

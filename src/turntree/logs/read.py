@@ -22,7 +22,7 @@ from turntree.logs.formats import TextOptions, generic
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
-from turntree.observe.jsonl import read_lines
+from turntree.observe.jsonl import parse_json, read_lines
 
 AUTO = Part("auto")
 _TRL = "trl"
@@ -134,6 +134,7 @@ def _recognise(path: Path) -> str:
         try:
             fields = set(parse_row(line))
         except RowRefused as refused:
+            parse_json(line, path, number)  # says what is wrong with JSON, and which bytes are none
             raise InputError(
                 f"is not a JSON object ({refused})", path=path, line=number, hint="give --format"
             ) from None

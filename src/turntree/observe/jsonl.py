@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import lzma
 import math
@@ -19,12 +20,26 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from turntree.core.errors import InputError, TurntreeError, disk_is_full
+from turntree.core.messages import each_key_once
 
 DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
 DAMAGED: tuple[type[Exception], ...] = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _HUGE = re.compile(r"[eE]\+?\d{3}|\d{309}")  # what a number that no float can hold looks like
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
+_ROWS = "write its rows as JSON lines"
+_BINARY = {  # how files begin that hold no text
+    b"PAR1": ("a Parquet file", _ROWS),
+    b"PK\x03\x04": ("a zip archive (logs of Inspect, *.eval, are such)", "extract it, and name the JSON files in it"),
+    b"\x1f\x8b": ("a gzip archive", "give it a name that ends in .gz, a tar archive one in .tar.gz"),
+    b"\xfd7zXZ": ("an xz archive", "give it a name that ends in .xz, a tar archive one in .tar.xz"),
+    b"\x28\xb5\x2f\xfd": ("a zstd archive", "decompress it"),
+    b"BZh": ("a bzip2 archive", "decompress it"),
+    b"ARROW1": ("an Arrow file", _ROWS),
+    b"\xff\xff\xff\xff": ("an Arrow stream", _ROWS),
+    b"SQLite format 3": ("an SQLite database", _ROWS),
+    b"\x89HDF": ("an HDF5 file", _ROWS),
+}
 
 
 @contextlib.contextmanager
@@ -63,6 +78,7 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     with _reading(path) as file:
         try:
+            _refuse_binary(file.peek(16), path)
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield number, line
@@ -75,6 +91,7 @@ def read_chunks(path: str | Path, size: int = 1 << 20) -> Iterator[bytes]:
     path = Path(path)
     with _reading(path) as file:
         try:
+            _refuse_binary(file.peek(16), path)
             while chunk := file.read(size):
                 yield chunk
         except DAMAGED as error:
@@ -97,6 +114,7 @@ def decode(data: bytes, path: str | Path | None = None, line: int | None = None)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        _refuse_binary(data, path)
         problem = f"is not UTF-8 ({error.reason} at byte {error.start})"
         raise InputError(problem, path=path, line=line, hint="save it as UTF-8") from error
 
@@ -106,7 +124,8 @@ def parse_json(
 ) -> Any:
     """One JSON value. Raises `InputError`.
 
-    NaN and Infinity are not JSON, although Python reads them, and 1e999 as infinity. Text with a lone surrogate is
+    NaN and Infinity are not JSON, although Python reads them, and 1e999 as infinity. An object that says a key twice is
+    refused, for readers differ in which they take. Text with a lone surrogate is
     refused too, because no tokenizer and no UTF-8 file can hold it; `half_characters` allows it, for our own records of
     model output.
     """
@@ -114,12 +133,14 @@ def parse_json(
         text = decode(text, path, line)
     try:
         floats = _finite if _HUGE.search(text) else None  # a function of Python's takes its time
-        value = json.loads(text.rstrip("\r\n"), parse_constant=_refuse_constant, parse_float=floats)
+        value = json.loads(
+            text.rstrip("\r\n"), parse_constant=_refuse_constant, parse_float=floats, object_pairs_hook=each_key_once
+        )
     except json.JSONDecodeError as error:
         raise _not_json(text, error, path, line) from error
     except RecursionError as error:
         raise _too_deep(path, line) from error
-    except ValueError as error:  # NaN, or a number with more digits than Python reads
+    except ValueError as error:  # NaN, a key twice, or a number with more digits than Python reads
         raise InputError(f"is not JSON ({error})", path=path, line=line, hint=_AGAIN) from error
     if text.count("[") + text.count("{") > DEEPEST and depth(value) > DEEPEST:
         raise _too_deep(path, line)
@@ -171,15 +192,21 @@ def located(
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[IO[bytes]]:
+def _reading(path: Path) -> Iterator[io.BufferedReader]:
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
-        with cast("IO[bytes]", openers.get(path.suffix, open)(path, "rb")) as file:
+        with cast("io.BufferedReader", openers.get(path.suffix, open)(path, "rb")) as file:
             yield file
     except FileNotFoundError as error:
         raise InputError("does not exist", path=path, hint="check the path") from error
     except IsADirectoryError as error:
         raise InputError("is a folder", path=path, hint="name the files inside it") from error
+
+
+def _refuse_binary(beginning: bytes, path: str | Path | None) -> None:
+    for magic, (what, hint) in _BINARY.items():
+        if beginning.startswith(magic):
+            raise InputError(f"is {what}, not text", path=path, hint=hint)
 
 
 def _cut_off(error: Exception, path: Path, line: int | None = None) -> InputError:
@@ -201,8 +228,9 @@ def _encode(value: Any, path: Path, line: int) -> bytes:
 
 
 def _not_json(text: str, error: json.JSONDecodeError, path: str | Path | None, line: int | None) -> InputError:
-    if line is not None and text.strip() in ("{", "[", "[{"):
-        hint = "write one value a line (jq -c does that), or name the file .json"
+    opening = text.strip()
+    if line is not None and (opening == "{" or (opening[:1] == "[" and error.pos >= len(text.rstrip()))):
+        hint = f"write one value a line (jq -c {'.' if opening == '{' else '.[]'} does that)"
         return InputError("is the beginning of JSON over several lines", path=path, line=line, hint=hint)
     line = error.lineno if line is None and path is not None else line
     problem = f"is not complete JSON ({error.msg}: character {error.pos})"

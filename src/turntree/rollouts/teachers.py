@@ -153,7 +153,8 @@ class ModelTeacher:
         choice = answer.choices[0]
         if choice.finish_reason == "length":
             return "the teacher's answer was cut"
-        return Message.from_chat(choice.message.model_dump(exclude_none=True))
+        # what a server adds to a call is no part of the label
+        return Message.from_chat(choice.message.model_dump(exclude_none=True), strict=False)
 
 
 def _spelled(message: Message) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from turntree.observe.run import notice, progress
 from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
 from turntree.traces.formats.row import chat_tools, fingerprint
 from turntree.traces.readers import AUTO
-from turntree.traces.schema import Split, Trace, tool_names, write_traces
+from turntree.traces.schema import Split, Trace, check_tools, write_traces
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
@@ -177,9 +177,9 @@ def _tools(file: str) -> list[dict[str, Any]]:
         raise InputError(
             "is not a list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
         )
-    declared = chat_tools(tools, Counter())
     try:
-        tool_names(declared)
+        declared = chat_tools(tools, Counter())
+        check_tools(declared)
     except InputError as error:
         raise located(error, path=file) from error
     return declared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ from turntree.observe.jsonl import parse_json, read_lines
 from turntree.rollouts.local import judge_turns
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
-from turntree.traces.schema import Split, read_traces
+from turntree.traces.formats.responses import EVERY_ITEM
+from turntree.traces.formats.row import chat_tools
+from turntree.traces.schema import Split, check_tools, read_traces
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
 from turntree.verifiers.nemo import MALFORMED
@@ -181,12 +184,7 @@ def read_actions(path: Path) -> Iterator[Said]:
 
 
 def _rows(path: Path) -> Iterator[tuple[Path, int, Any]]:
-    for number, line in read_lines(path):
-        if line.strip():
-            try:
-                yield path, number, parse_json(line.decode("utf-8"), path, number)
-            except UnicodeDecodeError as error:
-                raise InputError("is not UTF-8", path=path, line=number, hint="convert it") from error
+    return ((path, number, parse_json(line, path, number)) for number, line in read_lines(path))
 
 
 def _said(value: Any) -> Said:
@@ -231,7 +229,7 @@ def _of_chat(row: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> Said:
     calls: Any = row.get("tool_calls") or ([{"function": row["function_call"]}] if row.get("function_call") else [])
     if not isinstance(calls, list):
         raise InputError("is not a list", field="tool_calls", hint=_HINT)
-    read = [_call(call.get("function", call) if isinstance(call, dict) else call) for call in cast("list[Any]", calls)]
+    read = [_call(call) for call in cast("list[Any]", calls)]
     text = Message.from_chat({"role": "assistant", "content": row.get("content")}).content
     return Said(Message("assistant", text, tuple(read)), (), tools, any(MALFORMED in c.arguments for c in read))
 
@@ -243,7 +241,7 @@ def _of_items(items: Sequence[Any], tools: tuple[dict[str, Any], ...]) -> Said:
     for item in items:
         kind = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
         if kind == "function_call":
-            calls.append(_call(item))
+            calls.append(_call({key: item[key] for key in item if key not in (*EVERY_ITEM, "call_id")}))
         elif kind == "message":
             texts.append(Message.from_chat({"role": "assistant", "content": item.get("content")}).content)
         elif kind == "output_text":
@@ -254,33 +252,26 @@ def _of_items(items: Sequence[Any], tools: tuple[dict[str, Any], ...]) -> Said:
     return Said(Message("assistant", "\n".join(texts), tuple(calls)), (), tools, malformed)
 
 
-def _call(function: Any) -> ToolCall:
+def _call(call: Any) -> ToolCall:
     """A call; arguments that are no JSON object are kept under a name that no tool declares, so that they match
     nothing."""
-    row = cast("dict[str, Any]", function) if isinstance(function, dict) else {}
-    if not isinstance(row.get("name"), str):
-        raise InputError("has no function name", field="tool_calls", hint="each call is {function: {name, arguments}}")
-    arguments: Any = row.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = {MALFORMED: arguments}
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        arguments = {MALFORMED: json.dumps(arguments)}
-    return ToolCall(row["name"], cast("dict[str, Any]", arguments))
+    try:
+        return Message.from_chat({"role": "assistant", "tool_calls": [call]}).tool_calls[0]
+    except InputError as error:
+        if error.field != "tool_calls.arguments":
+            raise
+    function: dict[str, Any] = call.get("function") or call
+    given = function["arguments"]
+    return ToolCall(function["name"], {MALFORMED: given if isinstance(given, str) else json.dumps(given)})
 
 
 def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
-    """Declarations in the chat form; those of the Responses API are flat."""
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", value)):
+    """Declarations in the chat form; those of other APIs are flat."""
+    if not isinstance(value, list):
         raise InputError("is not a list of tool declarations", field=where, hint="write [{type: function, ...}]")
-    return tuple(
-        tool if "function" in tool else {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-        for tool in cast("list[dict[str, Any]]", value)
-    )
+    tools = chat_tools(cast("list[Any]", value), Counter())
+    check_tools(tools)
+    return tuple(tools)
 
 
 def _labels(path: Path, count: int) -> list[float | None]:

@@ -7,24 +7,46 @@ Consecutive assistant messages are one turn when the first makes no call, or the
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
-from turntree.observe.jsonl import located, parse_json
+from turntree.core.messages import REASONING_KEYS, Message, ToolCall
+from turntree.observe.jsonl import located, parse_json, parse_object
 from turntree.traces.candidates import rule_reason, skipped_turns
-from turntree.traces.formats.row import ACT, FAILED, SKIP, BrokenMessage, ChatRow, RowRefused, Rule, fingerprint
-from turntree.traces.schema import Trace, check_message, tool_names
+from turntree.traces.formats.row import (
+    ACT,
+    CALL_IN_TEXT,
+    FAILED,
+    RESPONSE,
+    SKIP,
+    BrokenMessage,
+    ChatRow,
+    RowRefused,
+    Rule,
+    count_unknown,
+    failed_exit,
+    fingerprint,
+)
+from turntree.traces.schema import MESSAGE_KEYS, Trace, check_message, check_tools
 
 NOT_TRAINED = "marked_not_trained"
 PIVOT_HISTORY = "history_of_a_pivot_row"
 ARGUMENTS = "arguments_not_json"
 MALFORMED = "malformed_message"
 AFTER_MALFORMED = "after_malformed_message"
-_ERRORS = ("error", "traceback (most recent call last)")  # how the text of a failed tool's result begins
+_READ = MESSAGE_KEYS | {*REASONING_KEYS, "weight", ACT, FAILED, RESPONSE, SKIP}
+# how the text of a failed tool's result begins: no heading ("Error rate: 3%", "Errors: 0")
+_ERROR = re.compile(
+    r"traceback \(most recent call last\)|\[error\]|error\s*(?:[:!.(\d-](?!\s*(?:0|none|null|no)\s*(?:\n|\Z))|\n|\Z)"
+    r"|error\s+(?:executing|calling|running|invoking|while|when|during|occurred|code|in|from|parsing|reading|opening)\b"
+    r"|(?-i:(?:\w+\.)*[A-Z]\w*(?:Error|Exception))\s*:",
+    re.IGNORECASE,
+)
+_NO_ERROR = ("0", "none", "null", "no", "false", "ok")
 
 
 @dataclass(frozen=True)
@@ -68,17 +90,16 @@ def assemble(
     assistants = sum(turn.is_assistant for turn in turns)
     if not assistants and not row.left_out:
         for turn in () if keep_going else turns:
-            if isinstance(turn.parts[0], BrokenMessage):
-                _parse(turn)  # raises: what could not be read may have been one
+            _parse(turn, row)  # raises: what could not be read may have been one
         hint = "a trace demonstrates at least one turn"
         raise RowRefused("no_assistant_turn", "hold no assistant turn", field="messages", hint=hint)
-    tool_names(_objects(row.tools))
+    check_tools(row.tools, row.ignored, strict=row.strict)
     messages: list[Message] = []
     lost: Counter[str] = Counter()
     cut = None
     for i, turn in enumerate(turns):
         try:
-            messages.append(_parse(turn))
+            messages.append(_parse(turn, row))
         except InputError as error:
             if not keep_going:
                 raise
@@ -111,7 +132,7 @@ def _skipped(turns: Sequence[_Turn], messages: Sequence[Message], rule: Rule) ->
         else:
             later = zip(turns[i + 1 : len(messages)], messages[i + 1 :], strict=True)
             answers = itertools.takewhile(lambda other: not other[0].is_assistant, later)
-            failed = any(_failed(*answer) for answer in answers)
+            failed = rule == "tool_calls" and any(_failed(*answer) for answer in answers)
             reason = rule_reason(rule, message, [part[ACT] for part in parts if part.get(ACT)], failed)
             if reason is not None:
                 skip[str(number)] = reason
@@ -120,11 +141,26 @@ def _skipped(turns: Sequence[_Turn], messages: Sequence[Message], rule: Rule) ->
 
 
 def _failed(turn: _Turn, message: Message) -> bool:
-    """Whether an answer reports an error: as its format says, else (of a tool's result) by how its text begins."""
+    """Whether an answer reports an error: as its format says, else (of a tool's result) as its text does."""
     marked = turn.parts[0].get(FAILED)
     if marked is not None:
         return bool(marked)
-    return message.role == "tool" and message.content.lstrip().lower().startswith(_ERRORS)
+    return message.role == "tool" and reports_error(message.content.strip())
+
+
+def reports_error(text: str) -> bool:
+    """Whether the text of a tool's result tells that the call failed: it begins with an error, or is a JSON object that
+    holds one."""
+    if not text.startswith("{"):
+        return _ERROR.match(text) is not None
+    try:
+        told = parse_object(text)
+    except InputError:
+        return False
+    errors = [told.get(key) for key in ("error", "errors", "isError", "is_error")]
+    said = any(one and not isinstance(one, float) and str(one).lower() not in _NO_ERROR for one in errors)
+    denied = told.get("success") is False or told.get("ok") is False or told.get("status") == "error"
+    return said or denied or failed_exit(told) is True
 
 
 def _trace(
@@ -149,7 +185,9 @@ def _trace(
         meta["source"] = source
     content = [[message.to_chat() for message in messages], row.tools]
     opening = content[0][: _first_turn(messages)]
-    trace_id = row.id or fingerprint(content)
+    known = {"success": row.success, "reward": meta.get("reward"), "split": row.split, "environment": row.environment}
+    told = {key: value for key, value in known.items() if value is not None}
+    trace_id = row.id or fingerprint([*content, told] if told else content)
     meta["group"] = row.group or meta.get("group") or (fingerprint(opening) if opening else trace_id)
     trace = Trace(
         id=trace_id,
@@ -185,6 +223,8 @@ def _turns(raw: Sequence[Any]) -> list[_Turn]:
 def _continues(before: Any, after: Any) -> bool:
     if isinstance(before, BrokenMessage) or isinstance(after, BrokenMessage):
         return False
+    if before.get("name") != after.get("name"):  # two speakers
+        return False
     return not before.get("tool_calls") or (bool(after.get("tool_calls")) and not after.get("content"))
 
 
@@ -195,30 +235,56 @@ def _is_assistant(message: Any) -> bool:
     return isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant"
 
 
-def _parse(turn: _Turn) -> Message:
-    parsed = [_parse_one(part, f"messages[{turn.start + i}]") for i, part in enumerate(turn.parts)]
+def _parse(turn: _Turn, row: ChatRow) -> Message:
+    parsed = [_parse_one(part, f"messages[{turn.start + i}]", row) for i, part in enumerate(turn.parts)]
     if len(parsed) == 1:
-        return parsed[0]
-    return Message(
+        return _each_call_once(parsed[0], row.ignored)
+    whole = Message(
         role="assistant",
         content="\n".join(message.content for message in parsed if message.content),
         tool_calls=tuple(call for message in parsed for call in message.tool_calls),
+        name=parsed[0].name,
         reasoning="\n".join(message.reasoning for message in parsed if message.reasoning),
     )
+    return _each_call_once(whole, row.ignored)
 
 
-def _parse_one(raw: Any, inside: str) -> Message:
+def _parse_one(raw: Any, inside: str, row: ChatRow) -> Message:
     try:
         if isinstance(raw, InputError):
             raise raw
         if isinstance(raw, dict) and raw.get("role") == "developer":
             raw = {**raw, "role": "system"}
         _check_arguments(raw)
-        message = Message.from_chat(raw)
+        message = Message.from_chat(raw, row.ignored, strict=row.strict)
     except InputError as error:
         raise located(error, inside=inside) from error
+    count_unknown(raw, _READ, "messages[].", row.ignored)
     check_message(message, inside)
     return message
+
+
+def _each_call_once(turn: Message, ignored: Counter[str]) -> Message:
+    """A log may tell one call twice: with one id, or in the sampled text beside the calls that a server read in it."""
+    if not turn.tool_calls:
+        return turn
+    calls = [call for i, call in enumerate(turn.tool_calls) if call.id is None or call not in turn.tool_calls[:i]]
+    thought, ended, text = turn.content.rpartition("</think>")
+    told = [block for block in CALL_IN_TEXT.finditer(text) if _is_among(block[1], calls)]
+    if len(calls) == len(turn.tool_calls) and not told:
+        return turn
+    ignored["calls that are told twice"] += len(turn.tool_calls) - len(calls) + len(told)
+    for block in told:
+        text = text.replace(block[0], "", 1)
+    return replace(turn, tool_calls=tuple(calls), content=f"{thought}{ended}{text}".rstrip() if told else turn.content)
+
+
+def _is_among(text: str, calls: Sequence[ToolCall]) -> bool:
+    try:
+        told = Message.from_chat({"role": "assistant", "tool_calls": [parse_json(text)]}).tool_calls[0]
+    except InputError:
+        return False
+    return any((told.name, told.arguments) == (call.name, call.arguments) for call in calls)
 
 
 def _check_arguments(raw: Any) -> None:
@@ -245,10 +311,3 @@ def _lost(turns: Sequence[_Turn], cut: str) -> Counter[str]:
     if later:
         lost[AFTER_MALFORMED] += later
     return lost
-
-
-def _objects(tools: Sequence[Any]) -> list[dict[str, Any]]:
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict):
-            raise InputError(f"is {type(tool).__name__}, not an object", field=f"tools[{i}]")
-    return list(tools)

@@ -28,6 +28,7 @@ class SkipReason(StrEnum):
     """Why an assistant turn is not a candidate; the first reason that holds, in this order."""
 
     EMPTY_TURN = "empty_turn"  # no text and no calls
+    UNNAMED_CALL = "unnamed_call"  # a call whose tool has an empty name
     UNDECLARED_TOOL = "undeclared_tool"  # the trace declares tools, but not the one called here
     NO_PROMPT = "no_prompt"  # neither a system nor a user message comes before: the task was not recorded
     CANNED_OPENING = "canned_opening"  # text before the first user message, as harnesses put it in
@@ -102,6 +103,8 @@ def _reason(messages: Sequence[Message], position: int, names: frozenset[str]) -
     turn, before, after = messages[position], messages[:position], messages[position + 1 :]
     if not turn.tool_calls and not turn.content.strip():
         return SkipReason.EMPTY_TURN
+    if any(not call.name.strip() for call in turn.tool_calls):
+        return SkipReason.UNNAMED_CALL
     if names and any(call.name not in names for call in turn.tool_calls):
         return SkipReason.UNDECLARED_TOOL
     asked = any(message.role == "user" for message in before)

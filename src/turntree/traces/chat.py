@@ -144,8 +144,9 @@ class Done:
 
 
 def fingerprint_of(trace: Trace) -> str:
-    """Equal for traces with equal messages and tools."""
-    return fingerprint([[message.to_chat() for message in trace.messages], trace.tools])
+    """Equal for traces that demonstrate the same with the same outcome."""
+    known = [trace.success, trace.meta.get("reward"), trace.split, trace.environment, trace.domain]
+    return fingerprint([[message.to_chat() for message in trace.messages], trace.tools, known])
 
 
 @dataclass(frozen=True)

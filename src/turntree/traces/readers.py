@@ -93,9 +93,9 @@ class Readers:
         if chosen:
             hint = f"name one of them with --format ({', '.join(chosen)})"
             raise RowRefused("unknown_format", f"looks like {' and like '.join(chosen)}", hint=hint)
-        against |= {name: "no session of it" for name, how in self._told.items() if how.row is None}
-        tried = "; ".join(f"{name}: {problem}" for name, problem in sorted(against.items()))
         keys = ", ".join(sorted(row)[:8])
+        near = {name: problem for name, problem in sorted(against.items()) if any(f"'{key}'" in problem for key in row)}
+        tried = ", ".join(f"{name} ({near[name]})" if name in near else name for name in sorted(self._told))
         hint = "name its format with --format, or bring your own (module:function)"
         raise RowRefused("unknown_format", f"is of no known format (keys: {keys}). Tried {tried}", hint=hint)
 

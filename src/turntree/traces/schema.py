@@ -7,7 +7,8 @@ trace. Reading is strict: an unknown key is an error with its file, line and fie
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -100,7 +101,7 @@ class Trace:
         return cls(
             id=_typed(row, "id", str, ""),
             messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(_typed(row, "messages", list, []))),
-            tools=tuple(_object(tool, f"tools[{i}]") for i, tool in enumerate(_typed(row, "tools", list, []))),
+            tools=_tools(_typed(row, "tools", list, [])),
             domain=_typed(row, "domain", str, ""),
             split=cast("Split | None", _typed(row, "split", str, None)),
             success=_typed(row, "success", bool, None),
@@ -170,13 +171,74 @@ def tool_names(tools: Iterable[dict[str, Any]]) -> frozenset[str]:
     return frozenset(names)
 
 
+def check_tools(tools: Sequence[Any], ignored: Counter[str] | None = None, *, strict: bool = False) -> None:
+    """Raise `InputError` for a declaration that is none, or whose parameters are no JSON schema. An unknown key stays
+    where it is and is counted; in a `strict` row, or where a declaration without parameters may hold them, it is
+    refused."""
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            hint = "declare {type: 'function', function: {name, ...}}"
+            raise InputError(f"is {type(tool).__name__}, not an object", field=f"tools[{i}]", hint=hint)
+    tool_names(tools)
+    for i, tool in enumerate(cast("Sequence[dict[str, Any]]", tools)):
+        function, inside = tool["function"], f"tools[{i}]"
+        lacks = function.get("parameters") is None
+        for row, known in ((tool, ("type", "function")), (function, _DECLARED)):
+            for key, value in row.items():
+                if key in known or value is None:
+                    continue
+                if strict or (lacks and isinstance(value, dict | list)):
+                    hint = "a declaration is {name, description, parameters: a JSON schema}"
+                    raise InputError("unknown key", field=f"{inside}.{key}", hint=hint)
+                if ignored is not None:
+                    ignored[f"unknown key tools[].{key}"] += 1
+        problem = None if lacks else _schema_problem(function["parameters"])
+        if problem is not None:
+            hint = "write a JSON schema: {type: object, properties: {name: {type: string, ...}}}"
+            raise InputError(problem, field=f"{inside}.function.parameters", hint=hint)
+
+
+_DECLARED = ("name", "description", "parameters", "strict")
+_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_TABLES = ("properties", "patternProperties", "$defs", "definitions")
+
+
+def _schema_problem(schema: Any) -> str | None:
+    """Why these parameters are no JSON schema, as far as other ways of writing them are confused with one. (Whether it
+    is a valid one its verifier says. Data sets fill what is absent with null.)"""
+    if not isinstance(schema, dict):
+        return f"is {type(schema).__name__}, not a JSON schema"
+    top = cast("dict[str, Any]", schema)
+    known = (*_TABLES, "additionalProperties")
+    if top and all(isinstance(value, dict) and key not in known for key, value in top.items()):
+        return f"names arguments ({', '.join(list(top)[:3])}) where a JSON schema has type and properties"
+    left: list[tuple[str, Any]] = [("the parameters", top)]
+    while left:
+        name, one = left.pop()
+        if not isinstance(one, dict):
+            if isinstance(one, bool | None):
+                continue
+            return f"describes {name} by {one!r}, not by a JSON schema"
+        part = cast("dict[str, Any]", one)
+        kinds: Any = part.get("type")
+        for kind in cast("list[Any]", kinds) if isinstance(kinds, list) else [kinds]:
+            if kind is not None and kind not in _TYPES:
+                return f"has the type {kind!r} for {name}, which JSON schema does not know"
+        left += [(name, sub) for key in _LISTS if isinstance(part.get(key), list) for sub in part[key]]
+        left += [(repr(sub), part[key][sub]) for key in _TABLES if isinstance(part.get(key), dict) for sub in part[key]]
+        left += [(name, part[key]) for key in ("items", "additionalProperties") if isinstance(part.get(key), dict)]
+    return None
+
+
 def check_keys(row: Mapping[str, Any], known: frozenset[str], hint: str | None = None) -> None:
-    """Raise `InputError` for the first unknown key, naming the nearest known one."""
+    """Raise `InputError` for the first unknown key, naming the nearest known one that the row does not have."""
     for key in row:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else (hint or f"known keys: {', '.join(sorted(known))}")
-            raise InputError("unknown key", field=key, hint=advice)
+            near = difflib.get_close_matches(key, known - row.keys(), n=1, cutoff=0.75)
+            advice = [f"did you mean {near[0]!r}?"] if near else []
+            advice += [hint] if hint else [] if near else [f"known keys: {', '.join(sorted(known))}"]
+            raise InputError("unknown key", field=key, hint=" Or ".join(advice))
 
 
 def _rows(path: str | Path) -> Iterator[tuple[int, Any]]:
@@ -211,6 +273,11 @@ def _check_unique(trace_id: str, ids: dict[str, int], line: int, path: str | Pat
         problem = f"{trace_id!r} is already the trace of line {ids[trace_id]}"
         raise InputError(problem, path=path, line=line, field="id", hint="give every trace its own id")
     ids[trace_id] = line
+
+
+def _tools(tools: list[Any]) -> tuple[dict[str, Any], ...]:
+    check_tools(tools)
+    return tuple(tools)
 
 
 def _label(turn: str, value: Any) -> tuple[int, Message]:

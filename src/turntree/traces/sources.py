@@ -178,18 +178,27 @@ def _environment(info: Any) -> dict[str, Any] | None:
 
 def _is_document(path: Path) -> bool:
     """Whether a file is one JSON document: one named so, unless it holds JSON lines after all (more than one, and the
-    first is a whole object), and a file whose first line only opens a bracket."""
+    first is a whole object), and a file whose first line is only the beginning of a list or an object."""
     name = path.name.removesuffix(".gz").removesuffix(".xz")
     head = b"".join(itertools.islice(read_chunks(path, _HEAD), 2)).removeprefix(b"\xef\xbb\xbf").lstrip()
     first, several, rest = head.partition(b"\n")
     if not name.endswith(_DOCUMENTS):
-        return bool(several and rest.strip()) and first.strip() in (b"{", b"[", b"[{")
+        whole = first.strip() != b"{" and not (first.startswith(b"[") and not _is_json(first))
+        return bool(several and rest.strip()) and not whole
     if not several or not rest.strip():
         return bool(head)
     try:
         return not isinstance(parse_json(first), dict)
     except InputError:
         return True
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        parse_json(text)
+    except InputError:
+        return False
+    return True
 
 
 def _line(number: int, text: bytes) -> SourceRow:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import REASONING_KEYS
+from turntree.core.messages import REASONING_KEYS, read_arguments
 from turntree.traces.formats.row import (
     ChatRow,
     RowRefused,
-    call_of,
     chat_tools,
     count_unknown,
     list_of,
     outcome,
+    part_of,
     text_of,
     told_by,
 )
@@ -62,6 +62,7 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
         success=outcome(row, meta),
         environment=_object(row, "environment"),
         meta=meta,
+        strict=unknown_keys == "stop",
     )
     count_unknown(extra, (), "", chat.ignored)
     functions = [{"type": "function", "function": one} for one in list_of(row, "functions", "a list of functions")]
@@ -74,7 +75,8 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     """The message without the fields that a trace has no place for; those are counted."""
     if not isinstance(message, dict):
         return message  # refused, with its place, when messages are parsed
-    row = _today({key: value for key, value in cast("dict[str, Any]", message).items() if value is not None})
+    said = {key: value for key, value in cast("dict[str, Any]", message).items() if value is not None}
+    row = _today(said, inside, chat)
     if unknown_keys == "stop":
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
     if row.get("weight", 1) not in (0, 1):
@@ -87,18 +89,37 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     return {key: value for key, value in row.items() if key in MESSAGE_KEYS_READ and key not in unread}
 
 
-def _today(row: dict[str, Any]) -> dict[str, Any]:
+def _today(row: dict[str, Any], inside: str, chat: ChatRow) -> dict[str, Any]:
     """A message of the old form (`function_call`, role "function") as one of today's. A turn that the token limit
     ended has weight 0."""
-    if isinstance(row.get("function_call"), dict):
-        call = cast("dict[str, Any]", row.pop("function_call"))
-        if call.get("name"):  # some data sets write an empty one for "none"
-            row["tool_calls"] = [call_of(call["name"], call.get("arguments")), *(row.get("tool_calls") or [])]
+    old: Any = row.get("function_call")
+    if isinstance(old, dict):
+        del row["function_call"]
+        calls = row.get("tool_calls")
+        if not old.get("name") and old.get("arguments") in (None, "", "{}", {}):  # some data sets write it for "none"
+            pass
+        elif not calls:
+            row["tool_calls"] = [{"function": old}]
+        elif isinstance(calls, list) and any(_same(old, call) for call in cast("list[Any]", calls)):
+            chat.ignored["messages[].function_call that is one of tool_calls"] += 1
+        else:
+            problem, hint = "is another call than those of tool_calls", "write the calls of a turn in one form"
+            raise RowRefused("malformed_field", problem, field=f"{inside}function_call", hint=hint)
     if row.get("role") == "function":
         row["role"] = "tool"
     if row.pop("finish_reason", None) == "length":
         row["weight"] = 0
     return row
+
+
+def _same(old: dict[str, Any], call: Any) -> bool:
+    """Whether a call of the old form is one of today's, in a log that writes both."""
+    new = part_of(call, "function")
+    try:
+        told = [read_arguments("", one.get("arguments")) for one in (old, new)]
+    except InputError:
+        told = [old.get("arguments"), new.get("arguments")]
+    return old.get("name") == new.get("name") and told[0] == told[1]
 
 
 def _refuse_unknown(row: dict[str, Any], known: frozenset[str], inside: str = "") -> None:

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_object
+from turntree.observe.jsonl import parse_json
 from turntree.traces.formats.events import acts_in
 from turntree.traces.formats.row import (
     ACT,
+    CALL_IN_TEXT,
     FAILED,
     BrokenMessage,
     ChatRow,
@@ -47,7 +48,6 @@ _SPEAKERS = {
     "function_response": "tool", "function": "tool", "ipython": "tool", "function_call": "call", "tool_call": "call",
 }  # fmt: skip
 _SHAREGPT_KEYS = words("conversations conversation tools id system source task_id success reward resolved")
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 
 
@@ -86,7 +86,7 @@ def _said(said: dict[str, Any], inside: str, ignored: Counter[str]) -> list[Any]
     role, value = _SPEAKERS.get(str(said.get("from")), said.get("from")), said.get("value")
     weight = {"weight": 0} if said.get("weight") == 0 or said.get("loss") is False else {}
     if role == "call":
-        return [{"role": "assistant", "content": "", "tool_calls": [_call(value)], **weight}]
+        return [{"role": "assistant", "content": "", "tool_calls": _calls(value), **weight}]
     if role == "tool" and isinstance(value, str) and (results := _RESULT.findall(value)):
         if _RESULT.sub("", value).strip():
             ignored["text beside <tool_response>"] += 1
@@ -94,22 +94,28 @@ def _said(said: dict[str, Any], inside: str, ignored: Counter[str]) -> list[Any]
     message: dict[str, Any] = {"role": role, "content": value, **weight}
     if role == "assistant" and isinstance(value, str):
         thought, ended, text = value.rpartition("</think>")  # a call that is only thought of is none
-        if calls := _CALL.findall(text):
-            content = f"{thought}{ended}{_CALL.sub('', text)}".strip()
-            message |= {"content": content, "tool_calls": [_call(call) for call in calls]}
+        if calls := CALL_IN_TEXT.findall(text):
+            content = f"{thought}{ended}{CALL_IN_TEXT.sub('', text)}".strip()
+            message |= {"content": content, "tool_calls": [one for call in calls for one in _calls(call)]}
     return [message]
 
 
-def _call(text: Any) -> Any:
-    """A call written as JSON `{name, arguments}`. Other text is passed on and later refused as arguments that are not
-    JSON."""
-    if isinstance(text, str):
-        try:
-            call = parse_object(text)
-            return call_of(call.get("name"), call.get("arguments", call.get("parameters", {})))
-        except InputError:
-            return call_of("unreadable", text)
-    return call_of("unreadable", str(text))
+def _calls(text: Any) -> list[Any]:
+    """A call written as JSON `{name, arguments}`, or a list of parallel ones. Other text is passed on and later refused
+    as arguments that are not JSON."""
+    try:
+        found = parse_json(text) if isinstance(text, str) else text
+    except InputError:
+        return [call_of("unreadable", text)]
+    return [_named(call) for call in cast("list[Any]", found)] if isinstance(found, list) else [_named(found)]
+
+
+def _named(call: Any) -> Any:
+    """The call with its `parameters`, as Llama calls them, under the usual name."""
+    if not isinstance(call, dict):
+        return call_of("unreadable", str(call))
+    other = "parameters" in call and "arguments" not in call
+    return {("arguments" if other and key == "parameters" else key): call[key] for key in cast("dict[str, Any]", call)}
 
 
 # Terminus

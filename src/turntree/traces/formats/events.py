@@ -16,6 +16,7 @@ from collections import Counter
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import joined_text
 from turntree.observe.jsonl import parse_object
 from turntree.traces.formats.row import (
     ACT,
@@ -37,7 +38,6 @@ from turntree.traces.formats.row import (
     outcome,
     part_of,
     reasoning_in,
-    text_in,
     text_of,
     told_by,
     words,
@@ -61,6 +61,7 @@ _SDK_KEYS = words(
     "llm_response_id security_risk summary critic_result observation action_id rejection_reason rejection_source error "
     "system_prompt tools dynamic_context llm_metrics"
 )
+_SDK_CALL_KEYS = words("id type name arguments function origin responses_item_id")
 _OPENHANDS_ROW_KEYS = words(
     "instance_id test_result instruction metadata history metrics error instance attempt resolved reward id "
     "status_code conversation_stats events runtime_runs"
@@ -109,7 +110,7 @@ def read_openhands_events(row: dict[str, Any]) -> ChatRow:
 
 
 def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
-    count_unknown(event, _V0_KEYS, "events[].", chat.ignored)
+    unread = count_unknown(event, _V0_KEYS, "events[].", chat.ignored)
     args = part_of(event, "args")
     action, observation = event.get("action"), event.get("observation")
     for key, value in (("action", action), ("observation", observation)):
@@ -127,8 +128,7 @@ def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         if event.get("source") == "user":
             chat.ignored[f"events[] of action {action!r} by the user"] += 1
             return []
-        name, arguments = _v0_call(str(action), args, told)
-        call = call_of(name, arguments, call_id)
+        call = _v0_call(str(action), args, told, unread)
         response = part_of(told, "model_response").get("id")
         turn = {"role": "assistant", "content": args.get("thought") or "", "tool_calls": [call]}
         return [turn | {RESPONSE: response}]
@@ -142,57 +142,64 @@ def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
     return []
 
 
-def _v0_call(action: str, args: dict[str, Any], told: Any) -> tuple[Any, Any]:
+def _v0_call(action: str, args: dict[str, Any], told: Any, unread: dict[str, Any]) -> dict[str, Any]:
     """The call as the model made it, where the event still has it; else the action with its arguments."""
+    call_id = part_of({"told": told}, "told").get("tool_call_id")
     try:
         message = told["model_response"]["choices"][0]["message"]
         for call in message["tool_calls"]:
-            if call["id"] == told.get("tool_call_id"):
-                return call["function"]["name"], call["function"]["arguments"]
-    except (KeyError, TypeError, IndexError):
+            if call["id"] == call_id and call["function"].keys() > {"name"}:
+                return call
+    except (KeyError, TypeError, IndexError, AttributeError):
         pass
     name = told.get("function_name") if isinstance(told, dict) else None
     arguments = {key: value for key, value in args.items() if key not in _V0_HARNESS and value is not None}
     if args.get("is_input") is True:
         arguments["is_input"] = "true"  # as the tool declares it
-    return name or action, arguments
+    return call_of(name or action, arguments, call_id, unread)
 
 
 def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
-    count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
+    unread = count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
     kind, call_id = str(event["kind"]), event.get("tool_call_id")
     if kind == "SystemPromptEvent":
-        specs = [tool.get("tool_spec", tool) for tool in list_of(event, "tools", "a list") if isinstance(tool, dict)]
-        chat.tools = [spec for spec in specs if isinstance(spec, dict) and "function" in spec]
-        return [{"role": "system", "content": _blocks(event.get("system_prompt"), event.get("dynamic_context"))}]
+        tools = list_of(event, "tools", "a list of tool declarations")
+        specs = [tool.get("tool_spec", tool) if isinstance(tool, dict) else tool for tool in tools]
+        known = [spec for spec in specs if isinstance(spec, dict) and "function" in spec]
+        chat.tools = chat_tools(known, chat.ignored)
+        chat.ignored += Counter({"events[].tools[] without 'function'": len(specs) - len(known)})
+        return [{"role": "system", "content": _blocks(chat, event.get("system_prompt"), event.get("dynamic_context"))}]
     if kind == "MessageEvent":
         said = object_of(event, "llm_message")
         role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
-        content = _blocks(said.get("content"), event.get("extended_content"))
+        content = _blocks(chat, said.get("content"), event.get("extended_content"))
         return [{"role": role, "content": content, **reasoning_in(said, chat.ignored)}]
     if kind == "ActionEvent":
         call = part_of(event, "tool_call")
-        function = part_of(call, "function") if isinstance(call.get("function"), dict) else call
+        unread |= count_unknown(call, _SDK_CALL_KEYS, "events[].tool_call.", chat.ignored)
+        if function := part_of(call, "function"):
+            unread |= count_unknown(function, ("name", "arguments"), "events[].tool_call.function.", chat.ignored)
+        function = function or call
         arguments = function.get("arguments")
         if arguments is None and isinstance(event.get("action"), dict):
             arguments = {key: value for key, value in event["action"].items() if key != "kind" and value is not None}
         name = event.get("tool_name") or function.get("name")
-        content = text_in(event.get("thought") or "")
-        turn = {"role": "assistant", "content": content, "tool_calls": [call_of(name, arguments, call_id)]}
+        content = joined_text(event.get("thought") or "", chat.ignored)
+        turn = {"role": "assistant", "content": content, "tool_calls": [call_of(name, arguments, call_id, unread)]}
         return [turn | {RESPONSE: event.get("llm_response_id")} | reasoning_in(event, chat.ignored)]
     if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
         seen = part_of(event, "observation")
         content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), None)
         content = content if content is not None else event.get("error") or event.get("rejection_reason")
         failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error") or failed_exit(seen))
-        return [{"role": "tool", "content": text_in(content), "tool_call_id": call_id, FAILED: failed}]
+        return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
     chat.ignored[f"events[] of kind {kind}"] += 1
     return []
 
 
-def _blocks(said: Any, more: Any) -> Any:
+def _blocks(chat: ChatRow, said: Any, more: Any) -> Any:
     """A message's content, and what the agent's context adds to it (skills, the repository): the model is sent both."""
-    texts = [text_in([one] if isinstance(one, dict) else one) for one in (said, more)]
+    texts = [joined_text([one] if isinstance(one, dict) else one, chat.ignored) for one in (said, more)]
     odd = next((text for text in texts if not isinstance(text, str | None)), None)  # refused later
     return "\n".join(filter(None, texts)) if odd is None else odd
 
@@ -267,12 +274,12 @@ def _not_its_own(step: dict[str, Any]) -> dict[str, str]:
 
 def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
-    source, content = step.get("source"), text_in(step.get("message"))
+    source, content = step.get("source"), joined_text(step.get("message"), chat.ignored)
     results = list_of(object_of(step, "observation"), "results", "a list of results")
     if any(isinstance(one, dict) and one.get("subagent_trajectory_ref") is not None for one in results):
         chat.ignored["results[].subagent_trajectory_ref"] += 1
     if source in ("system", "user"):
-        screens = [{"role": "user", "content": text_in(one.get("content"))} for one in results if isinstance(one, dict)]
+        screens = [{"role": "user", "content": one.get("content")} for one in results if isinstance(one, dict)]
         return [{"role": source, "content": content}, *screens]
     if source != "agent":
         return [BrokenMessage(f"holds a step of source {source!r}", field="steps", hint="system, user or agent")]
@@ -283,12 +290,18 @@ def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
         message |= acts_in(content)
         return [
             message,
-            *({"role": "user", "content": text_in(r.get("content"))} for r in results if isinstance(r, dict)),
+            *({"role": "user", "content": r.get("content")} for r in results if isinstance(r, dict)),
         ]
     if not all(isinstance(call, dict) for call in calls):
         return [BrokenMessage("holds a call that is not an object", turn=True, field="tool_calls")]
-    message["tool_calls"] = [call_of(c.get("function_name"), c.get("arguments"), c.get("tool_call_id")) for c in calls]
+    message["tool_calls"] = [_atif_call(call, chat) for call in calls]
     return [message, *_atif_answers(calls, results)]
+
+
+def _atif_call(call: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
+    known = ("tool_call_id", "function_name", "arguments", "extra")
+    unread = count_unknown(call, known, "steps[].tool_calls[].", chat.ignored)
+    return call_of(call.get("function_name"), call.get("arguments"), call.get("tool_call_id"), unread)
 
 
 def _atif_answers(calls: list[Any], results: list[Any]) -> list[Any]:
@@ -301,9 +314,9 @@ def _atif_answers(calls: list[Any], results: list[Any]) -> list[Any]:
             messages.append(result)
         elif source is not None or not left:
             left = [one for one in left if one != source]
-            messages.append({"role": "tool", "content": text_in(result.get("content")), "tool_call_id": source})
+            messages.append({"role": "tool", "content": result.get("content"), "tool_call_id": source})
         else:
-            messages += answers(left, text_in(result.get("content")))
+            messages += answers(left, result.get("content"))
             left = []
     return messages
 
@@ -325,6 +338,7 @@ _PART_KEYS = words(
     "id sessionID messageID type text synthetic ignored time metadata callID tool state mime filename url source "
     "reason snapshot cost tokens hash files name attempt error prompt description agent auto overflow"
 )
+_STATE_KEYS = words("status input output title metadata time error attachments raw")
 
 
 def _is_opencode(row: dict[str, Any]) -> str:
@@ -374,12 +388,13 @@ def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
                 BrokenMessage("has a part that is not an object", turn=role == "assistant", field="parts"),
             ]
         kind = part.get("type")
-        count_unknown(part, _PART_KEYS, "parts[].", chat.ignored)
+        unread = count_unknown(part, _PART_KEYS, "parts[].", chat.ignored)
         if kind == "text" and isinstance(part.get("text"), str):
             turn["content"] = "\n".join(text for text in (turn["content"], part["text"]) if text)
         elif kind == "tool":
             state = part_of(part, "state")
-            turn["tool_calls"].append(call_of(part.get("tool"), state.get("input"), part.get("callID")))
+            unread |= count_unknown(state, _STATE_KEYS, "parts[].state.", chat.ignored)
+            turn["tool_calls"].append(call_of(part.get("tool"), state.get("input"), part.get("callID"), unread))
             if state.get("status") in ("completed", "error"):
                 failed = state["status"] == "error"
                 output = state.get("error" if failed else "output")

@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import joined_text
 from turntree.traces.formats.events import acts_in
 from turntree.traces.formats.row import (
     ACT,
@@ -26,7 +27,6 @@ from turntree.traces.formats.row import (
     needs,
     object_of,
     outcome,
-    text_in,
     text_of,
     told_by,
     words,
@@ -41,11 +41,19 @@ _ROW_KEYS = words(
     "pass_rate pass_rate_total pass_rate_passed scenario num_unique_actions meta_info source_trajectory_uid "
     "pivot_agent_turn_index"
 )
-_ITEM_KEYS = words(
-    "type id status role content name arguments call_id output summary encrypted_content phase "
-    # for training without tokenizing again
-    "prompt_token_ids generation_token_ids generation_log_probs routed_experts"
+EVERY_ITEM = words(  # the last four are for training without tokenizing again
+    "type id status prompt_token_ids generation_token_ids generation_log_probs routed_experts"
 )
+_ITEM_KEYS = {
+    "message": words("role content phase"),
+    "reasoning": words("summary content encrypted_content"),
+    "function_call": words("name arguments call_id"),
+    "custom_tool_call": words("name input call_id"),
+    "local_shell_call": words("action call_id"),
+    **dict.fromkeys(
+        ("function_call_output", "custom_tool_call_output", "local_shell_call_output"), words("call_id output")
+    ),
+}
 _META_KEYS = words(
     "_ng_task_index _ng_rollout_index instance_id category scenario meta_info pivot_agent_turn_index "
     "pass_rate pass_rate_total pass_rate_passed"
@@ -88,7 +96,7 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
     if chat.rule == "bash":
         for message in chat.messages:
             if isinstance(message, dict) and message.get("role") == "assistant":
-                message |= acts_in(text_in(message["content"]))
+                message |= acts_in(joined_text(message["content"], Counter()))
     count_unknown(row, _ROW_KEYS | profiled, "", chat.ignored)
     return chat
 
@@ -97,7 +105,8 @@ def _restated(items: list[Any]) -> bool:
     """Whether the calls of an episode only repeat what its texts say, as NeMo Gym's harbor agent (Terminus) writes
     them: the policy was given no tools and answers with the keystrokes as JSON text."""
     calls = [item for item in items if isinstance(item, dict) and item.get("type") == "function_call"]
-    texts = [text_in(item.get("content")) for item in items if isinstance(item, dict) and item.get("type") == "message"]
+    said = [item for item in items if isinstance(item, dict) and item.get("type") == "message"]
+    texts = [joined_text(item.get("content"), Counter()) for item in said]
     keys_only = bool(calls) and all(call.get("name") == "bash_command" for call in calls)
     return keys_only and any(acts_in(text)[ACT] for text in texts)
 
@@ -162,12 +171,12 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
     one turn later, in the importer."""
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = row.get("type") or ("message" if "role" in row else None)
-    count_unknown(row, _ITEM_KEYS, "items[].", ignored)
+    unread = count_unknown(row, EVERY_ITEM | _ITEM_KEYS.get(str(kind), frozenset()), "items[].", ignored)
     cut = {"weight": 0} if row.get("status") == "incomplete" else {}  # the token limit ended the turn
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content"), **cut}
     if kind in ("function_call", "custom_tool_call", "local_shell_call"):
-        return {"role": "assistant", "content": "", "tool_calls": [_called(kind, row)], **cut}
+        return {"role": "assistant", "content": "", "tool_calls": [_called(kind, row, unread)], **cut}
     if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
         return {"role": "tool", "content": row.get("output"), "tool_call_id": row.get("call_id")}
     if kind == "reasoning":
@@ -180,9 +189,10 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
     return BrokenMessage(f"holds an item {what}", turn=str(kind).endswith("_call"), hint=hint)
 
 
-def _called(kind: str, row: dict[str, Any]) -> Any:
+def _called(kind: str, row: dict[str, Any], unread: dict[str, Any]) -> Any:
+    call_id, arguments = row.get("call_id"), row.get("arguments")
     if kind == "custom_tool_call":  # a tool that takes free text
-        return call_of(row.get("name"), {"input": row.get("input", "")}, row.get("call_id"))
+        arguments = {"input": row["input"]} if row.get("input") is not None else None
     if kind == "local_shell_call":
-        return call_of("local_shell", row.get("action"), row.get("call_id") or row.get("id"))
-    return call_of(row.get("name"), row.get("arguments"), row.get("call_id"))
+        return call_of("local_shell", row.get("action"), call_id or row.get("id"), unread)
+    return call_of(row.get("name"), arguments, call_id, unread)

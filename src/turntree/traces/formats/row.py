@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ ACT = (
 FAILED = "_failed"  # of a message that answers an action: whether the action failed
 RESPONSE = "_response"  # of an assistant message: the model's response that it is a piece of
 SKIP = "_skip"  # why a message must not become a candidate (or, of a user's, is not the task)
+CALL_IN_TEXT = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 class RowRefused(InputError):
@@ -48,7 +50,8 @@ class ChatRow:
     `rule` says which turns are candidates (`candidates.rule_reason`). `only_last_turn` marks a row that demonstrates
     its last turn only (a pivot row): what precedes is history. `thread` is another name of the group, by which rows of
     other files may know it: rows with either name are one group. `left_out` counts the agent's turns that are not among
-    `messages`, by reason. `ignored` counts fields of the source that a trace has no place for.
+    `messages`, by reason. `ignored` counts fields of the source that a trace has no place for; of a `strict` row,
+    unknown ones inside calls, parts and declarations are refused instead.
     """
 
     messages: list[Any]
@@ -63,6 +66,7 @@ class ChatRow:
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
     rule: Rule = "turns"
     only_last_turn: bool = False
+    strict: bool = False
     left_out: Counter[str] = field(default_factory=Counter[str])
     ignored: Counter[str] = field(default_factory=Counter[str])
 
@@ -121,11 +125,12 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def count_unknown(row: Mapping[str, Any], known: Collection[str], inside: str, ignored: Counter[str]) -> None:
-    """Count the keys of a source object that its documented schema does not have, the same way in every format."""
-    for key, value in row.items():
-        if key not in known and value is not None:
-            ignored[f"unknown key {inside}{key}"] += 1
+def count_unknown(row: Mapping[str, Any], known: Collection[str], inside: str, ignored: Counter[str]) -> dict[str, Any]:
+    """Count the keys of a source object that its documented schema does not have, the same way in every format, and
+    return what they hold."""
+    unknown = {key: value for key, value in row.items() if key not in known and value is not None}
+    ignored.update(f"unknown key {inside}{key}" for key in unknown)
+    return unknown
 
 
 def object_of(row: Mapping[str, Any], key: str) -> dict[str, Any]:
@@ -205,24 +210,43 @@ def list_of(row: Mapping[str, Any], key: str, hint: str) -> list[Any]:
 
 
 def chat_tools(declarations: list[Any], ignored: Counter[str]) -> list[Any]:
-    """Tool declarations in chat form; the flat Responses form is nested, built-in tools without a name are counted."""
+    """Tool declarations in chat form, to be checked by `schema.check_tools`: the flat form of Responses, Anthropic and
+    MCP is nested, a schema that is JSON text is parsed, built-in tools without a name are counted."""
     tools: list[Any] = []
-    for tool in declarations:
-        if not isinstance(tool, dict) or "function" in tool:
-            tools.append(tool)
-            continue
-        flat = cast("dict[str, Any]", tool)
-        if flat.get("type", "function") != "function":
-            ignored[f"tools[] of type {flat['type']!r}"] += 1
-            continue
-        tools.append({"type": "function", "function": {key: flat[key] for key in flat if key != "type"}})
+    for i, tool in enumerate(declarations):
+        declared = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+        if declared and "function" not in declared:
+            if declared.get("type", "function") not in ("function", None):
+                ignored[f"tools[] of type {declared['type']!r}"] += 1
+                continue
+            declared = {"type": "function", "function": {key: declared[key] for key in declared if key != "type"}}
+        function: Any = declared.get("function")
+        if isinstance(function, dict):
+            declared = {**declared, "function": _with_parameters(cast("dict[str, Any]", function), f"tools[{i}]")}
+        tools.append(declared or tool)
     return [tool for i, tool in enumerate(tools) if tool not in tools[:i]]
 
 
-def call_of(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
-    """One tool call in chat form; what is absent stays absent, so that parsing refuses it with its field."""
+def _with_parameters(function: dict[str, Any], inside: str) -> dict[str, Any]:
+    """A declaration whose schema is called `parameters`, and is no text."""
+    other = next((key for key in ("input_schema", "inputSchema") if function.get(key) is not None), None)
+    if other is not None and function.get("parameters") is None:
+        function = {("parameters" if key == other else key): function[key] for key in function if key != "parameters"}
+    if not isinstance(function.get("parameters"), str):
+        return function
+    try:
+        return {**function, "parameters": parse_json(function["parameters"])}
+    except InputError as error:
+        where = f"{inside}.function.parameters"
+        raise RowRefused("malformed_field", f"is text that {error.problem}", field=where, hint=error.hint) from error
+
+
+def call_of(name: Any, arguments: Any, call_id: Any = None, unread: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """One tool call in chat form; what is absent stays absent, so that parsing refuses it with its field. `unread` is
+    what stands beside the arguments and was counted: where there are none, it stays, and parsing refuses the call."""
     function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
-    return {"type": "function", "id": call_id, "function": function}
+    beside = {} if arguments not in (None, "", "{}", {}) else dict(unread or {})
+    return {**beside, "type": "function", "id": call_id, "function": function}
 
 
 def one_turn_a_response(messages: list[Any]) -> list[Any]:
@@ -254,15 +278,6 @@ def reasoning_in(said: Mapping[str, Any], ignored: Counter[str]) -> dict[str, st
             ignored[key] += 1
     text = said.get("reasoning_content")
     return {"reasoning_content": text} if isinstance(text, str) and text else {}
-
-
-def text_in(content: Any) -> Any:
-    """The text of a message's content: text, or the text parts of a list (other parts are left to be refused)."""
-    if isinstance(content, list):
-        parts = cast("list[Any]", content)
-        if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-            return "".join(part["text"] for part in parts)
-    return content
 
 
 def fingerprint(value: Any) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import joined_text
 from turntree.observe.jsonl import parse_object
 from turntree.traces.formats.responses import read_item
 from turntree.traces.formats.row import (
@@ -30,7 +31,6 @@ from turntree.traces.formats.row import (
     failed_exit,
     list_of,
     one_turn_a_response,
-    text_in,
     text_of,
     told_by,
     words,
@@ -99,10 +99,10 @@ def _codex_result(payload: dict[str, Any], message: Any) -> Any:
     if isinstance(output, dict):
         content = next((output[key] for key in ("output", "content") if output.get(key) is not None), None)
         return message | {
-            "content": text_in(content),
+            "content": content,
             FAILED: output.get("success") is False or failed_exit(output) is True,
         }
-    failed = _failed_in(text_in(output))
+    failed = _failed_in(joined_text(output, Counter()))
     return message if failed is None else message | {FAILED: failed}
 
 
@@ -145,6 +145,9 @@ _CLAUDE_KEYS = words(
     "permissionMode entrypoint isApiErrorMessage error sourceToolAssistantUUID sourceToolUseID thinkingMetadata todos "
     "promptId origin level subtype content compactMetadata leafUuid summary snapshot messageId isSnapshotUpdate data "
     "operation attachment teamName imagePasteIds planContent apiError mcpMeta"
+)
+_BLOCK_KEYS = words(
+    "type text thinking signature data citations cache_control id name input caller tool_use_id content is_error source"
 )
 
 
@@ -264,10 +267,11 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
     results: list[Any] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
+        unread = count_unknown(block, _BLOCK_KEYS, "content[].", chat.ignored) if isinstance(block, dict) else {}
         if kind == "text":
             said.append(block.get("text"))
         elif kind == "tool_use":
-            calls.append(call_of(block.get("name"), block.get("input"), block.get("id")))
+            calls.append(call_of(block.get("name"), block.get("input"), block.get("id"), unread))
         elif kind == "tool_result":
             result = {
                 "role": "tool",
@@ -292,7 +296,7 @@ def _shown(content: Any, chat: ChatRow) -> Any:
     """The text that a tool returned; parts that are not text (images, ...) are left out and counted."""
     if not isinstance(content, list):
         return content
-    texts = [part for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    texts = [part for part in content if isinstance(part, dict) and part.get("type", "text") == "text"]
     if len(texts) < len(content):
         chat.ignored["parts of results that are not text"] += len(content) - len(texts)
-    return "".join(part["text"] for part in texts)
+    return texts

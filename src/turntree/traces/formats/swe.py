@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, cast
 
+from turntree.core.messages import joined_text
 from turntree.traces.formats.row import (
     ACT,
     SKIP,
@@ -28,7 +29,6 @@ from turntree.traces.formats.row import (
     needs,
     outcome,
     reasoning_in,
-    text_in,
     text_of,
     told_by,
     words,
@@ -133,10 +133,12 @@ def _messages(row: dict[str, Any], ignored: Counter[str]) -> list[Any]:
     content = row.get("content") if row.get("content") is not None else row.get("text")
     if role == "system" and not content:
         content = row.get("system_prompt")
-    message: dict[str, Any] = {"role": role, "content": text_in(content)}
+    message: dict[str, Any] = {"role": role, "content": joined_text(content, ignored)}
     if role == "tool":
         ids = row.get("tool_call_ids") or [row.get("tool_call_id")]
         return answers(ids if isinstance(ids, list) else [ids], message["content"])
+    if row.get("name") is not None:  # which of several agents speaks
+        message["name"] = row["name"]
     if role == "assistant":
         message |= reasoning_in(row, ignored)
         calls = row.get("tool_calls")

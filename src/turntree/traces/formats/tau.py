@@ -131,4 +131,12 @@ def _messages(row: dict[str, Any], chat: ChatRow) -> list[Any]:
         return [message] if row.get("content") else []
     if row.get("tool_calls"):
         message["tool_calls"] = row["tool_calls"]
+        if isinstance(row["tool_calls"], list):
+            message["tool_calls"] = [_call(call) for call in row["tool_calls"]]
     return [message]
+
+
+def _call(call: Any) -> Any:
+    """A flat call, without the mark that the agent made it."""
+    its_own = isinstance(call, dict) and call.get("requestor") == "assistant"
+    return {key: call[key] for key in call if key != "requestor"} if its_own else call
