@@ -37,3 +37,11 @@ def test_the_parts_stay_readable_by_code() -> None:
 
 def test_one_base_class_for_everything_raised_on_purpose() -> None:
     assert issubclass(ConfigError, InputError) and issubclass(InputError, TurntreeError)
+
+
+@pytest.mark.parametrize("length", [10, 400, 420, 500, 501, 1_000, 100_000])
+def test_a_text_is_cut_only_where_much_is_cut_and_its_ends_stay(length: int) -> None:
+    text = f"begin{'x' * (length - 8)}end"
+    said = InputError(text).problem
+    assert said == text or (said.startswith("begin") and said.endswith("end") and len(said) < len(text) - 50)
+    assert len(said) <= 500

@@ -382,7 +382,8 @@ def test_two_speakers_are_two_turns_and_one_keeps_its_name(one: str | None, two:
     '{"status": "error"}', '{"output": "", "metadata": {"exit_code": 2}}', "Error: no such order",
     "ERROR: bash: no such file",
     "error", "[ERROR] x", "Error executing tool f: x", "Traceback (most recent call last):\n...", "KeyError: 'x'",
-    "Error (404)", "  error!", "json.decoder.JSONDecodeError: x",
+    "{'error': 'no such city'}", "<tool_use_error>x</tool_use_error>", "Exception: x", "Error (404)", "  error!",
+    "json.decoder.JSONDecodeError: x",
 ])  # fmt: skip
 def test_a_result_that_tells_an_error_is_one(text: str) -> None:
     assert reports_error(text.strip())
@@ -392,7 +393,7 @@ def test_a_result_that_tells_an_error_is_one(text: str) -> None:
     "Error rate: 3%", "Errors: 0\n4 C", "errors were not found", "error_log.txt", '{"error": null, "response": "4 C"}',
     '{"error": "", "x": 1}', '{"errors": []}', '{"error": false}', '{"error": 0.03, "epoch": 3}', '{"error": "none"}',
     '{"status": "failed", "payment": 7}', '{"a": "error"}', "No error.", "", "{error: broken}", "Error: none",
-    "Error: 0", '{"exit_code": 0}', "ErrorBars: 3 values",
+    "{'error': None, 'x': 1}", "{}", "Error: 0", '{"exit_code": 0}', "ErrorBars: 3 values",
 ])  # fmt: skip
 def test_a_result_that_only_names_errors_is_none(text: str) -> None:
     assert not reports_error(text.strip())
@@ -449,3 +450,16 @@ def test_an_id_may_be_a_whole_float_as_pandas_writes_them(tmp_path):
     path.write_text(json.dumps({"id": 1.5, "messages": talk}))
     with pytest.raises(InputError, match="field 'id': is float"):
         import_chat([path])
+
+
+@pytest.mark.parametrize("place", ["call", "part", "declaration"])
+def test_an_unknown_key_inside_a_chat_row_is_refused_with_advice_that_works(file: Any, place: str) -> None:
+    said, declared = call(arguments={"at": 1}), tool("f")
+    said["content"] = [{"type": "text", "text": "I go."}]
+    held = {"call": said["tool_calls"][0]["function"], "part": said["content"][0], "declaration": declared["function"]}
+    held[place]["mood"] = "calm"
+    path = file(row(USER, said, answer(), HELLO, tools=[declared]))
+    told = refusal(path)
+    assert ".mood': unknown key;" in told and "--unknown-keys keep" in told
+    [trace], report = import_chat([path], unknown_keys="keep")
+    assert [key for key in report.ignored if key.endswith(".mood")] and len(candidates(trace)) == 2

@@ -59,7 +59,7 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 def _short(text: str) -> str:
     """The text, shortened in its middle where it is too long for a message."""
-    if len(text) <= 2 * _LONGEST:  # less would be cut by words as long as what they cut
+    if len(text) <= _LONGEST + 100:  # less would be cut by words as long as what they cut
         return text
     kept = _LONGEST // 2
     return f"{text[:kept]} [... {len(text) - 2 * kept:,} characters ...] {text[-kept:]}"

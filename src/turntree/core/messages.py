@@ -25,6 +25,7 @@ _CALL_KEYS, _FUNCTION_KEYS = ("id", "type", "index", "function"), ("name", "argu
 _BESIDE = ("cache_control", "cache_prompt", "annotations", "logprobs", "citations", "signature", "extra_content",
            "provider_specific_fields")  # fmt: skip
 _CALL_HINT = "each call is {id?, type?, function: {name, arguments}}"
+_SHAPES = (("text", "each part is {type: 'text', text}"), ("arguments", _CALL_HINT))
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,9 @@ class _Reading:
             if key in known or value is None:
                 continue
             if key not in _BESIDE and (self.strict or lacks):
-                hint = _CALL_HINT if inside == "tool_calls" else "each part is {type: 'text', text}"
-                raise InputError("unknown key", field=f"{inside}.{key}", hint=hint)
+                lacked, hint = _SHAPES[inside == "tool_calls"]
+                problem = f"unknown key, and no {lacked}" if lacks else "unknown key"
+                raise InputError(problem, field=f"{inside}.{key}", hint=hint)
             if value not in ([], {}, ""):
                 self.ignored[f"{'' if key in _BESIDE else 'unknown key '}{inside}[].{key}"] += 1
 

@@ -41,9 +41,10 @@ AFTER_MALFORMED = "after_malformed_message"
 _READ = MESSAGE_KEYS | {*REASONING_KEYS, "weight", ACT, FAILED, RESPONSE, SKIP}
 # how the text of a failed tool's result begins: no heading ("Error rate: 3%", "Errors: 0")
 _ERROR = re.compile(
-    r"traceback \(most recent call last\)|\[error\]|error\s*(?:[:!.(\d-](?!\s*(?:0|none|null|no)\s*(?:\n|\Z))|\n|\Z)"
+    r"traceback \(most recent call last\)|\[error\]|<\w*error>|\{\s*'errors?'\s*:\s*+(?!none|''|\[\]|false|0\b)"
+    r"|error\s*(?:[:!.(\d-](?!\s*(?:0|none|null|no)\s*(?:\n|\Z))|\n|\Z)"
     r"|error\s+(?:executing|calling|running|invoking|while|when|during|occurred|code|in|from|parsing|reading|opening)\b"
-    r"|(?-i:(?:\w+\.)*[A-Z]\w*(?:Error|Exception))\s*:",
+    r"|(?-i:(?:\w+\.)*(?:[A-Z]\w*(?:Error|Exception)|Exception))\s*:",
     re.IGNORECASE,
 )
 _NO_ERROR = ("0", "none", "null", "no", "false", "ok")
@@ -93,7 +94,10 @@ def assemble(
             _parse(turn, row)  # raises: what could not be read may have been one
         hint = "a trace demonstrates at least one turn"
         raise RowRefused("no_assistant_turn", "hold no assistant turn", field="messages", hint=hint)
-    check_tools(row.tools, row.ignored, strict=row.strict)
+    try:
+        check_tools(row.tools, row.ignored, strict=row.strict)
+    except InputError as error:
+        raise _advised(error, row) from error
     messages: list[Message] = []
     lost: Counter[str] = Counter()
     cut = None
@@ -151,12 +155,12 @@ def _failed(turn: _Turn, message: Message) -> bool:
 def reports_error(text: str) -> bool:
     """Whether the text of a tool's result tells that the call failed: it begins with an error, or is a JSON object that
     holds one."""
-    if not text.startswith("{"):
-        return _ERROR.match(text) is not None
     try:
-        told = parse_object(text)
+        told = parse_object(text) if text.startswith("{") else {}
     except InputError:
-        return False
+        told = {}
+    if not told:
+        return _ERROR.match(text) is not None
     errors = [told.get(key) for key in ("error", "errors", "isError", "is_error")]
     said = any(one and not isinstance(one, float) and str(one).lower() not in _NO_ERROR for one in errors)
     denied = told.get("success") is False or told.get("ok") is False or told.get("status") == "error"
@@ -258,10 +262,18 @@ def _parse_one(raw: Any, inside: str, row: ChatRow) -> Message:
         _check_arguments(raw)
         message = Message.from_chat(raw, row.ignored, strict=row.strict)
     except InputError as error:
-        raise located(error, inside=inside) from error
+        raise located(_advised(error, row), inside=inside) from error
     count_unknown(raw, _READ, "messages[].", row.ignored)
     check_message(message, inside)
     return message
+
+
+def _advised(error: InputError, row: ChatRow) -> InputError:
+    """What may be counted instead is said."""
+    if row.strict and error.problem == "unknown key":
+        hint = f"{error.hint}; or count it with unknown_keys='keep' (--unknown-keys keep)"
+        return InputError(error.problem, field=error.field, hint=hint)
+    return error
 
 
 def _each_call_once(turn: Message, ignored: Counter[str]) -> Message:

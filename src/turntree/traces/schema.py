@@ -189,7 +189,8 @@ def check_tools(tools: Sequence[Any], ignored: Counter[str] | None = None, *, st
                     continue
                 if strict or (lacks and isinstance(value, dict | list)):
                     hint = "a declaration is {name, description, parameters: a JSON schema}"
-                    raise InputError("unknown key", field=f"{inside}.{key}", hint=hint)
+                    problem = f"unknown key{', and no parameters' if lacks else ''}"
+                    raise InputError(problem, field=f"{inside}.{key}", hint=hint)
                 if ignored is not None:
                     ignored[f"unknown key tools[].{key}"] += 1
         problem = None if lacks else _schema_problem(function["parameters"])

@@ -216,7 +216,7 @@ def chat_tools(declarations: list[Any], ignored: Counter[str]) -> list[Any]:
     for i, tool in enumerate(declarations):
         declared = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
         if declared and "function" not in declared:
-            if declared.get("type", "function") not in ("function", None):
+            if declared.get("type") not in ("function", None) and "input_schema" not in declared:
                 ignored[f"tools[] of type {declared['type']!r}"] += 1
                 continue
             declared = {"type": "function", "function": {key: declared[key] for key in declared if key != "type"}}
