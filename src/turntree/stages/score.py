@@ -25,7 +25,7 @@ from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
 from turntree.traces.formats.responses import EVERY_ITEM
 from turntree.traces.formats.row import chat_tools
-from turntree.traces.schema import Split, check_tools, read_traces
+from turntree.traces.schema import Split, check_schemas, check_tools, read_traces
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
 from turntree.verifiers.nemo import MALFORMED
@@ -271,6 +271,7 @@ def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
         raise InputError("is not a list of tool declarations", field=where, hint="write [{type: function, ...}]")
     tools = chat_tools(cast("list[Any]", value), Counter())
     check_tools(tools)
+    check_schemas(tools)
     return tuple(tools)
 
 
