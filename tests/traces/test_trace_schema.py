@@ -185,3 +185,15 @@ class TestReading:
         assert "the compressed file is damaged or cut off" in refusal(path)
         path.write_bytes(gzip.compress(HEADER.encode()))
         assert list(read_traces(path)) == []
+
+
+def test_a_trace_file_with_parameters_under_another_key_is_refused_and_odd_ones_are_read_as_they_were_written(tmp_path):
+    said = (Message("user", "go"), Message("assistant", "gone"))
+    odd = {"type": "function", "function": {"name": "a", "parameters": {"city": {"type": "str"}}, "return": {}}}
+    write_traces(tmp_path / "t.jsonl", [Trace(id="1", messages=said, tools=(odd,))])
+    assert [trace.tools for trace in read_traces(tmp_path / "t.jsonl")] == [(odd,)]
+    lost = {"type": "function", "function": {"name": "a", "input_schema": {"type": "object"}}}
+    write_traces(tmp_path / "t.jsonl", [Trace(id="1", messages=said, tools=(lost,))])
+    with pytest.raises(InputError) as error:
+        list(read_traces(tmp_path / "t.jsonl"))
+    assert (error.value.line, error.value.field) == (2, "tools[0].input_schema")

@@ -22,7 +22,7 @@ from turntree.observe.run import notice, progress
 from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
 from turntree.traces.formats.row import chat_tools, fingerprint
 from turntree.traces.readers import AUTO
-from turntree.traces.schema import Split, Trace, check_tools, write_traces
+from turntree.traces.schema import Split, Trace, check_schemas, check_tools, write_traces
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
@@ -180,6 +180,7 @@ def _tools(file: str) -> list[dict[str, Any]]:
     try:
         declared = chat_tools(tools, Counter())
         check_tools(declared)
+        check_schemas(declared)
     except InputError as error:
         raise located(error, path=file) from error
     return declared

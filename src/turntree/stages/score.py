@@ -24,7 +24,7 @@ from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
 from turntree.traces.formats.responses import EVERY_ITEM
 from turntree.traces.formats.row import chat_tools
-from turntree.traces.schema import Split, check_tools
+from turntree.traces.schema import Split, check_schemas, check_tools
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
 from turntree.verifiers.nemo import MALFORMED
@@ -270,6 +270,7 @@ def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
         raise InputError("is not a list of tool declarations", field=where, hint="write [{type: function, ...}]")
     tools = chat_tools(cast("list[Any]", value), Counter())
     check_tools(tools)
+    check_schemas(tools)
     return tuple(tools)
 
 

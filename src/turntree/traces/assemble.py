@@ -31,7 +31,7 @@ from turntree.traces.formats.row import (
     failed_exit,
     fingerprint,
 )
-from turntree.traces.schema import MESSAGE_KEYS, Trace, check_message, check_tools
+from turntree.traces.schema import MESSAGE_KEYS, Trace, check_message, check_schemas, check_tools
 
 NOT_TRAINED = "marked_not_trained"
 PIVOT_HISTORY = "history_of_a_pivot_row"
@@ -96,6 +96,7 @@ def assemble(
         raise RowRefused("no_assistant_turn", "hold no assistant turn", field="messages", hint=hint)
     try:
         check_tools(row.tools, row.ignored, strict=row.strict)
+        check_schemas(row.tools)
     except InputError as error:
         raise _advised(error, row) from error
     messages: list[Message] = []

@@ -172,9 +172,8 @@ def tool_names(tools: Iterable[dict[str, Any]]) -> frozenset[str]:
 
 
 def check_tools(tools: Sequence[Any], ignored: Counter[str] | None = None, *, strict: bool = False) -> None:
-    """Raise `InputError` for a declaration that is none, or whose parameters are no JSON schema. An unknown key stays
-    where it is and is counted; in a `strict` row, or where a declaration without parameters may hold them, it is
-    refused."""
+    """Raise `InputError` for a declaration that is none. An unknown key stays where it is and is counted; in a `strict`
+    row, or where a declaration without parameters may hold them, it is refused."""
     for i, tool in enumerate(tools):
         if not isinstance(tool, dict):
             hint = "declare {type: 'function', function: {name, ...}}"
@@ -193,10 +192,17 @@ def check_tools(tools: Sequence[Any], ignored: Counter[str] | None = None, *, st
                     raise InputError(problem, field=f"{inside}.{key}", hint=hint)
                 if ignored is not None:
                     ignored[f"unknown key tools[].{key}"] += 1
-        problem = None if lacks else _schema_problem(function["parameters"])
+
+
+def check_schemas(tools: Sequence[dict[str, Any]]) -> None:
+    """Raise `InputError` for parameters of a source that are no JSON schema. (Those of an environment, which our own
+    files hold, may be anything: a verifier says what it cannot use.)"""
+    for i, tool in enumerate(tools):
+        parameters = tool["function"].get("parameters")
+        problem = None if parameters is None else _schema_problem(parameters)
         if problem is not None:
             hint = "write a JSON schema: {type: object, properties: {name: {type: string, ...}}}"
-            raise InputError(problem, field=f"{inside}.function.parameters", hint=hint)
+            raise InputError(problem, field=f"tools[{i}].function.parameters", hint=hint)
 
 
 _DECLARED = ("name", "description", "parameters", "strict")
