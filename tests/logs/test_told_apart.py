@@ -16,6 +16,7 @@ from turntree.auditing.audit import AuditStageConfig, run_audit
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.logs.read import open_log
+from turntree.logs.rows import FACTS
 
 NAMED = {
     "generic": ("prompt", "gold_answer", "data_source", "agent"),
@@ -57,11 +58,11 @@ def write(folder, form, rows):
     return path
 
 
-FACTS = st.tuples(*(st.sampled_from([f"{name} 1", f"{name} 2"]) for name in ("prompt", "gold", "source", "agent")))
+TASKS = st.tuples(*(st.sampled_from([f"{name} 1", f"{name} 2"]) for name in ("prompt", "gold", "source", "agent")))
 
 
 @pytest.mark.parametrize("form", NAMED)
-@given(tasks=st.lists(FACTS, min_size=1, max_size=5, unique=True), size=st.integers(2, 4), seed=st.integers(0, 99))
+@given(tasks=st.lists(TASKS, min_size=1, max_size=5, unique=True), size=st.integers(2, 4), seed=st.integers(0, 99))
 @settings(max_examples=40)
 def test_rollouts_of_tasks_that_differ_in_any_fact_are_never_one_group_and_those_of_one_task_are(
     tmp_path_factory, form, tasks, size, seed
@@ -77,7 +78,7 @@ def test_rollouts_of_tasks_that_differ_in_any_fact_are_never_one_group_and_those
 
 
 @pytest.mark.parametrize("form", NAMED)
-@given(tasks=st.lists(FACTS, min_size=2, max_size=4, unique=True), lost=st.integers(0, 3), seed=st.integers(0, 99))
+@given(tasks=st.lists(TASKS, min_size=2, max_size=4, unique=True), lost=st.integers(0, 3), seed=st.integers(0, 99))
 @settings(max_examples=25)
 def test_a_rollout_that_lacks_what_tells_its_group_is_dropped_and_counted(tmp_path_factory, form, tasks, lost, seed):
     """Of one task some rows lack a fact: they stay where the others agree on it, and never join another task."""
@@ -92,6 +93,24 @@ def test_a_rollout_that_lacks_what_tells_its_group_is_dropped_and_counted(tmp_pa
     assert sum(len(group.rewards) for group in groups) + sum(report.dropped.values()) == len(rows)
     for group in groups:
         assert len({int(number) // 3 for number in group.rewards}) == 1
+
+
+@pytest.mark.parametrize("form", ["generic", "verl"])
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_every_fact_tells_tasks_apart_whatever_its_value_is(tmp_path, form, name):
+    base = (
+        {"group": "g", "reward": 0.0} if form == "generic" else {"input": "p", "output": "o", "score": 0.0, "step": 1}
+    )
+    values = [("a", "b"), (3, 4), ([1, 2], [2, 1]), ({"name": "a"}, {"name": "b"})]
+    for one, other in values[: 2 if name == "data_source" else None]:  # verl's is text, or its row is dropped
+        groups, _ = read(write(tmp_path, form, [base | {name: one}, base | {name: other}] * 2), form)
+        assert [len(group.rewards) for group in groups] == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["answer", "solution", "id", "seed", "pred", "request_id", "output"])
+def test_what_a_rollout_said_or_is_called_is_no_fact_of_its_task(tmp_path, name):
+    rows = [{"group": "g", "reward": 0.0, name: f"{i}"} for i in range(4)]
+    assert [len(group.rewards) for group in read(write(tmp_path, "generic", rows))[0]] == [4]
 
 
 @pytest.mark.parametrize("uid", ["u", "3b6f-77", "task_12_{i}", "{i}_1_2", "a_{i}", 7])

@@ -153,8 +153,8 @@ def _nemo_row(row: Row, *, rewards: tuple[str, ...], iteration: int) -> LoggedRo
     items = cast(Row, response).get("output") if isinstance(response, dict) else None
     if not isinstance(items, list):
         raise RowRefused("no list in field 'response.output'")
-    index, task = text(row, "_ng_task_index"), text(row, "instance_id")
-    group = task or _prompt_name(row) if index is None else f"task {index}"
+    index, task, asked = text(row, "_ng_task_index"), text(row, "instance_id"), _asked(row)
+    group = task or _prompt_name(asked["prompt"]) if index is None else f"task {index}"
     if group is None:
         raise RowRefused("no task index, instance or prompt: its group is not known")
     stop = text(row, "_ng_failure_class") or ("masked" if _masked(row) else None)
@@ -171,7 +171,7 @@ def _nemo_row(row: Row, *, rewards: tuple[str, ...], iteration: int) -> LoggedRo
             stop=stop,
         ),
         iteration=iteration,
-        facts=facts_of(row, instance_id=task, task=row.get("task"), **_asked(row)),
+        facts=facts_of(row, uuid=row.get("uuid"), task=row.get("task"), **asked),
         sample=count(row, "_ng_rollout_index"),
     )
 
@@ -186,10 +186,8 @@ def _asked(row: Row) -> Row:
     return {"prompt": prompt or None, "metadata": asked.get("metadata")}
 
 
-def _prompt_name(row: Row) -> str | None:
+def _prompt_name(prompt: Any) -> str | None:
     """None for a prompt without a word: an agent that makes its own prompt logs an empty one for every task."""
-    request = row.get("responses_create_params")
-    prompt = cast(Row, request).get("input") if isinstance(request, dict) else None
     said = [_words(item) for item in _flat(prompt)] if isinstance(prompt, list) else [str(prompt or "")]
     return named_prompt(json.dumps(prompt, sort_keys=True)) if any(words.strip() for words in said) else None
 

@@ -42,9 +42,11 @@ class LoggedRow:
 
 
 FACTS = frozenset({
-    "prompt", "question", "problem", "instruction", "system_prompt", "image", "images", "video", "videos",
+    "prompt", "question", "problem", "instruction", "goal", "system_prompt", "image", "images", "video", "videos",
+    "prompt_id", "question_id", "problem_id", "instance_id", "example_id", "task_id", "verifier_metadata",
     "gts", "gt", "gold", "gold_answer", "gold_answers", "golden_answer", "golden_answers", "ground_truth",
-    "ground_truths", "expected_answer", "expected_action", "reference_answer", "correct_answer", "reward_model",
+    "ground_truths", "expected", "expected_answer", "expected_output", "expected_action", "reference",
+    "reference_answer", "correct_answer", "target", "test_cases", "reward_model",
     "data_source", "dataset", "dataset_name", "env_class", "env_name", "agent", "agent_name", "agent_ref",
 })  # fmt: skip
 """Fields that say what was asked, what is right, where the task comes from and who played it. Names that a policy's own

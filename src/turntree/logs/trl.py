@@ -187,7 +187,7 @@ def _check_advantages(
         pairs = [(value, row) for value, row in group if value is not None and is_number(row.get("advantage"))]
         flat = max((abs(record["advantage"]) for _, record in pairs), default=0.0) <= FLAT
         wrong = len(pairs) > 1 and is_zero_variance([value for value, _ in pairs]) != flat
-        if wrong or not (explains if len(rewards) == 1 else fits)([record for _, record in pairs], rewards):
+        if wrong or not fits([record for _, record in pairs], rewards):
             raise InputError(
                 f"the advantages of {len(pairs)} rows of one step with one prompt are not those of a group "
                 f"whose reward is the sum of {', '.join(rewards)}",
@@ -279,7 +279,7 @@ def explains(rows: Sequence[Row], columns: Columns) -> bool:
 
 
 def fits(rows: Sequence[Row], columns: Columns) -> bool:
-    """As `explains`, for a sum whose weights are not known, but not negative."""
+    """Whether the advantages of a group's rows are those of a sum of the columns, of any weights but negative ones."""
     told = np.array([float(row["advantage"]) for row in rows])
     values = np.array([[float(row[name]) if is_number(row.get(name)) else 0.0 for name in columns] for row in rows])
     if len(told) < 2:

@@ -34,7 +34,7 @@ def remedy(why: Mapping[str, int]) -> str:
     if why and set(why) == {CUT}:
         return "loosen the gate: turntree gate sweep shows what a threshold cuts"
     if 2 * sum(count for reason, count in why.items() if _SERVER.search(reason)) > sum(why.values()):
-        return "these are the server's words: look at its log, address, key and limits"
+        return "so the server answered, or did not: look at its log, address, key and limits"
     return "see turntree check model and turntree check environment"
 
 
