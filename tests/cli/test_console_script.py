@@ -14,6 +14,11 @@ def test_the_script_is_installed():
     assert done.returncode == 0 and "0.1.0" in done.stdout
 
 
+def test_the_package_is_a_module_too():
+    done = subprocess.run([sys.executable, "-m", "turntree", "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.strip()
+
+
 def test_bad_input_is_one_line_and_exit_code_2():
     done = subprocess.run([SCRIPT, "select", "nowhere.jsonl", "--out", "x.jsonl"], capture_output=True, text=True)
     assert done.returncode == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, to_mapping
 from turntree.core.cost import Cost
@@ -19,7 +20,8 @@ from turntree.profiling.samples import Sample
 from turntree.profiling.select import SelectConfig
 from turntree.profiling.stopping import AdaptiveConfig
 from turntree.profiling.summary import ProfileSummary
-from turntree.stages.profile import ProfileStageConfig
+from turntree.renderers.template import ChatRenderer
+from turntree.stages.profile import ProfileStageConfig, say_lengths
 from turntree.stages.rescore import RescoreConfig, run_rescore
 from turntree.stages.select import THRESHOLDS, run_select
 from turntree.stages.verifier import open_verifier
@@ -107,11 +109,34 @@ def test_pivots_say_what_they_were_made_from_and_what_became_of_every_candidate(
     assert [row["threshold"] for row in found["preview"]] == list(THRESHOLDS)
 
 
-def test_a_profile_without_a_pivot_makes_no_file(tmp_path) -> None:
+def test_a_profile_without_a_pivot_makes_no_file_and_shows_what_each_threshold_would_keep(tmp_path, capsys) -> None:
     made = profile(tmp_path, drawn=TURNS[1:3])
     with pytest.raises(InputError, match=r"holds no pivot \(1 all (fail|succeed), 1 \w+"):
         run_select(made, SelectConfig(), tmp_path / "pivots.jsonl")
     assert not (tmp_path / "pivots.jsonl").exists()
+    said = capsys.readouterr().err
+    assert all(f"lambda {threshold:.2f}: pivots     0" in said for threshold in THRESHOLDS if threshold <= 1)
+
+
+def test_a_profile_says_before_it_samples_which_limit_takes_how_many_demonstrated_turns(tmp_path, capsys) -> None:
+    renderer = ChatRenderer(tiny_tokenizer())
+    turns = [Message("assistant", "x" * 10 * size) for size in range(1, 11)]
+    lengths = [len(renderer.completion(turn)) for turn in turns]
+    made = [Trace(id=str(turn.content), messages=(Message("user", "go"), turn), split="train") for turn in turns]
+    write_traces(tmp_path / "traces.jsonl", made, {"made_by": "import"})
+    for limit, above in ((lengths[3], 6), (lengths[-1], 0)):
+        profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=limit))
+        say_lengths(ProfileStageConfig(traces=str(tmp_path / "traces.jsonl"), profile=profiling), renderer)
+        said = capsys.readouterr().err
+        assert bool(said) == bool(above)
+        takes = f"{lengths[4]} takes 50%, {lengths[8]} takes 90%, {lengths[9]} takes 100%"
+        assert not above or (f"{above} of 10 demonstrated turns" in said and takes in said)
+
+
+def test_a_policy_that_has_mastered_every_turn_is_told_so(tmp_path) -> None:
+    with pytest.raises(InputError) as refused:
+        run_select(profile(tmp_path, drawn=[[RIGHT] * 4] * 2), SelectConfig(), tmp_path / "pivots.jsonl")
+    assert "mastered every turn" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("missing", ["profile", "sampling"])

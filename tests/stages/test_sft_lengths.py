@@ -61,7 +61,7 @@ def test_examples_above_the_limit_are_left_out_counted_and_said(sft, sizes, caps
     assert result["traces"] == 2 and result["left_out"] == 2
     assert result["dropped"] == {"example_above_sft_max_tokens": 2}
     said = f"2 of 4 examples have more than {sizes[1]} tokens (up to {sizes[3]}) and are left out"
-    assert f"{said}; --set sft.max_tokens={sizes[3]} " in capsys.readouterr().err
+    assert f"{said}; --max-tokens {sizes[3]} " in capsys.readouterr().err
 
 
 def test_what_fits_exactly_is_learned(sft, sizes) -> None:
@@ -80,7 +80,7 @@ def test_where_every_example_is_too_long_the_error_names_the_setting(sft, model,
     said = f"field 'sft.max_tokens': 4 of 4 examples have more than 3 tokens (up to {sizes[3]}); "
     with pytest.raises(InputError) as refused:
         sft(3)
-    assert str(refused.value).startswith(f"{said}--set sft.max_tokens={sizes[3]} ")
+    assert str(refused.value).startswith(f"{said}--max-tokens {sizes[3]} ")
     set_positions(model, sizes[3] - 1)
     with pytest.raises(InputError, match=f"field 'model': 1 of 1 .*it has {sizes[3] - 1} positions"):
         sft(8192, words=WORDS[3:])

@@ -245,6 +245,13 @@ def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_succes
     assert said.count("warning: step 1: no rollout has a reward, so nothing was trained (6 x ") == 1
 
 
+def test_held_out_checks_can_be_switched_off(tmp_path: Path) -> None:
+    train = replace(CONFIG.train, rollouts=WHOLE, iterations=1, local=LocalConfig())
+    config = replace(CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, held_out_count=0)
+    assert run_train_online(config, tmp_path / "run")["held_out_success"] is None
+    assert not any(key.startswith("held_out") for row in rows(tmp_path / "run" / "metrics.jsonl") for key in row)
+
+
 def test_a_run_with_some_rewards_is_a_success() -> None:
     lost = {"step": 1, "reward_mean": None, "censored_reasons": {"fire": 8}}
     rest = {"step": 2, "reward_mean": 0.0, "censored_reasons": {"fire": 4, "flood": 2}}

@@ -17,7 +17,9 @@ _CONFIG = "turntree.stages.config:"
 @click.command(
     cls=StageCommand,
     config=_CONFIG + "SFTStageConfig",
-    options=short("traces model device.renderer split sft.epochs sft.optimizer.learning_rate sft.seed log=loggers"),
+    options=short(
+        "traces model device.renderer split sft.epochs sft.max_tokens sft.optimizer.learning_rate sft.seed log=loggers"
+    ),
     short_help="Fine-tune on traces: the baseline.",
 )
 @out_option("The run directory to write.", folder=True)
@@ -103,6 +105,8 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
             f"{result['rollouts']:,} rollouts, {found['saved']:.1%} saved; {found['expected_disagreement']:.1%} of the "
             f"candidates may be decided wrongly (audit: {found['audit_disagreed']} of {found['audited']})"
         )
+    if result["classes"].get("all succeed") == result["candidates"]:
+        lines.append("the policy has mastered every turn: none is a pivot. Take harder traces, or fewer epochs of SFT")
     lines += [f"look at this first: {faults}"] if faults else []
     return [*lines, *([f"not candidates: {_counts(result['skipped_turns'])}"] if result["skipped_turns"] else [])]
 
@@ -152,14 +156,10 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
     \b
     Example: turntree select runs/profile.jsonl --out runs/pivots.jsonl
     """
-    from turntree.stages.select import run_select
+    from turntree.stages.select import previewed, run_select
 
     result = run_select(profile, config, out)
-    lines = [
-        (f"lambda {row['threshold']:.2f}" if row["threshold"] <= 1 else "every mixed")
-        + f": pivots {row['pivots']:5d}  ({_counts(row['kinds'])})"
-        for row in result["preview"]
-    ]
+    lines = [*previewed(result["preview"])]
     lines.append(f"selected {result['selected']} ({_counts(result['roles'])}) -> {out}")
     lines.append(f"all candidates: {_counts(result['classes'])}")
     if result["unsettled"]:

@@ -364,7 +364,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     count: int = 400
     """Tasks of the split "train" to train on."""
     held_out_count: int = 100
-    """Held-out tasks for the checks."""
+    """Held-out tasks for the checks (0: no checks)."""
     held_out_split: Literal["dev", "test"] = "dev"
     """The split of the held-out tasks."""
     held_out_temperature: float = 0.0
@@ -392,7 +392,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, count=1, held_out_count=1, held_out_samples=1)
+        at_least(self, count=1, held_out_count=0, held_out_samples=1)
         if self.train.max_off_policy_steps and not self.cluster.workers:
             hint = "set cluster.workers, or leave it at 0"
             raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)

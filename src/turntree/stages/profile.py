@@ -20,7 +20,7 @@ from turntree.core import parts
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import Renderer, TurnState
 from turntree.engines.endpoint import connection_free
 from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.observe.files import file_hash
@@ -64,6 +64,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     chosen = surveyed.draw(config.limit, config.profile.seed)
     with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
+        say_lengths(config, profiler.policy.renderer)
         prior = Prior(config.profile.rollouts)
 
         def made(batches: Iterator[Sequence[TurnState]]) -> Iterator[Wave]:
@@ -80,6 +81,20 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
             return write_profile(
                 log, header, ProfileSummary(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
             )
+
+
+def say_lengths(config: ProfileStageConfig, renderer: Renderer) -> None:
+    """Before anything is sampled: how many demonstrated turns are too long, and which limits take how many."""
+    lengths: list[int] = []
+    for state in stream_candidates(config.traces, config.split, config.limit):
+        with contextlib.suppress(Exception):  # what cannot be rendered is counted where it would be sampled
+            lengths.append(len(renderer.completion(state.demonstration)))
+    limit = config.profile.sampling.max_tokens
+    if above := sum(length > limit for length in lengths):
+        lengths.sort()
+        takes = {share: lengths[(len(lengths) * share + 99) // 100 - 1] for share in (50, 90, 100)}
+        told = ", ".join(f"{length} takes {share}%" for share, length in takes.items())
+        notice(f"{above} of {len(lengths)} demonstrated turns are longer than --max-tokens {limit}: {told}")
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.observe.artifacts import PIVOTS, PROFILE, policy_of
-from turntree.profiling.rows import Stop
+from turntree.observe.run import notice
+from turntree.profiling.rows import Class, Stop
 from turntree.profiling.select import THRESHOLDS, SelectConfig, preview, select
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated", "importance")
+
+
+def previewed(table: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for every threshold of a preview."""
+    for row in table:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in row["kinds"].items())
+        name = f"lambda {row['threshold']:.2f}" if row["threshold"] <= 1 else "every mixed"
+        yield f"{name}: pivots {row['pivots']:5d}  ({kinds})"
 
 
 def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]:
@@ -33,9 +43,14 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
             hint=f"select with --threshold {settled_at:g}, or profile for {config.threshold:g} (see --reuse)",
         )
     selection = select(rows, config)
+    table = preview(rows, THRESHOLDS if settled_at is None else (settled_at,))
     if not selection.rows:
+        for line in previewed(table):
+            notice(line)
         counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(selection.counts.items()) if count)
         hint = "raise --threshold, profile more candidates, or use more rollouts"
+        if selection.counts[Class.SUCCEED] == len(rows):
+            hint = "the policy has mastered every turn: take harder traces, or fewer epochs of SFT before"
         raise InputError(f"holds no pivot ({counted})", path=profile, hint=hint)
     summary = {
         "selected": len(selection.rows),
@@ -44,7 +59,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "classes": dict(selection.counts),
         "unsettled": unsettled,
         "unknown_quotas": sorted(config.quota.keys() - {"*", *(row["kind"] for row in rows)}),
-        "preview": preview(rows, THRESHOLDS if settled_at is None else (settled_at,)),
+        "preview": table,
     }
     made_from = {
         **policy_of(header),

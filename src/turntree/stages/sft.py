@@ -130,7 +130,7 @@ def _say_unfit(unfit: Sequence[tuple[str, Example]], kept: int, limits: _Limits)
         field, hint = "model", f"it has {limits.positions} positions: use one with more, or shorter traces"
     else:
         reached = max((size for size in sizes if size <= limits.positions), default=0)
-        field, hint = "sft.max_tokens", f"--set sft.max_tokens={reached} takes all that the model can, and more memory"
+        field, hint = "sft.max_tokens", f"--max-tokens {reached} takes all that the model can, and more memory"
     if sizes:
         most = min(limits.max_tokens, limits.positions)
         said.append((f"{len(sizes)} {whole} more than {most} tokens (up to {sizes[-1]})", field, hint))

@@ -68,7 +68,7 @@ def run_train_online(
     config.build_estimator()
     shared = _trains_on_trees(policy, config)
     logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
-    splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
+    splits = _splits(config)
     with contextlib.ExitStack() as stack:
         if summed is not None:
             stack.callback(summed.close)
@@ -202,7 +202,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
     config = from_mapping(TrainOnlineConfig, settings["config"])
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     require_policy(settings, policy.identity)
-    splits = {TRAIN: config.count, config.held_out_split: config.held_out_count}
+    splits = _splits(config)
     brancher, follower = config.build_brancher(vocabulary_size(policy.model)), Follower(policy)
     summed, gate = rewards.build_rewards(config.rewards), config.build_gate()
     with open_tasks(
@@ -297,8 +297,15 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
     )
 
 
+def _splits(config: TrainOnlineConfig) -> dict[str, int]:
+    held_out = {config.held_out_split: config.held_out_count} if config.held_out_count else {}
+    return {TRAIN: config.count, **held_out}
+
+
 def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig):
-    """Play of the held-out tasks, their outcomes kept task by task."""
+    """Play of the held-out tasks, their outcomes kept task by task; None where there are none."""
+    if not config.held_out_count:
+        return None
     episodes, tasks = config.train.rollouts.episodes, opened.of(config.held_out_split)
     temperature, samples = config.held_out_temperature, config.held_out_samples
     settings = EvaluateConfig(

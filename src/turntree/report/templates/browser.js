@@ -71,7 +71,7 @@
       return option;
     }));
     const kept = shown.indexOf(group);
-    draw(kept >= 0 ? kept : 0);
+    draw(Math.max(0, kept >= 0 ? kept : shown.findIndex(mixed)));  // first one that teaches: its rewards differ
   }
 
   function draw(index) {

@@ -1,0 +1,6 @@
+"""`python -m turntree`."""
+
+from turntree.cli.main import main
+
+if __name__ == "__main__":
+    main()
