@@ -34,9 +34,9 @@ def test_two_answers_are_judged_as_wanted_in_either_order(row: dict[str, Any]) -
     assert equal(row["gold"], row["given"], row["type"]) is row["want"]
 
 
-def scored(case: str, verifier: str, **options: str) -> dict[str, Any]:
-    files = {name: str(FOLDER / case / f"{name}.jsonl") for name in ("gold", "candidate")}
-    return score(ScoreConfig(verifier=Part(verifier), **files, **options))
+def scored(case: str, verifier: str, labels: str = "") -> dict[str, Any]:
+    gold, candidate = (str(FOLDER / case / f"{name}.jsonl") for name in ("gold", "candidate"))
+    return score(ScoreConfig(verifier=Part(verifier), gold=gold, candidate=candidate, labels=labels))
 
 
 @pytest.mark.parametrize("verifier", ["recommended", "tool_call", "strict"])

@@ -106,7 +106,7 @@ def test_a_magnitude_is_never_left_out(core: str, word: str) -> None:
 
 # times of day
 
-times = st.tuples(st.integers(0, 23), st.integers(0, 59))
+times = st.tuples(st.integers(1, 12), st.integers(0, 59))
 
 
 @given(times, times, st.sampled_from(["", " am", " pm", r"\text{ a.m.}", r"\text{ p.m.}"]))
@@ -188,8 +188,8 @@ def test_a_comma_that_may_group_or_separate_decides_nothing(one: int, two: int) 
 # every type
 
 plain = st.text(max_size=20) | st.text(alphabet="aAthe 0123456789.,;:/-+^%$\\{}½²₂é北°'", max_size=12)
-PIECES = r"\frac { } 1 2 10 x y + - = ( ) , ^ _ \sqrt : \pi \log \circ ' \% $ \le [ ] \binom 0 a I | \begin !".split()
-latex = st.lists(st.sampled_from([*PIECES, " ", r"\text{ cm}"]), max_size=8).map("".join)
+TOKENS = r"\frac { } 1 2 10 x y + - = ( ) , ^ _ \sqrt : \pi \log \circ ' \% $ \le [ ] \binom 0 a I | \begin !"
+latex = st.lists(st.sampled_from([*TOKENS.split(" "), " ", r"\text{ cm}"]), max_size=8).map("".join)
 
 
 @given(plain | latex, plain | latex, st.sampled_from(["number", "span", "list"]))

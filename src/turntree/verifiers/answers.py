@@ -49,6 +49,9 @@ def equal(given: str, gold: str, answer_type: AnswerType) -> bool | None:
     if answer_type == "list":
         return _equal_lists(given, gold)
     quantities = read_quantity(given), read_quantity(gold)
+    if any(each is not None and each.unit for each in quantities):  # beside a unit, a letter is one
+        given, gold = (re.sub(r"(?<=\d)\s*([A-Za-z])$", r"\\text{\1}", text.strip()) for text in (given, gold))
+        quantities = read_quantity(given), read_quantity(gold)
     if quantities[0] is not None and quantities[1] is not None:
         return equal_quantities(quantities[0], quantities[1])
     return _equal_expressions(given, gold) if answer_type == "expression" else False
@@ -83,7 +86,9 @@ def check_answer(gold: str, answer_type: AnswerType) -> None:
 _BASE = re.compile(r"\(?(\d[\dA-Fa-f]*)\)?_\{?(\d+)\}?")  # of a number: 2516_8
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mbox|mathrm)\{([^{}\\$]*)\}")
 _WORDS_INSIDE = re.compile(r"\\(?:text|mbox|textrm)\{(?!\s*(?:and|or|[A-Za-z]|:)\s*\})[^{}]*[A-Za-z][^{}]*\}")
-_NAME = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?)\s*(=|\\in(?![a-z])|∈)\s*(?=[^=<>]+$)")
+_NAME = re.compile(
+    r"([A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))?|\([a-z](?:,\s*[a-z])+\))\s*(=|\\in(?![a-z])|∈)\s*(?=[^=<>]+$)"
+)
 _NAME_LAST = re.compile(r"\s*=\s*[A-Za-z]$")
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)\}?(?![a-z])|°")
 _PROSE = re.compile(r"(?<![a-zA-Z\\{])(?!arc(?:sin|cos|tan)|(?:sin|cos|tan)h|sqrt|infty|infinity)[a-zA-Z]{4,}")
@@ -104,6 +109,13 @@ def _equal_expressions(given: str, gold: str) -> bool | None:
     one, two = _without_name(one, two)
     numbers = read_number(one), read_number(two)
     same = numbers[0] == numbers[1] if None not in numbers else symbolic.equal(one, two)
+    if same is False and ("=" in one) != (
+        "=" in two
+    ):  # f(2) = 3: what stands on the left may be the name of the result
+        last = symbolic.equal(one.rpartition("=")[2], two.rpartition("=")[2])
+        return False if last is False else None
+    if not same and {first, second} == {"", "°"} and "pi" in one + two:  # an angle in degrees, and in radians
+        return symbolic.equal(*(text + r"^\circ" * (unit == "°") for text, unit in ((one, first), (two, second))))
     return combined(same, first, second)
 
 
@@ -118,14 +130,15 @@ def _without_unit(text: str) -> tuple[str, str]:
     core, unit = split_unit(text)
     if re.search(r"sin|cos|tan|cot|sec|csc", core):
         return (core + r"^\circ", "") if unit == "°" else (core, unit)
-    return (core, unit) if unit or not _DEGREES.search(core) else (_DEGREES.sub("", core), "°")
+    return (_DEGREES.sub("", core), "°") if unit in ("", "°") and _DEGREES.search(core) else (core, unit)
 
 
 def _without_name(one: str, two: str) -> tuple[str, str]:
     """Two expressions without the name of the result (`x =`, `f(x) =`, `x \\in`), which one may leave out. Where they
     name it differently, the whole is compared."""
     names = [_NAME.match(text) for text in (one, two)]
-    if names[0] and names[1] and names[0][1] != names[1][1]:
+    told = [name[1] if name else text if "=" in text else None for name, text in zip(names, (one, two), strict=True)]
+    if None not in told and told[0] != told[1]:
         return one, two
     one, two = (text[name.end() :] if name else text for text, name in zip((one, two), names, strict=True))
     if ("=" in one) != ("=" in two):  # 5 = x
@@ -172,8 +185,8 @@ def _equal_phrases(given: str, gold: str) -> bool | None:
 def _is_words(text: str) -> bool:
     """Wholly inside `\\text{}`, or with three letters in a row (or "no") and no digits, commands or operators."""
     text = text.strip().strip("$").strip()
-    if _TEXT.fullmatch(text) or text.casefold() == "no":
-        return True
+    if _TEXT.fullmatch(text) or text.casefold() in ("no", "infinity"):
+        return text.casefold() != "infinity"
     return re.search(r"[^\W\d_]{3}", text) is not None and re.search(r"[\d\\^_=+*/<>{}$()]", text) is None
 
 
@@ -189,15 +202,16 @@ _ALIKE = {"percent": "%", "degree": "°", "degrees": "°", "dollars": "$", "euro
 def words_of(text: str, *, articles: bool = False) -> tuple[str, ...]:
     """The words of a span, normalised as SQuAD's script does (case, punctuation, the articles a/an/the), except:
 
-    a span that is one number is its value, but not where it begins with 0 (a code); a number among words keeps all its
-    digits (version 1.10), thousands ungrouped, its sign of a unit at its end; punctuation between digits stays (`3-4`,
-    `3:4` and `34` differ); symbols such as `+` and `=` stay, and the `#` of `C#`; an A is no article where it is a
-    letter (`vitamin A`, `A, B`); Unicode is compared in NFKC with full case folding, accents counting; scripts written
-    without spaces fall into characters. What would become nothing keeps its articles (as all spans do with `articles`),
+    a span that is one number is its value, but not where it begins with 0 or is 50/50 (a name); a number among words
+    keeps all its digits (version 1.10), thousands ungrouped, its sign of a unit at its end; punctuation between digits
+    stays (`3-4`, `3:4` and `34` differ); symbols such as `+` and `=` stay, and the `#` of `C#`; an A is no article
+    where it is a letter (`vitamin A`, `A, B`); Unicode is compared in NFKC with full case folding, accents counting;
+    scripts written without spaces fall into characters. What would become nothing keeps its articles (as all spans do
+    with `articles`),
     or else its punctuation.
     """
-    whole = read_quantity(text)
-    if whole is not None and whole.unit in {"", *SIGNS} and not re.match(r"\s*(?:[+]|-?0\d)", text):
+    whole = None if re.match(r"\s*(?:[+~]|-?0\d)", text) else read_quantity(text)
+    if whole is not None and whole.unit in {"", *SIGNS} and not ("/" in text and abs(whole.value) >= 1):
         return (f"{whole.value}{whole.unit}",)
     raw = _WRITTEN_TOGETHER.sub(r" \1 ", _DATE.sub(r"\1-\2-\3", unified(text))).split()
     found = list[str]()
@@ -261,6 +275,9 @@ def _is_article(raw: Sequence[str], k: int) -> bool:
 
 def _word(word: str) -> Iterator[str]:
     core = word.strip(_AROUND)
+    if re.fullmatch(r"[^\W\d_]-|[<>~#]+[\d.]\S*", word):  # a mark, a bound
+        yield core.casefold() if core.endswith("-") else word
+        return
     if count := _COUNT.fullmatch(re.sub(r"(?<=\d)\.$", "", core)):
         yield f"{count[1]}{count[3].replace(',', '')}{count[2] or count[4]}"
         return

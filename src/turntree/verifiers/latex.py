@@ -38,7 +38,7 @@ _SAME = (
     (r"(\d(?:\.\d+)?)\s*[eE]([+-]?\d+)(?![\d.])", r"\1\\cdot 10^{\2}"),
     (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?", r"^\\circ "),
 )
-_ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1}
+_ARGUMENTS = {"\\frac": 2, "\\binom": 2, "\\sqrt": 1, "\\mathbb": 1, "\\overline": 1, "\\vec": 1}
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|\d+(?:\.\d+)?|\s+|.", re.DOTALL)
 _PRODUCTS = (  # of numbers, which the library takes for mixed ones
     (re.compile(r"(\d|\)|\})\s*(?=\\binom)"), r"\1\\cdot "),

@@ -168,7 +168,7 @@ _KINDS = {
     "temperature": "C celsius, F fahrenheit, K kelvin",
     "angle": "° degree deg, rad radian",
     "half": "am, pm",
-    "share": "% percent percentage",
+    "share": "% percent percentage pct",
 }
 _KNOWN = {
     spelling: (names.split()[0], kind)
@@ -208,8 +208,9 @@ def split_unit(text: str) -> tuple[str, str]:
 def _unwrapped(text: str) -> str:
     """Without math mode and spaces that mean nothing."""
     text = re.sub(r"(?<!\.)\.$", "", text.strip()).strip()
-    text = re.sub(r"^(\$\$?)(.+)\1$", r"\2", text, flags=re.DOTALL)
+    text = re.sub(r"(?<!\\)(\$\$?)([^$]+)\1", r"\2", text)
     text = re.sub(r"^\\\((.*)\\\)$|^\\\[(.*)\\\]$", lambda m: m[1] or m[2] or "", text, flags=re.DOTALL)
+    text = re.sub(r"^\\(?:boxed|text|mathrm)\{([^{}]*\d[^{}]*)\}$", r"\1", text).strip()
     text = re.sub(r"\\!\s*", "", text.replace("{,}", ","))
     text = re.sub(r"\\(?:left|right)\b|\\displaystyle(?![a-z])", "", text).strip()
     return re.sub(rf"(?<=\d){_SPACE}+(?=\d)|^{_SPACE}+|{_SPACE}+$", " ", text).strip()

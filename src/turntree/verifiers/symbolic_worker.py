@@ -45,28 +45,34 @@ def equal(one: Any, two: Any) -> bool | None:
     where that is open: a relation against a set of numbers, or what sympy cannot decide."""
     if any(value.has(sympy.zoo, sympy.nan) for value in (one, two)):
         return False  # what has no value equals nothing
-    if one == two and not isinstance(one, sympy.FiniteSet):
-        return True
-    if isinstance(one, MatrixBase) or isinstance(two, MatrixBase):
-        both = isinstance(one, MatrixBase) and isinstance(two, MatrixBase) and one.shape == two.shape
-        return both and _all(equal(a, b) for a, b in zip(one.flat(), two.flat(), strict=True))
-    if isinstance(one, sympy.Tuple) and isinstance(two, sympy.Tuple):
-        return len(one) == len(two) and _all(equal(a, b) for a, b in zip(one, two, strict=True))
-    if isinstance(one, sympy.FiniteSet) and isinstance(two, sympy.FiniteSet):
+    kind = next((kind for kind in _KINDS if all(_are(kind, one, two))), None)
+    if kind is sympy.FiniteSet:
         return _same_items(_written(one), _written(two), set(one), set(two))
-    if isinstance(one, sympy.Union) and isinstance(two, sympy.Union):
-        return _paired(list(one.args), list(two.args))
-    if isinstance(one, sympy.Interval) and isinstance(two, sympy.Interval):
+    if one == two:
+        return True
+    if kind is MatrixBase:
+        return one.shape == two.shape and _all(equal(a, b) for a, b in zip(one.flat(), two.flat(), strict=True))
+    if kind is sympy.Tuple:
+        return len(one) == len(two) and _all(equal(a, b) for a, b in zip(one, two, strict=True))
+    if kind is sympy.Interval:
         open_ends = (one.left_open, one.right_open) == (two.left_open, two.right_open)
         return open_ends and _all((equal(one.start, two.start), equal(one.end, two.end)))
-    if isinstance(one, sympy.And) and isinstance(two, sympy.And):
+    if kind in (sympy.Union, sympy.And):
         return _paired(list(one.args), list(two.args))
-    if isinstance(one, Relational) and isinstance(two, Relational):
+    if kind is Relational:
         return _same_relation(one, two)
-    if isinstance(one, sympy.Set | Boolean | sympy.Tuple) or isinstance(two, sympy.Set | Boolean | sympy.Tuple):
+    if any(_are(_STRUCTURES, one, two)):
         told = {isinstance(value, Boolean) for value in (one, two) if isinstance(value, sympy.Set | Boolean)}
         return None if len(told) == 2 else False
     return _zero(one - two)
+
+
+_KINDS = (sympy.FiniteSet, MatrixBase, sympy.Tuple, sympy.Interval, sympy.Union, sympy.And, Relational)
+_STRUCTURES = (sympy.Set, Boolean, sympy.Tuple, MatrixBase)
+
+
+def _are(kind: Any, *values: Any) -> list[bool]:
+    return [isinstance(value, kind) for value in values]
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
