@@ -34,6 +34,7 @@ from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, laid_over, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import decided, reason_of
 from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
 
 T = TypeVar("T")
@@ -166,7 +167,7 @@ class Loaded:
         if ARGUMENT in declared:
             given[ARGUMENT] = self.argument
         try:
-            built = self.target(**given, **self._arguments(values, context))
+            built = decided(where, functools.partial(self.target, **given, **self._arguments(values, context)))
         except ConfigError as error:
             if error.field is None or re.split(r"[.\[]", error.field)[0] not in values:
                 raise
@@ -377,7 +378,7 @@ def _import(name: str, noun: str) -> ModuleType:
             raise InputError(problem, field=noun, hint=f"install {error.name}") from error
         problem = f"no module {name!r} (not in {folder} and not installed)"
         raise InputError(problem, field=noun, hint="check its name and folder") from error
-    except Exception as error:
+    except BaseException as error:
         raise _failed(name, noun, error) from error
     expected = (folder / f"{name.replace('.', '/')}.py").resolve()
     if expected.is_file() and Path(module.__file__ or "").resolve() != expected:
@@ -392,12 +393,12 @@ def _guarded(load: Callable[[], Any], value: str, noun: str) -> Any:
     except ModuleNotFoundError as error:
         problem = f"{value} needs {error.name!r}, which is not installed"
         raise InputError(problem, field=noun, hint=f"install {error.name}") from error
-    except Exception as error:
+    except BaseException as error:
         raise _failed(value, noun, error) from error
 
 
-def _failed(name: str, noun: str, error: Exception) -> InputError:
-    problem = " ".join(f"importing {name!r} raised {type(error).__name__}: {error}".split())
+def _failed(name: str, noun: str, error: BaseException) -> InputError:
+    problem = f"importing {name!r} raised {reason_of(error)}"
     return InputError(problem, field=noun, hint="the module must import without errors")
 
 

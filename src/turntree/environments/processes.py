@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import EnvironmentGone
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
-from turntree.environments.pool import Answer, EnvironmentGone, Session
+from turntree.environments.pool import Answer, Session
 from turntree.environments.worker import Call, Rebuild, Reply, serve
 from turntree.observe.workers import without_interrupts
 

@@ -23,6 +23,7 @@ from turntree.logs.groups import action_text
 from turntree.renderers.thoughts import rewrites, whole_prompt
 from turntree.rollouts.rewards import Episode, RewardSum
 
+_TOTAL = "only its last reward counts; give the sum so far and say total_reward = True, or give 0 until the end"
 CutTurns = Literal["fail", "judge"]  # reward of a cut turn: 0, or the verdict on its text
 
 
@@ -324,13 +325,17 @@ def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) ->
         stop, why = StopReason.MAX_TURNS, f"{config.max_turns} turns"
     elif not has_room(rollout.token_ids, config):
         stop, why = StopReason.MAX_TOKENS, f"{config.max_context} tokens of context"
+    elif observation.reward and not getattr(task, "total_reward", False):
+        why = f"the environment gave reward {observation.reward:g} at turn {rollout.turns}, and goes on: {_TOTAL}"
+        return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why))
     else:
         return None
     success = observation.success if observation.done else False
-    if observation.reward is None:
-        verdict = Verdict(float(success is True), why, success=success is True)
+    reward = observation.reward
+    if reward is None and success is None:
+        verdict = Verdict(None, "the episode is over, and its environment says neither reward nor success")
     else:
-        verdict = Verdict(observation.reward, why, success=success)  # which may be unknown
+        verdict = Verdict(float(success) if reward is None else reward, why, success=success)
     return ended(stop, verdict, task, rollout.messages, rollout.answers)
 
 
@@ -373,8 +378,8 @@ def ended(
         tools=tuple(task.tools),
         observations=tuple(answers),
         stop=stop,
-        reward=verdict.reward or 0.0,
-        success=bool(verdict.success),
+        reward=verdict.reward,
+        success=verdict.success,
     )
     return Ending(stop, verdict, episode)
 

@@ -26,6 +26,7 @@ from turntree.core.completion import Completion, Finished
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import decided
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -407,7 +408,8 @@ class _Run:
         brancher = self._scheduler.brancher
         if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
-        return possible(brancher.decide(group.moment(rollout, completion)), rollout, completion)
+        moment = group.moment(rollout, completion)
+        return possible(decided("brancher", brancher.decide, moment), rollout, completion)
 
     def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
         """Record the decision at the node that the branches share, and queue them for places."""
@@ -553,7 +555,7 @@ class _Run:
                 group.decided = True
                 return
             started = self._scheduler.clock()
-            decision = allowed(gate.decide(progress), progress)
+            decision = allowed(decided("gate", gate.decide, progress), progress)
             self._usage.gate_seconds += self._scheduler.clock() - started
             group.decided = all(progress.finished) or (decision is not None and (decision.final or decision.cut))
             if decision is None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.environments.pool import EnvironmentGone
+from turntree.core.foreign import EnvironmentGone
 from turntree.tools.tool import ToolOutput, ToolSpec
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 
 from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import EnvironmentGone
 from turntree.core.messages import ToolCall
-from turntree.environments.pool import EnvironmentGone
 from turntree.tools.tool import Tool, ToolOutput, ToolResult, ToolSource, ToolStatus
 from turntree.verifiers.arguments import SchemaUnusable, rules_of
 

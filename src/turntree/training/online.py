@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from turntree.advantages.comparisons import mean_centred
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import decided
 from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import (
@@ -295,7 +296,7 @@ class _Run:
         if isinstance(self.scheduler, Spread):
             self.scheduler.learn()
         for one in self._filters:
-            one.end_iteration()
+            decided("filter", one.end_iteration)
         left = allowed(self._cap, wanted=wanted, started=len(groups))
         self.savings.skipped([task for task, _ in self._skipped], refills_left=left)
         return groups
@@ -352,20 +353,20 @@ class _Run:
             credit = self._allocation.weighed(credit, size)
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
         if credit is not None:
-            why = next(filter(None, (one.drop(shown) for one in self._filters)), None)
+            why = next(filter(None, (decided("filter", one.drop, shown) for one in self._filters)), None)
             if why is not None:
                 self._dropped[why] += 1
                 credit = None
         self._labels[id(group)] = credit
         for one in self._filters:
-            one.finished(shown)
+            decided("filter", one.finished, shown)
 
     def _credit(self, group: GrownGroup) -> Credit | None:
         """What the estimator says of a group; None where there is nothing to compare. Raises `ConfigError` for an
         estimator that gives no credit, with which nothing would be trained."""
         if not _is_scored(group):
             return None
-        credit: Any = self.credit(group.tree, group.rewards)
+        credit: Any = decided("estimator", self.credit, group.tree, group.rewards)
         if not isinstance(credit, Credit):
             hint = "return a turntree.Credit"
             raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)

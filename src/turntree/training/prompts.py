@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turntree.core import seeds
+from turntree.core.foreign import decided
 from turntree.core.protocols import Environment, Filter
 
 
@@ -28,7 +29,7 @@ class TaskStream:
         in_a_row = 0
         while len(drawn) < count:
             task = self._next()
-            why = next(filter(None, (one.skip(task.task_id, iteration) for one in self._filters)), None)
+            why = next(filter(None, (decided("filter", f.skip, task.task_id, iteration) for f in self._filters)), None)
             if why is not None and in_a_row < len(self._tasks):
                 skipped.append((task.task_id, why))
                 in_a_row += 1

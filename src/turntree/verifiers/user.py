@@ -15,6 +15,7 @@ from typing import Any
 from turntree.core import parts, scalars
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
@@ -35,7 +36,7 @@ class UserVerifier:
         kind = action_kind(action)
         try:
             answer = self.function(state, action)
-        except Exception as error:
+        except BaseException as error:
             return Verdict(None, _raised(error), kind)
         return self._verdict(answer, kind)
 
@@ -71,7 +72,7 @@ class UserBatchVerifier(UserVerifier):
             answers = list(self.together(pairs, seed)) if pairs else []
             if len(answers) != len(pairs):
                 raise ValueError(f"{len(answers)} verdicts for {len(pairs)} actions")
-        except Exception as error:
+        except BaseException as error:
             return [Verdict(None, _raised(error), kind) for kind in kinds]
         return [self._verdict(answer, kind) for answer, kind in zip(answers, kinds, strict=True)]
 
@@ -105,5 +106,5 @@ class Chained:
             close()
 
 
-def _raised(error: Exception) -> str:
-    return " ".join(f"the verifier raised {type(error).__name__}: {error}".split())
+def _raised(error: BaseException) -> str:
+    return f"the verifier raised {reason_of(error)}"
