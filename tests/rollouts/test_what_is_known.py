@@ -66,7 +66,7 @@ def test_success_that_nobody_told_is_unknown_and_not_failure(policy: Policy) -> 
     assert (mixed["success"], mixed["episodes"], mixed["unknown"]) == (0.5, 6, 3)
 
 
-def test_an_episode_without_a_word_and_without_a_reward_is_censored_and_one_that_a_limit_ends_has_failed(policy) -> None:
+def test_an_end_without_a_word_and_without_a_reward_is_censored_and_one_that_a_limit_makes_has_failed(policy) -> None:
     told = evaluated(policy, [Graded("a", reward=None)])
     assert (told["success"], told["episodes"], told["censored"], told["reward_mean"]) == (None, 0, 3, None)
     (reason,) = told["censored_reasons"]

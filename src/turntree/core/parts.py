@@ -379,7 +379,7 @@ def _import(name: str, noun: str) -> ModuleType:
         problem = f"no module {name!r} (not in {folder} and not installed)"
         raise InputError(problem, field=noun, hint="check its name and folder") from error
     except BaseException as error:
-        raise _failed(name, noun, error) from error
+        raise _failed(name, noun, reason_of(error)) from error
     expected = (folder / f"{name.replace('.', '/')}.py").resolve()
     if expected.is_file() and Path(module.__file__ or "").resolve() != expected:
         problem = f"{expected} is hidden by {module.__file__ or 'a built-in module'} of the same name"
@@ -394,12 +394,11 @@ def _guarded(load: Callable[[], Any], value: str, noun: str) -> Any:
         problem = f"{value} needs {error.name!r}, which is not installed"
         raise InputError(problem, field=noun, hint=f"install {error.name}") from error
     except BaseException as error:
-        raise _failed(value, noun, error) from error
+        raise _failed(value, noun, reason_of(error)) from error
 
 
-def _failed(name: str, noun: str, error: BaseException) -> InputError:
-    problem = f"importing {name!r} raised {reason_of(error)}"
-    return InputError(problem, field=noun, hint="the module must import without errors")
+def _failed(name: str, noun: str, reason: str) -> InputError:
+    return InputError(f"importing {name!r} raised {reason}", field=noun, hint="the module must import without errors")
 
 
 def _digest(file: str | None) -> str:

@@ -14,9 +14,10 @@ def number(value: Any) -> float:
     """`value` as a plain number. Raises `ValueError`, whose text says what it is instead: no number (a text, an array
     of several), not finite, or more than float32 holds."""
     try:
-        if isinstance(_item(value), str | bytes):  # numpy's know how to become numbers
+        held = _item(value)
+        if isinstance(held, str | bytes):  # numpy's know how to become numbers
             raise EnvironmentFault
-        found = asked(lambda: float(value.__float__()))  # a text has none, an array of several refuses
+        found = asked(lambda: float(held.__float__()))  # a text has none, an array of several refuses
     except EnvironmentFault as error:
         raise ValueError(f"{type(value).__name__}, not a number") from error
     if not abs(found) <= MOST:

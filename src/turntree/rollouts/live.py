@@ -14,6 +14,7 @@ from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Observation, Renderer
@@ -251,8 +252,8 @@ def cancelled(what: str, limit: float) -> Ending:
 class RendererFault(TurntreeError):
     """A chat template or a parser failed on the messages of one rollout, which is then censored."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error) if isinstance(error, TurntreeError) else f"{type(error).__name__}: {error}")
+    def __init__(self, error: BaseException, reason: str) -> None:
+        super().__init__(str(error) if isinstance(error, TurntreeError) else reason)
 
     @property
     def ending(self) -> Ending:
@@ -263,8 +264,8 @@ def task_tokens(renderer: Renderer, task: Observation, tools: Sequence[dict[str,
     """The prompt of a task. Raises `RendererFault`."""
     try:
         return renderer.prompt(task.messages, tools)
-    except Exception as error:  # a bad rollout is data: the boundary to foreign templates and parsers
-        raise RendererFault(error) from error
+    except BaseException as error:  # a bad rollout is data: the boundary to foreign templates and parsers
+        raise RendererFault(error, reason_of(error)) from error
 
 
 def sampled_turn(
@@ -274,8 +275,8 @@ def sampled_turn(
     `RendererFault`."""
     try:
         return replace(renderer.parse(token_ids, tools), cut=completion.finish == "length")
-    except Exception as error:
-        raise RendererFault(error) from error
+    except BaseException as error:
+        raise RendererFault(error, reason_of(error)) from error
 
 
 def played_turn(
@@ -304,8 +305,8 @@ def next_prompt(
             last = observation.done or rollout.turns + 1 >= config.max_turns
             return rollout.token_ids if last else prompt
         return (*rollout.token_ids, *renderer.extend(said, new, tools, stopped=rollout.stopped))
-    except Exception as error:
-        raise RendererFault(error) from error
+    except BaseException as error:
+        raise RendererFault(error, reason_of(error)) from error
 
 
 def require_whole_paths(renderer: Renderer, brancher: Brancher | None) -> None:

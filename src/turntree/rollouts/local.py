@@ -11,6 +11,7 @@ from typing import Any, cast
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
+from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
@@ -60,8 +61,9 @@ def that_fit(
         try:
             said = len(renderer.completion(state.demonstration)) if limits.demonstrations else 0
             prompted = render(state, renderer)
-        except Exception as error:  # a template may raise anything; other states may still be rendered
-            skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
+        except BaseException as error:  # a template may raise anything; other states may still be rendered
+            said = reason_of(error).removeprefix("InputError: ")
+            skipped[f"renderer_error: {said[:_REASON]}"] += 1
             continue
         path = len(prompted.prompt_ids) + limits.completion
         if said > limits.completion:

@@ -217,8 +217,7 @@ class _Run:
         self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
         self._begun, self._indices = begun, itertools.count()
-        self._calls = self._generated = 0
-        overlap = self._config.overlap
+        self._calls, self._generated, overlap = 0, 0, self._config.overlap
         self._overlap = (self._config.places // 8 if self._pool.waits else 0) if overlap is None else overlap
         self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
         self._groups: dict[Group, None] = {}  # in order of their begin
@@ -473,7 +472,8 @@ class _Run:
             self._end(place, ending)
 
     def _submit(self, place: _Place, rollout: LiveRollout) -> None:
-        place.ticket = self._engine.submit(rollout.request(self._config.episodes, place.group.seed))
+        request = rollout.request(self._config.episodes, place.group.seed)
+        place.ticket = decided("engine", self._engine.submit, request)
         self._by_ticket[place.ticket] = place
 
     def _fail(self, place: _Place, stop: StopReason, why: str) -> None:

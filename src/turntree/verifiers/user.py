@@ -37,7 +37,7 @@ class UserVerifier:
         try:
             answer = self.function(state, action)
         except BaseException as error:
-            return Verdict(None, _raised(error), kind)
+            return Verdict(None, f"the verifier raised {reason_of(error)}", kind)
         return self._verdict(answer, kind)
 
     def _verdict(self, answer: Any, kind: str) -> Verdict:
@@ -73,7 +73,8 @@ class UserBatchVerifier(UserVerifier):
             if len(answers) != len(pairs):
                 raise ValueError(f"{len(answers)} verdicts for {len(pairs)} actions")
         except BaseException as error:
-            return [Verdict(None, _raised(error), kind) for kind in kinds]
+            why = f"the verifier raised {reason_of(error)}"
+            return [Verdict(None, why, kind) for kind in kinds]
         return [self._verdict(answer, kind) for answer, kind in zip(answers, kinds, strict=True)]
 
 
@@ -104,7 +105,3 @@ class Chained:
         close = getattr(self._then, "close", None)
         if callable(close):
             close()
-
-
-def _raised(error: BaseException) -> str:
-    return f"the verifier raised {reason_of(error)}"
