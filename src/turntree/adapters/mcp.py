@@ -14,7 +14,7 @@ back, the run ends and can be resumed.
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import shlex
 import threading
 import weakref
@@ -82,8 +82,8 @@ class McpTasks:
         if not prompt:
             raise InputError("is missing", path=self.tasks, field="prompt", hint="give every row a task")
         answer = row.get("answer")
-        if self.reward is None and (not isinstance(answer, str | int | float) or not str(answer).strip()):
-            problem = f"is {json.dumps(answer)[:80]}, which no message can be" if "answer" in row else "is missing"
+        if self.reward is None and not _is_answer(answer):
+            problem = f"is {answer!r}, which is no answer" if "answer" in row else "is missing"
             hint = "give every row a text or a number, or name a function with environment.reward"
             raise InputError(problem, path=self.tasks, field="answer", hint=hint)
         answer = str(answer) if self.reward is None else None
@@ -138,6 +138,11 @@ class McpGame:
                 raise EnvironmentFault(f"tool {call.name!r} failed: {result.text}")
             answers.append(Message("tool", result.text, tool_call_id=call.id, name=call.name))
         return Observation(tuple(answers), done=False)
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether a message can be it: a text that is not empty, or a number."""
+    return bool(value.strip()) if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value)
 
 
 def server_of(argument: str) -> str | Sequence[str]:

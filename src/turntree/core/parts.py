@@ -256,14 +256,15 @@ def load(kind: str, name: str) -> Loaded:
     if not (colon and head and rest):
         raise InputError(f"there is no {noun} {name!r}", field=noun, hint=_hint(kind))
     module = _import(head, noun)
-    _brought.add(module.__file__ or "")
+    file = getattr(module, "__file__", None)  # a module that is built in has none
+    _brought.add(file or "")
     target = module
     for attribute in rest.split("."):
         if not hasattr(target, attribute):
-            problem = f"module {head!r} ({module.__file__}) has no {rest!r}"
+            problem = f"module {head!r} ({file}) has no {rest!r}"
             raise InputError(problem, field=noun, hint="check the name after the colon")
         target = getattr(target, attribute)
-    return Loaded(kind, name, target, None, f"{name}@{_digest(module.__file__)}")
+    return Loaded(kind, name, target, None, f"{name}@{_digest(file)}")
 
 
 def resolve(kind: str, part: Part, *, field: str | None = None) -> Part:
@@ -381,8 +382,9 @@ def _import(name: str, noun: str) -> ModuleType:
     except BaseException as error:
         raise _failed(name, noun, reason_of(error)) from error
     expected = (folder / f"{name.replace('.', '/')}.py").resolve()
-    if expected.is_file() and Path(module.__file__ or "").resolve() != expected:
-        problem = f"{expected} is hidden by {module.__file__ or 'a built-in module'} of the same name"
+    file = getattr(module, "__file__", None)
+    if expected.is_file() and Path(file or "").resolve() != expected:
+        problem = f"{expected} is hidden by {file or 'a built-in module'} of the same name"
         raise InputError(problem, field=noun, hint="give your module another name")
     return module
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
+from turntree.core.scalars import MOST
 
 _MOST_OUTPUT = 64_000_000  # bytes on standard output and error; a program that writes more is stopped
 _TAIL = 65_536
 _LOOK = 0.02  # seconds between two looks at a program, at first
-_LARGEST = 1e300  # the largest reward: integers in JSON have no end
 _PROXIES = ("NO_PROXY", "no_proxy")
 _GUARD = 'read -r group && read -r _; kill -s KILL -- "-$group"'  # its input ends when the process that holds it does
 
@@ -178,6 +178,6 @@ def reward_in(line: str) -> dict[str, Any] | None:
     reward, success = said.get("reward"), said.get("success")
     if "reward" not in said or isinstance(reward, bool) or not isinstance(success, bool | None):
         return None
-    if reward is not None and (not isinstance(reward, int | float) or not -_LARGEST <= reward <= _LARGEST):
+    if reward is not None and (not isinstance(reward, int | float) or not -MOST <= reward <= MOST):
         return None
     return {"reward": reward, "success": success, "reason": str(said.get("reason", ""))}

@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.scalars import MOST
 from turntree.gateway.chat import chunks, completion_body, flag, read_chat
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
@@ -32,7 +33,6 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _ALIVE = 10.0  # seconds between two signs of life in a stream that waits for its answer
 _SWEEP = 5.0  # seconds between two looks for sessions that took too long
-_LARGEST = 1e300  # the largest reward: integers in JSON have no end
 _SESSION = "x-turntree-session"
 
 
@@ -325,7 +325,7 @@ def _reward(body: dict[str, Any], known: set[str]) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and -_LARGEST <= value <= _LARGEST
+    return type(value) in (int, float) and -MOST <= value <= MOST
 
 
 async def _missing(request: Request, error: Exception) -> Response:

@@ -5,6 +5,7 @@ The requests, appended nodes and endings of a rollout that the scheduler plays.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -263,9 +264,16 @@ class RendererFault(TurntreeError):
 def task_tokens(renderer: Renderer, task: Observation, tools: Sequence[dict[str, Any]]) -> tuple[int, ...]:
     """The prompt of a task. Raises `RendererFault`."""
     try:
-        return renderer.prompt(task.messages, tools)
+        return _ids(renderer.prompt(task.messages, tools))
     except BaseException as error:  # a bad rollout is data: the boundary to foreign templates and parsers
         raise RendererFault(error, reason_of(error)) from error
+
+
+def _ids(rendered: Any) -> tuple[int, ...]:
+    """Token ids as a renderer, which may be foreign code, gives them. Raises `TypeError`."""
+    if isinstance(rendered, str | bytes):  # bytes are numbers, too, and an empty text holds nothing wrong
+        raise TypeError("the renderer gave a text instead of token ids")
+    return tuple(map(operator.index, rendered))
 
 
 def sampled_turn(
@@ -302,9 +310,10 @@ def next_prompt(
     try:
         prompt = whole_prompt(renderer, said, new, tools)
         if prompt is not None:
+            prompt = _ids(prompt)
             last = observation.done or rollout.turns + 1 >= config.max_turns
             return rollout.token_ids if last else prompt
-        return (*rollout.token_ids, *renderer.extend(said, new, tools, stopped=rollout.stopped))
+        return (*rollout.token_ids, *_ids(renderer.extend(said, new, tools, stopped=rollout.stopped)))
     except BaseException as error:
         raise RendererFault(error, reason_of(error)) from error
 

@@ -51,11 +51,11 @@ from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.inside import Inside, JudgedCredits, LocalCredits
 from turntree.training.lora import Reference
-from turntree.training.prompts import TaskStream
+from turntree.training.prompts import TaskStream, first_reason
 from turntree.training.savings import SavingsLedger
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
-from turntree.training.update import Learner
+from turntree.training.update import Learner, credit_of
 
 
 @dataclass(frozen=True)
@@ -353,7 +353,7 @@ class _Run:
             credit = self._allocation.weighed(credit, size)
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
         if credit is not None:
-            why = next(filter(None, (decided("filter", one.drop, shown) for one in self._filters)), None)
+            why = first_reason(self._filters, lambda one: one.drop(shown))
             if why is not None:
                 self._dropped[why] += 1
                 credit = None
@@ -362,15 +362,10 @@ class _Run:
             decided("filter", one.finished, shown)
 
     def _credit(self, group: GrownGroup) -> Credit | None:
-        """What the estimator says of a group; None where there is nothing to compare. Raises `ConfigError` for an
-        estimator that gives no credit, with which nothing would be trained."""
+        """What the estimator says of a group; None where there is nothing to compare."""
         if not _is_scored(group):
             return None
-        credit: Any = decided("estimator", self.credit, group.tree, group.rewards)
-        if not isinstance(credit, Credit):
-            hint = "return a turntree.Credit"
-            raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
-        return credit
+        return credit_of(self.credit, group.tree, group.rewards)
 
     def _judge(self, decision: GateDecision, zero_variance: bool | None) -> None:
         self.monitor.record(decision, zero_variance)

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from turntree.core import seeds
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
-from turntree.core.foreign import decided
 from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
@@ -27,7 +26,7 @@ from turntree.training.drift import DriftMonitor
 from turntree.training.lora import Reference
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
-from turntree.training.update import Learner
+from turntree.training.update import Learner, credit_of
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ def train_pivot(
         law = run.law(step) if step == 1 or figures else {}
         drawn, trained = run.sample(step)
         compared = [group for group in trained if group_outcome(group.verdicts) is not GroupOutcome.CENSORED]
-        credits = [decided("estimator", estimator, group.tree, group.rewards) for group in compared]
+        credits = [credit_of(estimator, group.tree, group.rewards) for group in compared]
         observed = {**run.observe(step, drawn, trained), **figures, **law}
         run.row = {"step": step, **run.update(compared, credits), **observed}
         labels = {id(group): credit for group, credit in zip(compared, credits, strict=True)}
