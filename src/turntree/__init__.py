@@ -26,7 +26,7 @@ _WHERE = {
     "Observation": "turntree.core.protocols",
     "Environment": "turntree.core.protocols",
     "ToolEnvironment": "turntree.environments.tool_environment",
-    "EnvironmentFault": "turntree.environments.pool",
+    "EnvironmentFault": "turntree.core.foreign",
     "TaskSet": "turntree.environments.tasks",
     "check_environment": "turntree.environments.check",
     "RolloutTree": "turntree.core.tree",
@@ -53,6 +53,7 @@ __all__ = ["__version__", *_WHERE]
 
 if TYPE_CHECKING:
     from turntree.core.config import Part
+    from turntree.core.foreign import EnvironmentFault
     from turntree.core.labels import Credit, NodeCredit, Rewards
     from turntree.core.messages import Message, ToolCall
     from turntree.core.protocols import (
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from turntree.core.tree import RolloutTree
     from turntree.core.verdict import Verdict
     from turntree.environments.check import check_environment
-    from turntree.environments.pool import EnvironmentFault
     from turntree.environments.tasks import TaskSet
     from turntree.environments.tool_environment import ToolEnvironment
     from turntree.logs.trees import KeptTree

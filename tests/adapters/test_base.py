@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from turntree.adapters.base import AdaptedEnvironment, Scored, held_apart, key_of, of_split, rows_of
 from turntree.adapters.mcp import McpGame
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.check import check_environment
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import EnvironmentFault
 from turntree.environments.tasks import Replayed
 from turntree.tools.runtime import ToolRuntime
 
@@ -200,7 +200,7 @@ def test_a_reward_function_is_asked_at_every_turn_and_its_failure_censors() -> N
     assert twin.step(Message("assistant", "x")).reward == 0.0
     fails = Scored(AdaptedEnvironment(Draws, task_id="a"), lambda **_: [None], {})
     fails.reset()
-    with pytest.raises(EnvironmentFault, match="instead of a list with one number"):
+    with pytest.raises(EnvironmentFault, match="NoneType, not a number"):
         fails.step(Message("assistant", "x"))
 
 

@@ -6,6 +6,7 @@ from turntree.core.protocols import Observation
 
 class Chatter:
     tools = ()
+    total_reward = True
 
     def __init__(self, task_id, turns):
         self.task_id, self.turns = task_id, turns

@@ -19,11 +19,12 @@ import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentGone
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments import processes
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Answer, EnvironmentGone, EnvironmentPool, Session
+from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.tools.pool import ThreadPool
 
@@ -219,7 +220,7 @@ class Breaking(Corridor):
         ("exit", "SystemExit: 3"),
         ("nothing", "answered NoneType instead of an observation"),
         ("text", "answered something that is not a tuple of messages"),
-        ("empty", "answered something that is not a tuple of messages"),
+        ("empty", "answered no message, and the episode goes on"),
         ("a message of nobody", "answered something that is not a tuple of messages"),
         ("no text", "answered something that is not a tuple of messages"),
         ("maybe", "answered done that is neither true nor false ('maybe')"),

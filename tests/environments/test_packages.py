@@ -18,10 +18,10 @@ import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.check import Finding, check_environment
-from turntree.environments.pool import EnvironmentFault
 from turntree.environments.tasks import open_tasks
 
 SERVERS = Path(__file__).parent / "servers"

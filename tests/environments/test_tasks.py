@@ -9,8 +9,8 @@ import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
-from turntree.environments.pool import EnvironmentFault
 from turntree.environments.tasks import identity, open_tasks
 
 MODULE = '''

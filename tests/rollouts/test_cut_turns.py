@@ -118,6 +118,7 @@ class Once:
     """An environment that executes every call it is given, keeps what it was told, and pays for each."""
 
     tools = ()
+    total_reward = True
     told: list[Message]
 
     def __init__(self, failure_reward: float = 0.0, paid: float = 1.0, patience: int = 1) -> None:

@@ -130,7 +130,7 @@ def test_a_candidate_that_cannot_be_rendered_is_counted_and_the_profile_goes_on(
     states = [TurnState(f"t{i}", 0, (Message("user", "go"),), Message("assistant", "left")) for i in range(3)]
     fitting, skipped = that_fit(states, Failing("prompt", lambda call: call == 2), LIMITS)
     assert [(place, item.state.id) for place, item in fitting] == [(0, "t0#0"), (2, "t2#0")]
-    assert skipped == {'renderer_error: "the template\'s own"': 1}
+    assert skipped == {'renderer_error: KeyError: "the template\'s own"': 1}
 
 
 def train(renderer: Failing) -> list[dict[str, Any]]:

@@ -66,9 +66,11 @@ def test_success_that_nobody_told_is_unknown_and_not_failure(policy: Policy) -> 
     assert (mixed["success"], mixed["episodes"], mixed["unknown"]) == (0.5, 6, 3)
 
 
-def test_an_episode_without_a_word_and_without_a_reward_has_failed_and_so_has_one_that_a_limit_ends(policy) -> None:
+def test_an_end_without_a_word_and_without_a_reward_is_censored_and_one_that_a_limit_makes_has_failed(policy) -> None:
     told = evaluated(policy, [Graded("a", reward=None)])
-    assert (told["success"], told["episodes"], told["unknown"], told["reward_mean"]) == (0.0, 3, 0, 0.0)
+    assert (told["success"], told["episodes"], told["censored"], told["reward_mean"]) == (None, 0, 3, None)
+    (reason,) = told["censored_reasons"]
+    assert "neither reward nor success" in reason
     cut = evaluated(policy, [Graded("a")], max_turns=1)
     assert (cut["success"], cut["episodes"], cut["unknown"]) == (0.0, 3, 0)
 

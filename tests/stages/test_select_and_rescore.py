@@ -21,6 +21,7 @@ from turntree.profiling.select import SelectConfig
 from turntree.profiling.stopping import AdaptiveConfig
 from turntree.profiling.summary import ProfileSummary
 from turntree.renderers.template import ChatRenderer
+from turntree.stages.candidates import stream_candidates
 from turntree.stages.profile import ProfileStageConfig, say_lengths
 from turntree.stages.rescore import RescoreConfig, run_rescore
 from turntree.stages.select import THRESHOLDS, run_select
@@ -125,8 +126,7 @@ def test_a_profile_says_before_it_samples_which_limit_takes_how_many_demonstrate
     made = [Trace(id=str(turn.content), messages=(Message("user", "go"), turn), split="train") for turn in turns]
     write_traces(tmp_path / "traces.jsonl", made, {"made_by": "import"})
     for limit, above in ((lengths[3], 6), (lengths[-1], 0)):
-        profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=limit))
-        say_lengths(ProfileStageConfig(traces=str(tmp_path / "traces.jsonl"), profile=profiling), renderer)
+        say_lengths(stream_candidates(str(tmp_path / "traces.jsonl"), "train"), limit, renderer)
         said = capsys.readouterr().err
         assert bool(said) == bool(above)
         takes = f"{lengths[4]} takes 50%, {lengths[8]} takes 90%, {lengths[9]} takes 100%"

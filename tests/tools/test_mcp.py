@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import EnvironmentGone
 from turntree.core.messages import ToolCall
-from turntree.environments.pool import EnvironmentGone
 from turntree.tools.mcp import McpServer, _output
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolSource, ToolStatus

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
 from turntree.domains.workbench.door import Terminal, _split
 from turntree.domains.workbench.families import FAMILIES, generated
 from turntree.domains.workbench.files import read_tasks
 from turntree.domains.workbench.shell import Shell
 from turntree.domains.workbench.tasks import Task, commands, texts
-from turntree.environments.pool import EnvironmentFault
 from turntree.environments.tasks import open_tasks
 from turntree.sandboxes.host import SandboxLost
 from turntree.sandboxes.limits import File

@@ -16,11 +16,12 @@ import numpy as np
 
 from turntree.core import parts, seeds
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
+from turntree.core.scalars import given_number
 from turntree.core.seeds import derive
 from turntree.environments.loop import awaited
-from turntree.environments.pool import EnvironmentFault
 from turntree.environments.recorded import Recorded
 from turntree.observe.jsonl import parse_object, read_lines
 from turntree.traces.splits import assign_split
@@ -47,6 +48,8 @@ class AdaptedEnvironment(Recorded):
     A fork is a copy of the game where the package allows it, else a replay on a new game, which is refused with an
     `EnvironmentFault` where that answers differently. `can_copy=False` goes straight to the replay.
     """
+
+    total_reward = True  # games sum up what their package gives for each step
 
     def __init__(
         self,
@@ -91,7 +94,8 @@ class AdaptedEnvironment(Recorded):
         if self._can_copy:
             try:
                 return copy.deepcopy(self._held)
-            except Exception:  # a lock, a connection, a generator: whatever the package keeps
+            except BaseException as error:  # a lock, a connection, a generator: whatever the package keeps
+                reason_of(error)
                 self._can_copy = False
         return None
 
@@ -122,6 +126,8 @@ class Scored:
     the row; it returns a list with one number. It is called after every turn, because an episode may end at any turn
     by a limit. An exception in it censors the rollout. Success is a reward of 1 or more.
     """
+
+    total_reward = True  # the function sees the whole episode so far
 
     def __init__(self, inner: Any, reward: Callable[..., Any], row: Mapping[str, Any]) -> None:
         self._inner, self._reward, self._row = inner, reward, dict(row)
@@ -168,9 +174,10 @@ class Scored:
                 **columns,
             )
         )
-        if not isinstance(given, Sequence) or len(cast("Sequence[Any]", given)) != 1 or given[0] is None:
-            raise EnvironmentFault(f"the reward function returned {given!r} instead of a list with one number")
-        reward = float(given[0])
+        if not isinstance(given, list | tuple) or len(cast("Sequence[Any]", given)) != 1:
+            told = f"{given!r}"[:80]
+            raise EnvironmentFault(f"the reward function returned {told} instead of a list with one number")
+        reward = given_number("reward (of the function)", given[0])
         success = reward >= 1 if observation.done else None
         return replace(observation, success=success, reward=reward)
 

@@ -26,8 +26,10 @@ from typing import Any
 
 from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
 from turntree.verifiers.texts import said
 
@@ -65,8 +67,8 @@ def tasks(
     arguments = {**(make or {}), **({"render_mode": "ansi"} if ansi else {})}
     try:
         first = gymnasium.make(name, **arguments)
-    except Exception as error:
-        problem = f"gymnasium.make({name!r}) raised {type(error).__name__}: {error}"
+    except BaseException as error:
+        problem = f"gymnasium.make({name!r}) raised {reason_of(error)}"
         raise InputError(problem, field="environment", hint="check the id and environment.make") from error
     with contextlib.closing(first):  # refused before any episode: all of them would be censored
         names = _names(first.action_space, name, actions)
@@ -129,8 +131,8 @@ class GymnasiumGame:
             answer = f"That is not an action. Reply with {described(space, self._names)}."
             return Observation((Message("user", answer),), done=False, reward=self._total)
         observation, reward, terminated, truncated, _ = self._environment.step(chosen)
-        self._total += float(reward)
-        done = bool(terminated or truncated)
+        self._total += given_number("reward", reward)
+        done = given_truth("terminated", terminated) | given_truth("truncated", truncated)
         enough = self._total > 0 if self._success is None else self._total >= self._success
         message = Message("user", self._shown(observation))
         return Observation((message,), done, success=enough if done else None, reward=self._total)

@@ -14,6 +14,7 @@ back, the run ends and can be resumed.
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import threading
 import weakref
@@ -24,9 +25,9 @@ from typing import Any
 
 from turntree.adapters.base import AdaptedEnvironment, named, prompt_of, rows_of, scored
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import EnvironmentFault
 from turntree.environments.tasks import TaskSet
 from turntree.tools.mcp import McpServer
 from turntree.tools.runtime import ToolRuntime
@@ -80,10 +81,12 @@ class McpTasks:
         prompt = prompt_of(row.get("prompt"), self.tasks)
         if not prompt:
             raise InputError("is missing", path=self.tasks, field="prompt", hint="give every row a task")
-        if self.reward is None and "answer" not in row:
-            hint = "give every row an answer, or name a function with environment.reward"
-            raise InputError("is missing", path=self.tasks, field="answer", hint=hint)
-        answer = str(row.get("answer")) if self.reward is None else None
+        answer = row.get("answer")
+        if self.reward is None and not _is_answer(answer):
+            problem = f"is {answer!r}, which is no answer" if "answer" in row else "is missing"
+            hint = "give every row a text or a number, or name a function with environment.reward"
+            raise InputError(problem, path=self.tasks, field="answer", hint=hint)
+        answer = str(answer) if self.reward is None else None
         shared = None if self.own else runtime
         make = partial(McpGame, shared, games, address, prompt, answer)
         task = AdaptedEnvironment(make, task_id=key, tools=runtime.schemas, can_copy=not self.own)
@@ -135,6 +138,11 @@ class McpGame:
                 raise EnvironmentFault(f"tool {call.name!r} failed: {result.text}")
             answers.append(Message("tool", result.text, tool_call_id=call.id, name=call.name))
         return Observation(tuple(answers), done=False)
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether a message can be it: a text that is not empty, or a number."""
+    return bool(value.strip()) if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value)
 
 
 def server_of(argument: str) -> str | Sequence[str]:

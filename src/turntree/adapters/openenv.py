@@ -2,12 +2,13 @@
 
 Every episode is a separate session (a WebSocket), so the server must allow one per rollout at a time
 (`max_concurrent_envs`). A fork is a replay in a new session: the server must give equal answers to equal actions after
-an equal seed, otherwise the environment trains without branching.
+an equal seed, otherwise the environment trains without branching. An action that the server does not take is answered
+with its words; any other error of the server censors the rollout.
 
 The action schema of the server (`/schema`) decides how the policy acts: the tools of an MCP environment are its tools;
 an action of one required text field is the message itself; any other action is a call of the tool `act`. Observations
-are shown as JSON, or the field `show` alone. The reward of an episode is the sum of the rewards. Success is a sum of at
-least `success`.
+are shown as JSON, or the field `show` alone. The reward of an episode is the sum of the rewards, and none where no step
+had one. Success is a sum of at least `success`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from typing import Any, cast
 
 from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
 from turntree.environments.loop import run, start
-from turntree.environments.pool import EnvironmentFault
 from turntree.tools.tool import ToolSpec
 from turntree.verifiers.texts import said
 
+_REFUSED = "(code: VALIDATION_ERROR)"  # the server's word on an action that it does not take, in the client's error
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy
 
 
@@ -91,7 +94,7 @@ class OpenEnvGame:
         self._client: Any = _client(url, seconds)
         self._arguments, self._kind, self._prompt = dict(arguments), kind, prompt
         self._show, self._success, self._seconds = show, success, seconds
-        self._total = 0.0
+        self._total: float | None = None
 
     def begin(self) -> tuple[Message, ...]:
         told = self._text(self._ask(self._client.reset, **self._arguments).observation)
@@ -100,8 +103,7 @@ class OpenEnvGame:
     def act(self, action: Message) -> Observation:
         if self._kind in ("act", "tools") and not action.tool_calls:
             self.close()
-            success = self._total >= self._success
-            return Observation((Message("user", "done"),), done=True, success=success, reward=self._total)
+            return self._observed((Message("user", "done"),), done=True)
         if self._kind not in ("act", "tools"):
             return self._step([({self._kind: said(action)}, Message("user"))])
         answers = [
@@ -114,19 +116,24 @@ class OpenEnvGame:
         for payload, answer in asked:
             try:
                 result = self._ask(self._client.step, payload)
-            except EnvironmentFault:
-                raise
-            except RuntimeError as error:  # the server's word on an action that it does not take
+            except RuntimeError as error:
+                if _REFUSED not in str(error):
+                    raise EnvironmentFault(f"the server failed: {reason_of(error)}") from error
                 text = f"error: {error}"
             else:
-                text, done = self._text(result.observation), done or bool(result.done)
-                self._total += float(result.reward or 0.0)
+                text, done = self._text(result.observation), given_truth("done", result.done)
+                if result.reward is not None:  # the protocol's way to say nothing
+                    self._total = (self._total or 0.0) + given_number("reward", result.reward)
             messages.append(Message(answer.role, text, (), answer.tool_call_id, answer.name))
             if done:
                 self.close()
                 break
-        success = self._total >= self._success if done else None
-        return Observation(tuple(messages), done, success=success, reward=self._total)
+        return self._observed(tuple(messages), done)
+
+    def _observed(self, messages: tuple[Message, ...], done: bool) -> Observation:
+        """With the sum of the rewards; where there was none, with neither reward nor success."""
+        success = self._total >= self._success if done and self._total is not None else None
+        return Observation(messages, done, success=success, reward=self._total)
 
     def _text(self, observation: Mapping[str, Any]) -> str:
         if self._show is not None:

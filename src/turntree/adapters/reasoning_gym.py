@@ -13,8 +13,10 @@ from typing import Any
 
 from turntree.adapters.base import AdaptedEnvironment, named, of_split, package
 from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.core.scalars import given_number
 from turntree.core.seeds import derive
 from turntree.verifiers.texts import said
 
@@ -44,8 +46,8 @@ def tasks(
     drawn = DRAWN_PER_TASK * count
     try:
         dataset = gym.create_dataset(name, seed=derive(seed, "reasoning_gym") % 2**31, size=drawn, **(config or {}))
-    except Exception as error:
-        problem = f"dataset {name!r} was not made ({type(error).__name__}: {error})"
+    except BaseException as error:
+        problem = f"dataset {name!r} was not made ({reason_of(error)})"
         raise InputError(problem, field="environment", hint="check the name and environment.config") from error
     entries = itertools.islice(dataset, drawn)
     found = of_split(entries, split, count, seed=None, where=name, key=lambda entry: str(entry["question"]))
@@ -74,6 +76,6 @@ class Question:
         utils = package("reasoning_gym.utils", "reasoning-gym")
         tagged = utils.extract_answer(said(action))
         answer = said(action) if tagged is None else tagged
-        reward = float(self._dataset.score_answer(answer=answer, entry=self._entry))
+        reward = given_number("reward", self._dataset.score_answer(answer=answer, entry=self._entry))
         told = Message("user", "Right." if reward >= 1 else "Wrong.")
         return Observation((told,), done=True, success=reward >= 1, reward=reward)

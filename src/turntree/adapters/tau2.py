@@ -29,8 +29,10 @@ from typing import Any, Literal
 
 from turntree.adapters.base import AdaptedEnvironment, named, of_split
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault, is_of_the_machine, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
+from turntree.core.scalars import given_truth
 from turntree.verifiers.texts import said
 
 User = Literal["auto", "scripted", "recorded", "solo"]
@@ -207,8 +209,11 @@ class _Domain:
         if case.id not in self._ends:
             gold = copy.deepcopy(self.begin(case))
             for action in case.actions:
-                with contextlib.suppress(Exception):
+                try:
                     gold.make_tool_call(action.name, requestor=action.requestor, **action.arguments)
+                except Exception as error:
+                    if is_of_the_machine(error):
+                        raise
             self._ends[case.id] = self.databases(gold)
         return self._ends[case.id]
 
@@ -266,7 +271,10 @@ class _Conversation:
         try:
             answer = self.environment.make_tool_call(call.name, requestor="assistant", **call.arguments)
             self.environment.sync_tools()
-        except Exception as error:  # tau2 shows the exceptions of its tools to the agent
+        except BaseException as error:  # tau2 shows the exceptions of its tools to the agent
+            reason = reason_of(error)
+            if is_of_the_machine(error):
+                raise EnvironmentFault(f"tool {call.name!r} failed: {reason}") from error
             return self._told(call, f"Error: {error}")
         return self._told(call, self.environment.to_json_str(answer))
 
@@ -279,7 +287,8 @@ class _Conversation:
             return False
         if "ENV_ASSERTION" in case.basis:
             judged = copy.deepcopy(self.environment)
-            if not all(judged.run_env_assertion(due, raise_assertion_error=False) for due in case.assertions):
+            met = [judged.run_env_assertion(due, raise_assertion_error=False) for due in case.assertions]
+            if not all(given_truth("assertion", one) for one in met):
                 return False
         if "ACTION" in case.basis and not all(any(_is_made(due, call) for call in self.made) for due in case.actions):
             return False

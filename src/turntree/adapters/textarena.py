@@ -12,8 +12,10 @@ from typing import Any
 
 from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
 from turntree.verifiers.texts import said
 
@@ -45,10 +47,10 @@ class TextArenaGame:
     def act(self, action: Message) -> Observation:
         done, _ = self._environment.step(action=said(action))
         told = self._new()
-        if not done:
+        if not given_truth("done", done):
             return Observation((Message("user", told or "Go on."),), done=False)
         rewards, about = self._environment.close()
-        reward = float(rewards[0])
+        reward = given_number("reward", rewards[0])
         told = told or str(about[0].get("reason", "The game is over."))
         return Observation((Message("user", told),), done=True, success=reward >= 1, reward=reward)
 
@@ -64,8 +66,8 @@ def _open(name: str, seed: int) -> Any:
     try:
         environment = textarena.make(name)
         environment.reset(num_players=1, seed=seed)
-    except Exception as error:
-        problem = f"{name!r} did not start for one player ({type(error).__name__}: {error})"
+    except BaseException as error:
+        problem = f"{name!r} did not start for one player ({reason_of(error)})"
         raise InputError(
             problem, field="environment", hint="check the id, and that the game is single-player"
         ) from error

@@ -24,10 +24,11 @@ from typing import Any
 from turntree.adapters.base import AdaptedEnvironment, held_apart, named, of_split, package
 from turntree.core import parts
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.core.scalars import given_number, given_truth
 from turntree.environments.loop import run, start
-from turntree.environments.pool import EnvironmentFault
 from turntree.tools.tool import ToolSpec
 
 
@@ -88,8 +89,8 @@ def loaded(name: str, arguments: dict[str, Any]) -> Any:
         return verifiers.load_environment(name, **arguments)
     except InputError:
         raise
-    except Exception as error:
-        problem = f"{name!r} was not loaded ({type(error).__name__}: {error})"
+    except BaseException as error:
+        problem = f"{name!r} was not loaded ({reason_of(error)})"
         raise InputError(
             problem, field="environment", hint="install the environment, or write module:function"
         ) from error
@@ -153,7 +154,7 @@ class VerifiersGame:
         }
         await environment.add_trajectory_step(state, step)
         new: tuple[Message, ...] = ()
-        if not await environment.is_completed(state):
+        if not given_truth("completed", await environment.is_completed(state)):
             before = len(self._prompt) + 1
             self._prompt = _normal(await environment.get_prompt_messages(state))
             new = tuple(_message(message) for message in self._prompt[before:])
@@ -174,7 +175,7 @@ class VerifiersGame:
             await environment.rubric.score_rollout(state)
         if errors:
             raise EnvironmentFault(errors[0])
-        reward = float(state["reward"])
+        reward = given_number("reward", state["reward"])
         success = reward >= getattr(environment, "pass_threshold", 0.5)
         return Observation(told, done=True, success=success, reward=reward)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from turntree.cli.common import finish, json_option
 from turntree.cli.options import StageCommand, short
 from turntree.core import parts
 from turntree.core.config import Part
+from turntree.core.errors import InputError
 
 if TYPE_CHECKING:
     from turntree.environments.check import CheckConfig
@@ -40,13 +42,20 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
 
     Example: turntree check environment examples.hide_and_seek:tasks --tries 2
     """
-    from turntree.environments.check import Finding, check_environment
+    from turntree.environments.check import Finding, check_environment, check_splits
     from turntree.environments.tasks import open_tasks
 
     split, count, turns, seed = config.split, config.count, config.turns, config.seed
-    with open_tasks(config.environment, {split: count}, seed=seed) as opened:
+    with contextlib.ExitStack() as stack:
+        opened, others = stack.enter_context(open_tasks(config.environment, {split: count}, seed=seed)), {}
+        for other in ("train", "dev", "test"):
+            with contextlib.suppress(InputError):  # not every environment has every split
+                if other != split:
+                    more = stack.enter_context(open_tasks(config.environment, {other: count}, seed=seed))
+                    others[other] = list(more.of(other))[:count]
         tasks = list(opened.of(split))[:count]
         found = [finding for task in tasks for finding in check_environment(task, seed=seed, turns=turns)]
+        found += check_splits({split: tasks, **others})
     grave = [finding for finding in found if finding.grave]
     notes: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:

@@ -126,8 +126,10 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"turntree: interrupted; finished files are complete; {again}", file=sys.stderr)
         stopped = isinstance(error.__cause__ or error, Terminated)  # click wraps the interrupt
         sys.exit(128 + (signal.SIGTERM if stopped else signal.SIGINT))
-    except Exception as error:
+    except BaseException as error:
         known = _of_own_part(error) or _of_device(error)
+        if isinstance(error, SystemExit) and not known:
+            raise  # a command's own code
         _fail(known or _of_defect(error), code=2 if known else 70)  # EX_SOFTWARE of sysexits.h
 
 
@@ -146,7 +148,7 @@ def _of_system(error: OSError) -> str:
     return error.strerror if name is None else f"{name}: {error.strerror}"
 
 
-def _of_own_part(error: Exception) -> str | None:
+def _of_own_part(error: BaseException) -> str | None:
     """Where a part of the user raised this error; None unless its frame is the innermost of ours and the user's."""
     frames = traceback.extract_tb(error.__traceback__)
     last = next((f for f in reversed(frames) if parts.is_brought(f.filename) or _is_ours(f.filename)), None)
@@ -156,7 +158,7 @@ def _of_own_part(error: Exception) -> str | None:
     return f"{last.filename}:{last.lineno}: {last.name} raised {said}; {DEBUG}=1 shows how it was called"
 
 
-def _of_device(error: Exception) -> str | None:
+def _of_device(error: BaseException) -> str | None:
     """Where a GPU's memory was too small: torch's error, by its name, because torch may not be loaded."""
     if type(error).__name__ != "OutOfMemoryError":
         return None
@@ -168,7 +170,7 @@ def _is_ours(file: str) -> bool:
     return Path(file).is_relative_to(Path(__file__).parents[1])
 
 
-def _of_defect(error: Exception) -> str:
+def _of_defect(error: BaseException) -> str:
     """One line for an unexpected error: what, where, and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_ours(frame.filename)]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,11 +53,17 @@ class GenerationRequest:
 
 
 def _integers(values: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(map(int, values))
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError as error:
+        raise TurntreeError(f"a completion has token ids that are none: {error}") from error
 
 
 def _floats(values: Iterable[Any]) -> tuple[float, ...]:
-    return tuple(map(float, values))
+    try:
+        return tuple([value.__float__() + 0.0 for value in values])  # a text has none
+    except (TypeError, AttributeError) as error:
+        raise TurntreeError(f"a completion has log-probabilities or entropies that are none: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +89,8 @@ class Completion:
             raise TurntreeError("a completion needs one log-probability and one entropy per token")
         if not self.token_ids:  # it would end its rollout as a cut turn, with reward 0
             raise TurntreeError("a completion needs at least one token; an engine that gave none returns a fault")
+        if min(self.token_ids) < 0:
+            raise TurntreeError("a completion has a token id below 0")
         if any(map(math.isnan, (*self.logprobs, *self.entropies))):
             raise TurntreeError("a completion has a log-probability or an entropy that is nan")
 

@@ -34,6 +34,7 @@ from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, laid_over, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import decided, reason_of
 from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
 
 T = TypeVar("T")
@@ -166,7 +167,7 @@ class Loaded:
         if ARGUMENT in declared:
             given[ARGUMENT] = self.argument
         try:
-            built = self.target(**given, **self._arguments(values, context))
+            built = decided(where, functools.partial(self.target, **given, **self._arguments(values, context)))
         except ConfigError as error:
             if error.field is None or re.split(r"[.\[]", error.field)[0] not in values:
                 raise
@@ -255,14 +256,15 @@ def load(kind: str, name: str) -> Loaded:
     if not (colon and head and rest):
         raise InputError(f"there is no {noun} {name!r}", field=noun, hint=_hint(kind))
     module = _import(head, noun)
-    _brought.add(module.__file__ or "")
+    file = getattr(module, "__file__", None)  # a module that is built in has none
+    _brought.add(file or "")
     target = module
     for attribute in rest.split("."):
         if not hasattr(target, attribute):
-            problem = f"module {head!r} ({module.__file__}) has no {rest!r}"
+            problem = f"module {head!r} ({file}) has no {rest!r}"
             raise InputError(problem, field=noun, hint="check the name after the colon")
         target = getattr(target, attribute)
-    return Loaded(kind, name, target, None, f"{name}@{_digest(module.__file__)}")
+    return Loaded(kind, name, target, None, f"{name}@{_digest(file)}")
 
 
 def resolve(kind: str, part: Part, *, field: str | None = None) -> Part:
@@ -377,11 +379,12 @@ def _import(name: str, noun: str) -> ModuleType:
             raise InputError(problem, field=noun, hint=f"install {error.name}") from error
         problem = f"no module {name!r} (not in {folder} and not installed)"
         raise InputError(problem, field=noun, hint="check its name and folder") from error
-    except Exception as error:
-        raise _failed(name, noun, error) from error
+    except BaseException as error:
+        raise _failed(name, noun, reason_of(error)) from error
     expected = (folder / f"{name.replace('.', '/')}.py").resolve()
-    if expected.is_file() and Path(module.__file__ or "").resolve() != expected:
-        problem = f"{expected} is hidden by {module.__file__ or 'a built-in module'} of the same name"
+    file = getattr(module, "__file__", None)
+    if expected.is_file() and Path(file or "").resolve() != expected:
+        problem = f"{expected} is hidden by {file or 'a built-in module'} of the same name"
         raise InputError(problem, field=noun, hint="give your module another name")
     return module
 
@@ -392,13 +395,12 @@ def _guarded(load: Callable[[], Any], value: str, noun: str) -> Any:
     except ModuleNotFoundError as error:
         problem = f"{value} needs {error.name!r}, which is not installed"
         raise InputError(problem, field=noun, hint=f"install {error.name}") from error
-    except Exception as error:
-        raise _failed(value, noun, error) from error
+    except BaseException as error:
+        raise _failed(value, noun, reason_of(error)) from error
 
 
-def _failed(name: str, noun: str, error: Exception) -> InputError:
-    problem = " ".join(f"importing {name!r} raised {type(error).__name__}: {error}".split())
-    return InputError(problem, field=noun, hint="the module must import without errors")
+def _failed(name: str, noun: str, reason: str) -> InputError:
+    return InputError(f"importing {name!r} raised {reason}", field=noun, hint="the module must import without errors")
 
 
 def _digest(file: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from turntree.core.config import made_plain
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message
+from turntree.core.scalars import number, truth
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 
@@ -128,7 +129,9 @@ class RewritingRenderer(Renderer, Protocol):
 class Observation:
     """What an environment answers to an assistant message.
 
-    `reward` is the reward of the episode if it ends here, by itself or at a limit (None: 1 for success, 0 otherwise).
+    `reward` is the reward of the episode if it ends here, by itself or at a limit (None: 1 for success, 0 for a
+    failure; an end with neither is censored). Rewards are not added up: one that is not 0 and comes before the end is
+    refused, unless the environment says with its attribute `total_reward` that it counts everything so far.
     `metrics` are the environment's own numbers about this step (for example 1.0 for an impossible command); evaluations
     report their mean over all steps as `NAME_share`, where a step without the number counts as 0.
     """
@@ -219,8 +222,17 @@ class GroupProgress:
 
 
 def _known(numbers: Mapping[str, Any]) -> dict[str, float]:
-    known = {name: float(value) for name, value in numbers.items() if value is not None}
-    return {name: value for name, value in known.items() if math.isfinite(value)}
+    known: dict[str, float] = {}
+    for name, value in numbers.items():
+        with contextlib.suppress(ValueError):
+            known[name] = number(value)
+    return known
+
+
+def _whole(value: Any) -> int:
+    if number(value) != int(number(value)):
+        raise ValueError(f"{value} is not a whole number")
+    return int(number(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +252,7 @@ class GateDecision:
     audit_share: float = 1.0
 
     def __post_init__(self) -> None:
-        made_plain(self, cut=bool, numbers=_known, final=bool, audited=bool, audit_share=float)
+        made_plain(self, cut=truth, numbers=_known, final=truth, audited=truth, audit_share=number)
 
 
 class Gate(Protocol):
@@ -301,7 +313,7 @@ class BranchDecision:
     shared: int = 0
 
     def __post_init__(self) -> None:
-        made_plain(self, branches=int, numbers=_known, shared=int)
+        made_plain(self, branches=_whole, numbers=_known, shared=_whole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +327,7 @@ class Expansion:
     numbers: dict[str, float]
 
     def __post_init__(self) -> None:
-        made_plain(self, turn=int, numbers=_known)
+        made_plain(self, turn=_whole, numbers=_known)
 
 
 class Brancher(Protocol):

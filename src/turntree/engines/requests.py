@@ -4,10 +4,12 @@ the cost of a request."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from turntree.core.completion import Finished, GenerationRequest
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.foreign import decided
 from turntree.core.protocols import StreamingEngine
 
 
@@ -38,12 +40,15 @@ def polled(engine: StreamingEngine, waiting: Collection[int], timeout: float | N
     if waiting and not engine.in_flight:
         told = f"the engine lost {len(waiting)} requests"
         raise TurntreeError(f"{told}: its in_flight is 0, and `poll` never returned them")
-    found, seen = engine.poll(timeout), set[int]()
-    for finished in found:
+    found: Any = decided("engine", engine.poll, timeout)
+    seen = set[int]()
+    if not isinstance(found, list) or not all(isinstance(each, Finished) for each in cast("list[Any]", found)):
+        raise TurntreeError("the engine's `poll` gave something that is not a list of finished requests")
+    for finished in cast("list[Finished]", found):
         if finished.ticket not in waiting or finished.ticket in seen:
             raise TurntreeError(f"the engine returned ticket {finished.ticket}, which nobody waits for")
         seen.add(finished.ticket)
-    return found
+    return cast("list[Finished]", found)
 
 
 def check_idle(in_flight: int) -> None:

@@ -6,18 +6,21 @@ reproduced by hand.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.config import Part, at_least
+from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import FOREIGN, checked, reason_of, start
+from turntree.environments.pool import checked, start
+from turntree.environments.tasks import same_tasks
 
 WORDS = ("look", "help", "yes", "no", "0", "1", "left", "right", "up", "[stop]")
 
@@ -57,6 +60,17 @@ class Finding:
         return f"{'VIOLATED' if self.grave else 'note'}: {self.law} [{where}]: {self.said}"
 
 
+def check_splits(tasks: Mapping[str, Sequence[Environment]]) -> list[Finding]:
+    """Whether tasks of two splits are the same under two ids, as far as their openings tell."""
+    told: dict[str, dict[str, Sequence[Message]]] = {}
+    for split, found in tasks.items():
+        for task in found:
+            with contextlib.suppress(EnvironmentFault):  # `check_environment` says why
+                told.setdefault(split, {})[task.task_id] = asked(lambda task=task: start(task.fork())).messages
+    law = "a held-out task is not trained on under another id"
+    return [Finding(law, same, None, "they tell the same", grave=False) for same in same_tasks(told)]
+
+
 def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> list[Finding]:
     """Play `task` with random actions and check every law. The task itself is never stepped, only copies of it."""
     found: list[Finding] = []
@@ -64,7 +78,7 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     try:
         first, second = task.fork(), task.fork()
         told, again = start(first), start(second)
-    except FOREIGN as error:
+    except BaseException as error:
         return [Finding("a copy of a task can be reset", task_id, None, reason_of(error))]
     found += _carried(told, task_id, 0)
     problem = getattr(first, "state_problem", lambda: None)()
@@ -98,7 +112,7 @@ def _play(
             yield Finding("a fork stands where the original stood", task_id, turn, said, grave=False)
         try:
             answer = checked(environment.step(action))
-        except FOREIGN as error:
+        except BaseException as error:
             said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, turn, said)
             return
@@ -116,14 +130,14 @@ def _play(
 def _fork(environment: Environment) -> tuple[Environment | None, str | None]:
     try:
         return environment.fork(), None
-    except FOREIGN as error:
+    except BaseException as error:
         return None, reason_of(error)
 
 
 def _same(twin: Environment, action: Message, answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
     try:
         again = checked(twin.step(action))
-    except FOREIGN as error:
+    except BaseException as error:
         yield Finding("a fork answers as the original", task_id, turn, f"the fork raised {reason_of(error)}")
         return
     if again != answer:
@@ -136,7 +150,7 @@ def _carried(observation: Observation, task_id: str, turn: int) -> Iterator[Find
         try:
             row = json.loads(json.dumps(message.to_chat(), allow_nan=False, ensure_ascii=False).encode("utf-8"))
             kept = Message.from_chat(row) == message
-        except Exception as error:
+        except BaseException as error:
             kept, said = False, reason_of(error)
         else:
             said = "it reads back as another message"
@@ -146,7 +160,7 @@ def _carried(observation: Observation, task_id: str, turn: int) -> Iterator[Find
 
 def _ending(answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
     if answer.success is None and answer.reward is None:
-        said = "the episode is over with neither success nor reward: it counts as failed"
+        said = "the episode is over with neither success nor reward: only a reward function could judge it"
         yield Finding("an ending says how it went", task_id, turn, said, grave=False)
 
 
@@ -164,7 +178,7 @@ def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
         names.add(name)
         try:
             validator_for(parameters).check_schema(parameters)
-        except Exception as error:
+        except BaseException as error:
             yield Finding("parameters are a JSON schema", task_id, None, f"{name}: {reason_of(error)}")
 
 
@@ -182,7 +196,7 @@ def _garbage(task: Environment, tools: Sequence[dict[str, Any]], task_id: str) -
             environment = task.fork()
             environment.reset()
             checked(environment.step(action))
-        except FOREIGN as error:
+        except BaseException as error:
             said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, 1, said)
 
@@ -200,7 +214,7 @@ def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
             last = checked(environment.step(message))
             if last.done:
                 break
-    except FOREIGN as error:
+    except BaseException as error:
         yield Finding(law, task_id, None, f"raised {reason_of(error)}", grave=False)
         return
     if last is None or not last.success:
@@ -211,7 +225,7 @@ def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
 def _workers(task: Environment, task_id: str) -> Iterator[Finding]:
     try:
         pickle.dumps(task)
-    except Exception as error:
+    except BaseException as error:
         said = f"{reason_of(error)}; it is stepped in this process only"
         yield Finding("a task can be sent to a worker process", task_id, None, said, grave=False)
 

@@ -6,9 +6,10 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import FOREIGN, Answer, Session, checked, reason_of, replay, start
+from turntree.environments.pool import Answer, Session, checked, replay, start
 
 
 class InlinePool:
@@ -36,8 +37,8 @@ class InlinePool:
         its first call, as in worker processes; what is wrong with that is then the fault of this call alone."""
         twin = session.twin(steps)
         if session in self._held and len(twin.answers) == len(session.answers):
-            with contextlib.suppress(*FOREIGN):
-                (into or self)._held[twin] = self._held[session].fork()
+            with contextlib.suppress(EnvironmentFault):
+                (into or self)._held[twin] = asked(self._held[session].fork)
         return twin
 
     def reset(self, session: Session) -> None:
@@ -67,7 +68,7 @@ class InlinePool:
                 for _ in replay(environment, session):
                     pass
             observation = ask(environment)
-        except FOREIGN as error:  # a bad rollout is data: the boundary to foreign code
+        except BaseException as error:  # a bad rollout is data: the boundary to foreign code
             seconds = time.perf_counter() - started
             answer = Answer(
                 session=session, fault=reason_of(error), calls=min(1, len(session.answers)), seconds=seconds

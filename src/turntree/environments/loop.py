@@ -10,7 +10,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from turntree.environments.pool import EnvironmentFault
+from turntree.core.foreign import EnvironmentFault, described
 
 T = TypeVar("T")
 LOOP = "turntree-adapters"  # the name of its thread
@@ -24,10 +24,13 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, T], seconds: float | None) -> T:
-    """What the coroutine returns. Raises `EnvironmentFault` after `seconds` (None: no limit)."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, event_loop())
+    """What the coroutine returns. Raises `EnvironmentFault` after `seconds` (None: no limit), and where it
+    exits or cancels itself."""
+    future = asyncio.run_coroutine_threadsafe(_contained(coroutine), event_loop())
     try:
         return future.result(seconds)
+    except concurrent.futures.CancelledError as error:
+        raise EnvironmentFault("was cancelled") from error
     except concurrent.futures.TimeoutError as error:
         if not future.cancel():
             raise  # its own
@@ -41,4 +44,14 @@ def awaited(value: Any) -> Any:
 
 def start(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Begin and do not wait. May be called in any thread, the loop's own included (by the garbage collector)."""
-    asyncio.run_coroutine_threadsafe(coroutine, event_loop())
+    asyncio.run_coroutine_threadsafe(_contained(coroutine), event_loop())
+
+
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await coroutine
+    except (
+        SystemExit,
+        KeyboardInterrupt,
+    ) as error:  # they would end the loop, for which others wait
+        raise EnvironmentFault(described(error)) from error

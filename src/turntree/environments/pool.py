@@ -12,13 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from turntree.core import scalars
-from turntree.core.errors import TurntreeError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import ROLES, Message
 from turntree.core.protocols import Environment, Observation
-
-FOREIGN = (Exception, SystemExit)
-"""What a call of foreign code may end in without ending the run: argparse and click exit."""
+from turntree.core.scalars import given_number, given_truth
 
 
 @dataclass(eq=False)
@@ -99,14 +96,6 @@ class EnvironmentPool(Protocol):
         ...
 
 
-class EnvironmentFault(Exception):
-    """An environment broke its contract; the text says how."""
-
-
-class EnvironmentGone(TurntreeError):
-    """What all episodes share (a server of tools) is gone. That is no fault of one rollout: the run ends, resumably."""
-
-
 def start(environment: Environment) -> Observation:
     """`reset` as a checked observation."""
     return checked(Observation(environment.reset(), done=False))
@@ -129,32 +118,19 @@ def checked(observation: Any) -> Observation:
     if not isinstance(observation, Observation):
         raise EnvironmentFault(f"answered {type(observation).__name__} instead of an observation")
     messages: Any = observation.messages
-    if not isinstance(messages, tuple) or not messages or not all(map(_is_message, messages)):
+    if not isinstance(messages, tuple) or not all(map(_is_message, messages)):
         raise EnvironmentFault("answered something that is not a tuple of messages")
+    done = given_truth("done", observation.done)
+    if not messages and not done:
+        raise EnvironmentFault("answered no message, and the episode goes on")
     return replace(
         observation,
-        done=_truth("done", observation.done),
-        success=None if observation.success is None else _truth("success", observation.success),
-        progress=None if observation.progress is None else _number("progress", observation.progress),
-        reward=None if observation.reward is None else _number("reward", observation.reward),
-        metrics={name: _number(f"metric {name!r}", value) for name, value in observation.metrics.items()},
+        done=done,
+        success=None if observation.success is None else given_truth("success", observation.success),
+        progress=None if observation.progress is None else given_number("progress", observation.progress),
+        reward=None if observation.reward is None else given_number("reward", observation.reward),
+        metrics={name: given_number(f"metric {name!r}", value) for name, value in observation.metrics.items()},
     )
-
-
-def _truth(name: str, value: Any) -> bool:
-    """Raises `EnvironmentFault` for what is neither true nor false, in Python's, numpy's or torch's type."""
-    try:
-        return scalars.truth(value)
-    except ValueError as error:
-        raise EnvironmentFault(f"answered {name} that is neither true nor false ({value!r})") from error
-
-
-def _number(name: str, value: Any) -> float:
-    """Raises `EnvironmentFault` for what is no finite number."""
-    try:
-        return scalars.number(value)
-    except ValueError as error:
-        raise EnvironmentFault(f"answered a {name} that is not a finite number ({error})") from error
 
 
 def _is_message(value: Any) -> bool:
@@ -164,11 +140,3 @@ def _is_message(value: Any) -> bool:
         and isinstance(value.content, str)
         and isinstance(value.tool_calls, tuple)
     )
-
-
-def reason_of(error: BaseException) -> str:
-    """A fault in one line. Raises an `EnvironmentGone` again, which is none."""
-    if isinstance(error, EnvironmentGone):
-        raise error
-    text = str(error) if isinstance(error, EnvironmentFault) else f"{type(error).__name__}: {error}"
-    return " ".join(text.split())[:500]

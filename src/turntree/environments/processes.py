@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import EnvironmentGone, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
-from turntree.environments.pool import Answer, EnvironmentGone, Session
+from turntree.environments.pool import Answer, Session
 from turntree.environments.worker import Call, Rebuild, Reply, serve
 from turntree.observe.workers import without_interrupts
 
@@ -176,7 +177,8 @@ class ProcessPool:
             worker = by_pipe[pipe]  # pyright: ignore[reportArgumentType]
             try:
                 reply: Reply | None = worker.pipe.recv()
-            except Exception:  # closed, or cut off in the middle of a reply
+            except BaseException as error:  # closed, or cut off in the middle of a reply
+                reason_of(error)
                 self._lose(worker, f"the worker died{worker.how()}")
                 continue
             if reply is None:
@@ -335,8 +337,8 @@ def _bound(pipe: Connection) -> None:
 def _pickled(environment: Environment) -> bytes:
     try:
         return pickle.dumps(environment)
-    except Exception as error:
+    except BaseException as error:
         raise InputError(
-            f"the environment of {environment.task_id!r} cannot be sent to a worker ({type(error).__name__}: {error})",
+            f"the environment of {environment.task_id!r} cannot be sent to a worker ({reason_of(error)})",
             hint="make it picklable before reset, or step it in this process (InlinePool)",
         ) from error

@@ -9,10 +9,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
+from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.environments.loop import LOOP, run, start
-from turntree.environments.pool import EnvironmentFault, Session, replay
+from turntree.environments.pool import Session, replay
+from turntree.observe.run import notice
 
 _CLOSING_SECONDS = 10.0  # for an asynchronous `close`
 
@@ -82,6 +84,9 @@ class Recorded:
 
 def _closed(close: Callable[[], Any]) -> None:
     """Also an asynchronous `close`. The garbage collector may call this in any thread, the loop's own included."""
-    under_way = close()
-    if inspect.iscoroutine(under_way):
-        run(under_way, _CLOSING_SECONDS) if threading.current_thread().name != LOOP else start(under_way)
+    try:
+        under_way = close()
+        if inspect.iscoroutine(under_way):
+            run(under_way, _CLOSING_SECONDS) if threading.current_thread().name != LOOP else start(under_way)
+    except BaseException as error:  # nothing depends on it any more
+        notice(f"warning: an environment was not closed ({reason_of(error)})")

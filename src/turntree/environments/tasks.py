@@ -22,9 +22,10 @@ from typing import Any, cast
 from turntree.core import parts, scalars
 from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import EnvironmentFault, EnvironmentPool
+from turntree.environments.pool import EnvironmentPool
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.environments.recorded import Recorded
 from turntree.observe.files import tree_hash
@@ -180,6 +181,10 @@ class Replayed(Recorded):
         return getattr(self._start, "failure_reward", 0.0)
 
     @property
+    def total_reward(self) -> bool:
+        return getattr(self._start, "total_reward", False)
+
+    @property
     def gold(self) -> tuple[Message, ...]:
         return tuple(getattr(self._start, "gold", ()))
 
@@ -207,6 +212,20 @@ class Replayed(Recorded):
 
     def _fresh(self) -> Replayed:
         return Replayed(self._start)
+
+
+Openings = Mapping[str, Mapping[str, Sequence[Message]]]  # what the tasks tell at their start, by split and id
+
+
+def same_tasks(told: Openings) -> list[str]:
+    """The tasks of two splits that tell the same, whatever their ids are: held-out figures would be those of training.
+    What several tasks of one split tell does not tell tasks apart, and is no sign."""
+    homes: dict[str, list[tuple[str, str]]] = {}
+    for split, tasks in told.items():
+        for task_id, messages in tasks.items():
+            homes.setdefault(repr([message.to_chat() for message in messages]), []).append((split, task_id))
+    found = [each for each in homes.values() if len({split for split, _ in each}) == len(each) > 1]
+    return [" and ".join(f"{task_id!r} of {split!r}" for split, task_id in each) for each in found]
 
 
 def environment_record(

@@ -36,15 +36,17 @@ import random
 import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from turntree.core import scalars
 from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, decided, is_of_the_machine, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
+from turntree.core.scalars import given_number, given_truth
 from turntree.environments.loop import awaited
-from turntree.environments.pool import FOREIGN, EnvironmentFault, EnvironmentGone
 from turntree.environments.recorded import Recorded
+
+T = TypeVar("T")
 
 NOT_TOOLS = frozenset({"reset", "fork", "close", "get_reward"})  # they are called by us
 
@@ -54,14 +56,17 @@ class ToolEnvironment(Recorded):
 
     `arguments` are those of its `reset`. What `reset` returns is the task, as the user's message; with a `prompt` (the
     opening messages) it is appended to the last message of that, as TRL does. What a tool returns is its answer: a
-    text, or a value that JSON can carry. An exception in a tool is shown to the policy as the answer; raise
-    `EnvironmentFault` where the rollout must be censored instead. `gold` are the messages of an expert that solve the
-    task, where they are known (`turntree traces gold`).
+    text, or a value that JSON can carry. An exception in a tool is shown to the policy as the answer, but one
+    of the machine (`core.foreign.is_of_the_machine`: a lost connection, a time limit, a full disk, an exit) censors
+    the rollout, as an `EnvironmentFault` does. `gold` are the messages of an expert that solve the task, where they are
+    known (`turntree traces gold`).
 
     A fork is the object's own `fork()` where its class has one. Otherwise the episode is replayed on a new object, and
     refused where that answers differently: an environment that draws at random without a seed cannot be forked.
     `Recorded` says when the object's `close()` is called, where it has one.
     """
+
+    total_reward = True  # what the object is worth now
 
     def __init__(
         self,
@@ -126,12 +131,12 @@ class ToolEnvironment(Recorded):
     def _do(self, action: Message) -> Observation:
         answers = tuple(self._call(call) for call in action.tool_calls)
         state = self._held
-        done, reward = not answers or bool(_number(state, "done")), _reward(state)
+        done, reward = not answers or _read(state, "done", given_truth) is True, _reward(state)
         return Observation(
             answers or (Message("user", "done"),),
             done=done,
             success=_success(state, reward) if done else None,
-            progress=_number(state, "progress"),
+            progress=_read(state, "progress", given_number),
             reward=reward,
         )
 
@@ -151,8 +156,11 @@ class ToolEnvironment(Recorded):
             return _text(awaited(method(**call.arguments)))
         except (EnvironmentFault, EnvironmentGone):
             raise
-        except FOREIGN as error:  # the class speaks to the policy through its exceptions
-            return f"error: {error}" if str(error) else f"error: {type(error).__name__}"
+        except BaseException as error:
+            reason = reason_of(error)
+            if is_of_the_machine(error):
+                raise EnvironmentFault(f"tool {call.name!r} failed: {reason}") from error
+            return f"error: {error}" if str(error) else reason  # the class speaks to the policy through its exceptions
 
 
 def tool_names(owner: type) -> list[str]:
@@ -171,7 +179,7 @@ def tool_schemas(factory: Callable[[], Any]) -> tuple[dict[str, Any], ...]:
     arguments have no type hint or no description."""
     from transformers.utils.chat_template_utils import get_json_schema
 
-    kind: type = factory if inspect.isclass(factory) else type(factory())
+    kind: type = factory if inspect.isclass(factory) else type(decided("environment", factory))
     names = tool_names(kind)
     if not names:
         raise InputError(
@@ -249,17 +257,10 @@ def _plain(value: Any, place: str) -> Any:
     raise _NotPlain(f"attribute {place!r} is {type(value).__name__}")
 
 
-def _number(state: Any, name: str) -> float | None:
+def _read(state: Any, name: str, reader: Callable[[str, Any], T]) -> T | None:
     """None where the object has no such attribute. An `AttributeError` inside a property of its class is an error."""
     value = getattr(state, name) if hasattr(type(state), name) else getattr(state, name, None)
-    return None if value is None or callable(value) else _float(name, value)
-
-
-def _float(name: str, value: Any) -> float:
-    try:
-        return scalars.number(value)
-    except ValueError as error:
-        raise EnvironmentFault(f"its {name} is {error}") from error
+    return None if value is None or callable(value) else reader(name, value)
 
 
 def _reward(state: Any) -> float | None:
@@ -267,16 +268,11 @@ def _reward(state: Any) -> float | None:
     is no failure of the policy."""
     method = getattr(state, "get_reward", None)
     if not callable(method):
-        return _number(state, "reward")
-    given = awaited(method())
-    if given is None:
-        raise EnvironmentFault("get_reward returned no number")
-    return _float("get_reward", given)
+        return _read(state, "reward", given_number)
+    return given_number("reward (get_reward)", awaited(method()))
 
 
 def _success(state: Any, reward: float | None) -> bool | None:
     """The object's `success`; without one, whether the reward is at least 1."""
-    said = _number(state, "success")
-    if said is not None:
-        return bool(said)
-    return None if reward is None else reward >= 1
+    said = _read(state, "success", given_truth)
+    return said if said is not None or reward is None else reward >= 1

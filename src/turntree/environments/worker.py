@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, described
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.pool import EnvironmentFault, EnvironmentGone, Session, checked, reason_of, replay, start
+from turntree.environments.pool import Session, checked, replay, start
 from turntree.observe.workers import die_with_parent
 
 
@@ -86,6 +87,6 @@ def _answer(call: Call, held: dict[int, Environment], next_step: Callable[[], No
     except EnvironmentGone as gone:
         return Reply(None, str(gone), calls, time.perf_counter() - started, gone=True)
     except BaseException as error:  # the boundary to foreign code, which may even try to exit
-        return Reply(None, reason_of(error), calls, time.perf_counter() - started)
+        return Reply(None, described(error), calls, time.perf_counter() - started)
     held[call.session] = environment
     return Reply(observation, None, calls, time.perf_counter() - started)

@@ -17,6 +17,7 @@ from typing import Any, cast
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.logs import rollouts, trees
 from turntree.logs.formats import TextOptions, generic
 from turntree.logs.grouping import by_rows
@@ -92,8 +93,8 @@ def _own_row(read: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> Logg
         found = read(row)
     except (RowRefused, InputError, RecursionError):
         raise
-    except Exception as error:  # the boundary to foreign code, which meets every line of a log
-        raise RowRefused(f"the format raised {type(error).__name__}", " ".join(str(error).split())) from error
+    except BaseException as error:  # the boundary to foreign code, which meets every line of a log
+        raise RowRefused(f"the format raised {type(error).__name__}", reason_of(error).partition(": ")[2]) from error
     if found is None:
         raise RowRefused("left out by the format")
     if isinstance(found, LoggedRow):

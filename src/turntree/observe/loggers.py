@@ -30,6 +30,7 @@ from typing import Any, Protocol
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.observe import files
 from turntree.observe.run import LOGGER_MARKS, RunDirectory, notice
 
@@ -152,9 +153,9 @@ class _Followers:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 call()
-        except (Exception, SystemExit) as error:  # the boundary to foreign code
+        except BaseException as error:  # the boundary to foreign code
             self._live.pop(name, None)
-            said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            said = reason_of(error)
             notice(f"warning: logger {name!r} is switched off, it raised {said} (metrics.jsonl has every figure)")
 
 

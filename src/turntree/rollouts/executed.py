@@ -15,11 +15,12 @@ from typing import Any, Literal
 from turntree.core import parts
 from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import EnvironmentFault, asked
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, TurnState
 from turntree.core.verdict import Verdict
-from turntree.environments.pool import EnvironmentFault, checked, reason_of
-from turntree.rollouts.rebuild import Rebuilder, Said, asked, said
+from turntree.environments.pool import checked
+from turntree.rollouts.rebuild import Rebuilder, Said, said
 from turntree.verifiers.strict import StrictMatch, action_kind
 
 Compare = Literal["observation", "progress", "either"]
@@ -162,9 +163,9 @@ def _play(environment: Environment, action: Message) -> Effect:
 
 def _equal(one: Any, other: Any) -> bool:
     try:
-        return bool(one == other)
-    except Exception as error:
-        raise EnvironmentFault(f"its states cannot be compared: {reason_of(error)}") from error
+        return asked(lambda: bool(one == other))
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"its states cannot be compared: {fault}") from fault
 
 
 def _word_by_word(messages: Sequence[Message]) -> Said:

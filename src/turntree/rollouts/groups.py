@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from turntree.core.completion import Completion
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import decided
 from turntree.core.labels import Rewards
 from turntree.core.protocols import (
     BranchDecision,
@@ -190,7 +191,9 @@ class Group:
         """What a brancher adds to rollouts that have all ended, within its budget. Raises `ConfigError` for a turn that
         a rollout does not have."""
         finished = self.finished()
-        found = brancher.expand(finished)[: finished.budget] if brancher is not None and finished.budget else ()
+        if brancher is None or not finished.budget:
+            return ()
+        found = decided("brancher", brancher.expand, finished)[: finished.budget]
         for one in found:
             if not 1 <= one.turn <= max(1, finished.turns.get(one.key, 0)):
                 problem = f"expands rollout {one.key} at turn {one.turn}, which it does not have"

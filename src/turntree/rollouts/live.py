@@ -5,6 +5,7 @@ The requests, appended nodes and endings of a rollout that the scheduler plays.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Observation, Renderer
@@ -23,6 +25,7 @@ from turntree.logs.groups import action_text
 from turntree.renderers.thoughts import rewrites, whole_prompt
 from turntree.rollouts.rewards import Episode, RewardSum
 
+_TOTAL = "only its last reward counts; give the sum so far and say total_reward = True, or give 0 until the end"
 CutTurns = Literal["fail", "judge"]  # reward of a cut turn: 0, or the verdict on its text
 
 
@@ -250,8 +253,8 @@ def cancelled(what: str, limit: float) -> Ending:
 class RendererFault(TurntreeError):
     """A chat template or a parser failed on the messages of one rollout, which is then censored."""
 
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error) if isinstance(error, TurntreeError) else f"{type(error).__name__}: {error}")
+    def __init__(self, error: BaseException, reason: str) -> None:
+        super().__init__(str(error) if isinstance(error, TurntreeError) else reason)
 
     @property
     def ending(self) -> Ending:
@@ -261,9 +264,16 @@ class RendererFault(TurntreeError):
 def task_tokens(renderer: Renderer, task: Observation, tools: Sequence[dict[str, Any]]) -> tuple[int, ...]:
     """The prompt of a task. Raises `RendererFault`."""
     try:
-        return renderer.prompt(task.messages, tools)
-    except Exception as error:  # a bad rollout is data: the boundary to foreign templates and parsers
-        raise RendererFault(error) from error
+        return _ids(renderer.prompt(task.messages, tools))
+    except BaseException as error:  # a bad rollout is data: the boundary to foreign templates and parsers
+        raise RendererFault(error, reason_of(error)) from error
+
+
+def _ids(rendered: Any) -> tuple[int, ...]:
+    """Token ids as a renderer, which may be foreign code, gives them. Raises `TypeError`."""
+    if isinstance(rendered, str | bytes):  # bytes are numbers, too, and an empty text holds nothing wrong
+        raise TypeError("the renderer gave a text instead of token ids")
+    return tuple(map(operator.index, rendered))
 
 
 def sampled_turn(
@@ -273,8 +283,8 @@ def sampled_turn(
     `RendererFault`."""
     try:
         return replace(renderer.parse(token_ids, tools), cut=completion.finish == "length")
-    except Exception as error:
-        raise RendererFault(error) from error
+    except BaseException as error:
+        raise RendererFault(error, reason_of(error)) from error
 
 
 def played_turn(
@@ -300,11 +310,12 @@ def next_prompt(
     try:
         prompt = whole_prompt(renderer, said, new, tools)
         if prompt is not None:
+            prompt = _ids(prompt)
             last = observation.done or rollout.turns + 1 >= config.max_turns
             return rollout.token_ids if last else prompt
-        return (*rollout.token_ids, *renderer.extend(said, new, tools, stopped=rollout.stopped))
-    except Exception as error:
-        raise RendererFault(error) from error
+        return (*rollout.token_ids, *_ids(renderer.extend(said, new, tools, stopped=rollout.stopped)))
+    except BaseException as error:
+        raise RendererFault(error, reason_of(error)) from error
 
 
 def require_whole_paths(renderer: Renderer, brancher: Brancher | None) -> None:
@@ -324,13 +335,18 @@ def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) ->
         stop, why = StopReason.MAX_TURNS, f"{config.max_turns} turns"
     elif not has_room(rollout.token_ids, config):
         stop, why = StopReason.MAX_TOKENS, f"{config.max_context} tokens of context"
+    elif observation.reward and not getattr(task, "total_reward", False):
+        why = f"the environment gave reward {observation.reward:g} at turn {rollout.turns}, and goes on: {_TOTAL}"
+        return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why))
     else:
         return None
     success = observation.success if observation.done else False
-    if observation.reward is None:
-        verdict = Verdict(float(success is True), why, success=success is True)
-    else:
-        verdict = Verdict(observation.reward, why, success=success)  # which may be unknown
+    reward = observation.reward
+    if reward is None and success is not None:
+        reward = float(success)
+    if reward is None:
+        why = "the episode is over, and its environment says neither reward nor success"
+    verdict = Verdict(reward, why, success=success)
     return ended(stop, verdict, task, rollout.messages, rollout.answers)
 
 
@@ -373,8 +389,8 @@ def ended(
         tools=tuple(task.tools),
         observations=tuple(answers),
         stop=stop,
-        reward=verdict.reward or 0.0,
-        success=bool(verdict.success),
+        reward=verdict.reward,
+        success=verdict.success,
     )
     return Ending(stop, verdict, episode)
 

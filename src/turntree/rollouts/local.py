@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -11,6 +11,8 @@ from typing import Any, cast
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import TurntreeError
+from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
@@ -60,8 +62,9 @@ def that_fit(
         try:
             said = len(renderer.completion(state.demonstration)) if limits.demonstrations else 0
             prompted = render(state, renderer)
-        except Exception as error:  # a template may raise anything; other states may still be rendered
-            skipped[f"renderer_error: {str(error)[:_REASON]}"] += 1
+        except BaseException as error:  # a template may raise anything; other states may still be rendered
+            said = reason_of(error).removeprefix("InputError: ")
+            skipped[f"renderer_error: {said[:_REASON]}"] += 1
             continue
         path = len(prompted.prompt_ids) + limits.completion
         if said > limits.completion:
@@ -196,7 +199,18 @@ def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut
     """
     if action.cut and cut_turns == "fail":
         return Verdict(0.0, "cut by the token limit", action_kind(action))
-    return verifier.judge(state, action)
+    return _judged(lambda: [verifier.judge(state, action)], [(state, action)])[0]
+
+
+def _judged(judge: Callable[[], list[Verdict]], pairs: Sequence[tuple[TurnState, Message]]) -> list[Verdict]:
+    """What a verifier says of some actions; nothing of any of them where it fails."""
+    try:
+        return judge()
+    except TurntreeError:  # the verifier's own word, which ends the run
+        raise
+    except BaseException as error:
+        why = f"the verifier raised {reason_of(error)}"
+        return [Verdict(None, why, action_kind(action)) for _, action in pairs]
 
 
 def compares(verifier: TurnVerifier) -> bool:
@@ -221,7 +235,7 @@ def judge_turns(
     if hasattr(verifier, "judge_all"):
         failed = [cut_turns == "fail" and action.cut for _, action in pairs]
         open_ = [pair for pair, cut in zip(pairs, failed, strict=True) if not cut]
-        found = iter(cast(Any, verifier).judge_all(open_, seed))
+        found = iter(_judged(lambda: cast(Any, verifier).judge_all(open_, seed), open_))
         return [judge_turn(verifier, *pair) if cut else next(found) for pair, cut in zip(pairs, failed, strict=True)]
     threads = min(getattr(verifier, "concurrency", 1), len(pairs))
     if threads <= 1:

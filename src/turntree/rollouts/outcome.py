@@ -19,15 +19,16 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part, to_value
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, TurnState
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
-from turntree.environments.pool import EnvironmentFault, checked, reason_of
+from turntree.environments.pool import checked
 from turntree.rollouts.live import EpisodeConfig, has_room
 from turntree.rollouts.players import grow
-from turntree.rollouts.rebuild import Misfit, Rebuilder, Walked, asked
+from turntree.rollouts.rebuild import Misfit, Rebuilder, Walked
 from turntree.verifiers.strict import action_kind
 
 
@@ -220,6 +221,7 @@ class Rest:
     def __init__(self, task_id: str, environment: Environment, messages: Sequence[Message], turns: int) -> None:
         self.task_id, self._environment = task_id, environment
         self._messages, self._turns = tuple(messages), turns
+        self.total_reward = getattr(environment, "total_reward", False)
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:

@@ -6,21 +6,19 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import asked
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, TurnState
-from turntree.environments.pool import FOREIGN, EnvironmentFault, checked, reason_of, start
+from turntree.environments.pool import checked, start
 from turntree.environments.tasks import open_tasks
 
 Said = Sequence[tuple[str, str]]  # role and text of messages
 Reading = Callable[[Sequence[Message]], Said]
 Walked = tuple[Environment, Observation]
-
-T = TypeVar("T")
 
 _PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("model", str), ("task_id", str))
 
@@ -32,14 +30,6 @@ class Misfit(InputError):
 def said(messages: Sequence[Message]) -> Said:
     """Roles and texts. Ids of calls are left out, because they are drawn at random."""
     return [(message.role, message.content) for message in messages]
-
-
-def asked(call: Callable[[], T]) -> T:
-    """The environment's answer. Any exception becomes a one-line `EnvironmentFault`."""
-    try:
-        return call()
-    except FOREIGN as error:  # the boundary to foreign code
-        raise EnvironmentFault(reason_of(error)) from error
 
 
 def walk(task: Environment, messages: Sequence[Message], of: str, reading: Reading = said) -> Iterator[Walked]:

@@ -10,8 +10,7 @@ the function. A failure is never a reward of 0.
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 from turntree.core import parts, scalars
 from turntree.core.config import Between, Part, converted
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.tree import StopReason
@@ -35,7 +35,8 @@ class Episode:
 
     `messages` are all of it, the task first. `observations[0]` is the task as well, `observations[t]` the answer to
     turn t, with the environment's `success`, `reward` and `progress`. `reward` is the environment's reward for the
-    episode, else 1 for success and 0 otherwise. An agent's calls are its turns, its prompts its observations.
+    episode, else 1 for success and 0 for a failure; both are None where it does not say. An agent's calls are its
+    turns, its prompts its observations.
     """
 
     task_id: str
@@ -44,8 +45,8 @@ class Episode:
     tools: tuple[dict[str, Any], ...]
     observations: tuple[Observation, ...]
     stop: StopReason
-    reward: float
-    success: bool
+    reward: float | None
+    success: bool | None
 
     @property
     def turns(self) -> tuple[Message, ...]:
@@ -105,7 +106,10 @@ class RewardSum:
         if failed:
             return replace(verdict, reward=None, reason="; ".join(failed), parts=values)
         total = sum(one.weight * (values[one.name] or 0.0) for one in self.functions)
-        return replace(verdict, reward=total, parts=values)
+        try:
+            return replace(verdict, reward=scalars.number(total), parts=values)
+        except ValueError as error:
+            return replace(verdict, reward=None, reason=f"the weighted sum of the rewards is {error}", parts=values)
 
     def close(self) -> None:
         """Close the functions that can be closed (a judge's connections and cache)."""
@@ -179,14 +183,14 @@ def figures(verdicts: Iterable[Verdict]) -> dict[str, Any]:
 # registered by name
 
 
-def environment(episode: Episode) -> float:
+def environment(episode: Episode) -> float | None:
     """What the episode is worth to its environment."""
     return episode.reward
 
 
-def success(episode: Episode) -> float:
-    """1 where the environment says that the task was solved, 0 otherwise."""
-    return float(episode.success)
+def success(episode: Episode) -> float | None:
+    """1 where the environment says that the task was solved, 0 where it says that it was not."""
+    return None if episode.success is None else float(episode.success)
 
 
 OF_THE_ENVIRONMENT = (environment, success)  # they judge nothing by themselves; a user's function may have their names
@@ -206,20 +210,22 @@ def _verdict(function: RewardFunction, episode: Episode) -> Verdict:
         value: Any = function(episode)
         if isinstance(value, Verdict) and value.reward is None:
             return replace(value, reason=f"did not judge: {value.reason}")
-        parts_of = _plain(value.parts) if isinstance(value, Verdict) else {}
+        parts_of = {name: _known(part) for name, part in value.parts.items()} if isinstance(value, Verdict) else {}
         value = value.reward if isinstance(value, Verdict) else value
-    except Exception as error:  # a bad rollout is data: the boundary to foreign code
-        return Verdict(None, f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    except BaseException as error:  # a bad rollout is data: the boundary to foreign code
+        return Verdict(None, f"raised {reason_of(error)}")
     try:
         return Verdict(scalars.number(value), "", parts=parts_of)
     except ValueError as error:
         return Verdict(None, "gave None" if value is None else f"gave {error}")
 
 
-def _plain(named: Mapping[str, Any]) -> dict[str, float | None]:
-    """Parts as plain numbers; one that is not finite is unknown."""
-    found = {name: None if value is None else float(value) for name, value in named.items()}
-    return {name: None if value is None or not math.isfinite(value) else value for name, value in found.items()}
+def _known(value: Any) -> float | None:
+    """A part as a plain number; one that is none is unknown."""
+    try:
+        return scalars.number(value)
+    except ValueError:
+        return None
 
 
 def _check_function(name: str, function: Any) -> None:

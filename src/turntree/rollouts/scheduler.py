@@ -26,6 +26,7 @@ from turntree.core.completion import Completion, Finished
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import decided
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -216,8 +217,7 @@ class _Run:
         self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
         self._begun, self._indices = begun, itertools.count()
-        self._calls = self._generated = 0
-        overlap = self._config.overlap
+        self._calls, self._generated, overlap = 0, 0, self._config.overlap
         self._overlap = (self._config.places // 8 if self._pool.waits else 0) if overlap is None else overlap
         self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
         self._groups: dict[Group, None] = {}  # in order of their begin
@@ -407,7 +407,8 @@ class _Run:
         brancher = self._scheduler.brancher
         if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
-        return possible(brancher.decide(group.moment(rollout, completion)), rollout, completion)
+        moment = group.moment(rollout, completion)
+        return possible(decided("brancher", brancher.decide, moment), rollout, completion)
 
     def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
         """Record the decision at the node that the branches share, and queue them for places."""
@@ -471,7 +472,8 @@ class _Run:
             self._end(place, ending)
 
     def _submit(self, place: _Place, rollout: LiveRollout) -> None:
-        place.ticket = self._engine.submit(rollout.request(self._config.episodes, place.group.seed))
+        request = rollout.request(self._config.episodes, place.group.seed)
+        place.ticket = decided("engine", self._engine.submit, request)
         self._by_ticket[place.ticket] = place
 
     def _fail(self, place: _Place, stop: StopReason, why: str) -> None:
@@ -553,7 +555,7 @@ class _Run:
                 group.decided = True
                 return
             started = self._scheduler.clock()
-            decision = allowed(gate.decide(progress), progress)
+            decision = allowed(decided("gate", gate.decide, progress), progress)
             self._usage.gate_seconds += self._scheduler.clock() - started
             group.decided = all(progress.finished) or (decision is not None and (decision.final or decision.cut))
             if decision is None:

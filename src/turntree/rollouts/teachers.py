@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
-from turntree.environments.pool import FOREIGN, EnvironmentFault, reason_of
 from turntree.rollouts.rebuild import walk
 from turntree.traces.schema import Trace
 
@@ -89,9 +89,9 @@ def _asking(teacher: Teacher) -> Iterator[Ask]:
 def _copy(environment: Environment) -> Environment | str:
     """A copy for the teacher to look at, or why there is none."""
     try:
-        return environment.fork()
-    except FOREIGN as error:  # the boundary to foreign code
-        return f"{FAILED} ({reason_of(error)})"
+        return asked(environment.fork)
+    except EnvironmentFault as fault:
+        return f"{FAILED} ({fault})"
 
 
 def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Message]) -> Message | str:
@@ -101,7 +101,7 @@ def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Me
         said = teacher(environment, history)
         if isinstance(said, Message):  # what no file can hold (NaN, half a character) must not reach one
             json.dumps(said.to_chat(), ensure_ascii=False, allow_nan=False).encode()
-    except Exception as error:  # the boundary to foreign code
+    except BaseException as error:  # the boundary to foreign code
         return f"{FAILED} ({reason_of(error)})"
     if isinstance(said, Message) and said.role != "assistant":
         return f"the teacher gave a message of {said.role!r}"

@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar
 from turntree.core import parts
 from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.environments.pool import FOREIGN, reason_of
+from turntree.core.foreign import reason_of
+from turntree.environments.pool import checked, start
 from turntree.environments.tasks import environment_record, open_tasks
 from turntree.traces.schema import Split, Trace
 from turntree.traces.splits import demonstrated_split
@@ -61,16 +62,17 @@ class Gold:
     def _played(self, task: Any) -> Trace | str:
         if not getattr(task, "gold", ()):
             return "no gold"
-        environment = task.fork()
-        messages, success = list(environment.reset()), None
+        success = None
         try:
+            environment = task.fork()
+            messages = list(start(environment).messages)
             for message in task.gold:
-                observation = environment.step(message)
+                observation = checked(environment.step(message))
                 messages += [message, *observation.messages]
                 if observation.done:
                     success = observation.success
                     break
-        except FOREIGN as error:  # the boundary to foreign code
+        except BaseException as error:  # the boundary to foreign code
             return f"fault: {reason_of(error)}"
         if not success:
             return "not solved by its gold"

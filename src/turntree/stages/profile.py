@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,7 +64,8 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     chosen = surveyed.draw(config.limit, config.profile.seed)
     with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
-        say_lengths(config, profiler.policy.renderer)
+        states = stream_candidates(config.traces, config.split, chosen)
+        say_lengths(states, config.profile.sampling.max_tokens, profiler.policy.renderer)
         prior = Prior(config.profile.rollouts)
 
         def made(batches: Iterator[Sequence[TurnState]]) -> Iterator[Wave]:
@@ -83,13 +84,12 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
             )
 
 
-def say_lengths(config: ProfileStageConfig, renderer: Renderer) -> None:
+def say_lengths(states: Iterable[TurnState], limit: int, renderer: Renderer) -> None:
     """Before anything is sampled: how many demonstrated turns are too long, and which limits take how many."""
     lengths: list[int] = []
-    for state in stream_candidates(config.traces, config.split, config.limit):
+    for state in states:
         with contextlib.suppress(Exception):  # what cannot be rendered is counted where it would be sampled
             lengths.append(len(renderer.completion(state.demonstration)))
-    limit = config.profile.sampling.max_tokens
     if above := sum(length > limit for length in lengths):
         lengths.sort()
         takes = {share: lengths[(len(lengths) * share + 99) // 100 - 1] for share in (50, 90, 100)}

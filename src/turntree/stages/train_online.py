@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
+from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Filter
+from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
-from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
+from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
@@ -146,6 +148,7 @@ def _train(
     reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
     checkpoints, done = resume(run, config.checkpoints)
     brancher, tasks = config.build_brancher(vocabulary_size(policy.model)), opened.of(TRAIN)
+    told = _Told()
     parts = Parts(
         policy.model,
         reference,
@@ -183,8 +186,8 @@ def _train(
             parts,
             config.train,
             log=log,
-            keep=lambda *played: _keep(run, config, *played),
-            check=_check(run, policy, opened, config),
+            keep=lambda *played: _keep(run, config, told, *played),
+            check=_check(run, policy, opened, config, told),
             checkpoints=checkpoints,
             group=group,
         )
@@ -239,14 +242,31 @@ def _filters(config: TrainOnlineConfig) -> dict[str, str]:
     return {f"filters.{i}": parts.identity("filters", part) for i, part in enumerate(config.filters)}
 
 
+class _Told:
+    """What the tasks of both splits told so far."""
+
+    def __init__(self) -> None:
+        self._openings: dict[str, dict[str, tuple[Message, ...]]] = {}
+        self._warned = False
+
+    def add(self, split: str, trees: Iterable[RolloutTree]) -> None:
+        """Warn once of tasks that are in both under two ids."""
+        self._openings.setdefault(split, {}).update({tree.task_id: tree[0].messages for tree in trees})
+        if not self._warned and (same := same_tasks(self._openings)):
+            notice(f"warning: {len(same)} held-out tasks tell what a task of training tells, so far ({same[0]})")
+            self._warned = True
+
+
 def _keep(
     run: RunDirectory,
     config: TrainOnlineConfig,
+    told: _Told,
     iteration: int,
     groups: Sequence[GrownGroup],
     credits: Sequence[Credit | None],
 ) -> None:
     """Append the groups to the rollout log, their trees if the iteration's are kept, and the gate's last decisions."""
+    told.add(TRAIN, (group.tree for group in groups))
     kept = [
         _kept_tree(f"{iteration}.{number}", iteration, group, credit)
         for number, (group, credit) in enumerate(zip(groups, credits, strict=True))
@@ -302,7 +322,7 @@ def _splits(config: TrainOnlineConfig) -> dict[str, int]:
     return {TRAIN: config.count, **held_out}
 
 
-def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig):
+def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig, told: _Told):
     """Play of the held-out tasks, their outcomes kept task by task; None where there are none."""
     if not config.held_out_count:
         return None
@@ -317,7 +337,9 @@ def _check(run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnli
     )
 
     def check(iteration: int) -> tuple[dict[str, Any], Cost]:
-        summary, cost = play(policy, tasks, settings, temperature, samples, quiet=True, pool=opened.pool)
+        kept: list[KeptTree] = []
+        summary, cost = play(policy, tasks, settings, temperature, samples, quiet=True, pool=opened.pool, kept=kept)
+        told.add(config.held_out_split, (tree.tree for tree in kept))
         keep_held_out(run, iteration, summary)
         held_out = {name: value for name, value in summary.items() if name in SAID or name.endswith("_share")}
         return {f"held_out_{name}": value for name, value in held_out.items()}, cost

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.environments.pool import EnvironmentGone
+from turntree.core.foreign import EnvironmentGone, reason_of
 from turntree.tools.tool import ToolOutput, ToolSpec
 
 if TYPE_CHECKING:
@@ -50,9 +50,10 @@ class McpServer:
         try:
             self._portal = self._stack.enter_context(start_blocking_portal())
             listed = self._connect()
-        except Exception as error:  # whatever a foreign server and the transports below it raise
+        except BaseException as error:  # whatever a foreign server and the transports below it raise
+            reason = reason_of(_innermost(error))
             self._stack.close()
-            raise InputError(f"the MCP server {self._server!r} does not answer ({_innermost(error)})") from error
+            raise InputError(f"the MCP server {self._server!r} does not answer ({reason})") from error
         self.tools = tuple(McpTool(self, spec, pure=spec.name in self._pure) for spec in listed)
         if unknown := sorted(self._pure - {spec.name for spec in listed}):
             self.__exit__()
@@ -98,8 +99,8 @@ class McpServer:
         self._disconnect()
         try:
             self._connect()
-        except Exception as error:
-            self._gone = f"{_innermost(error)}" or type(error).__name__
+        except BaseException as error:
+            self._gone = reason_of(_innermost(error))
 
     def _require(self) -> None:
         """Raises `EnvironmentGone` where it could not be connected to again."""

@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from turntree.core.foreign import EnvironmentGone, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Answer, EnvironmentGone, Session, reason_of
+from turntree.environments.pool import Answer, Session
 
 
 class ThreadPool:

@@ -13,8 +13,8 @@ from typing import Any
 
 from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import EnvironmentGone, described
 from turntree.core.messages import ToolCall
-from turntree.environments.pool import EnvironmentGone
 from turntree.tools.tool import Tool, ToolOutput, ToolResult, ToolSource, ToolStatus
 from turntree.verifiers.arguments import SchemaUnusable, rules_of
 
@@ -232,7 +232,7 @@ class ToolRuntime:
                         raise  # an interrupt of the caller, not of the tool
                     counted = ToolCounts(abandoned=1)
                     return f"no answer within {self.config.seconds:g} s"
-                return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+                return described(error)
             finally:
                 spent = ToolCounts(seconds=time.perf_counter() - started)
                 self.ledger.add(tool.spec.name, counted + spent)

@@ -12,6 +12,7 @@ from typing import Any, cast
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import reason_of
 from turntree.traces.formats.chat import UnknownKeys, read_chat_row
 from turntree.traces.formats.row import ChatRow, RowRefused, Told, told
 from turntree.traces.sources import SourceFile, SourceRow, is_text, source_rows, text_lines
@@ -68,19 +69,19 @@ class Readers:
             return
         if row.environment_info is not None:
             value = {**value, "environment_info": row.environment_info}
-        name = row.format or self._format.name
+        name, found = row.format or self._format.name, list[Any]()
         try:
             if name == AUTO:
                 name = "tau2" if row.environment_info is not None else self.detect(value)
             formats[name] += 1
             read = (self._found.get(name) or self._load(Part(name)))(value)
             for one in cast("Iterator[Any]", read) if isinstance(read, Iterator) else (read,):
-                yield self._chat(one, name)
+                found.append(self._chat(one, name))
         except InputError as error:
-            yield error
-        except Exception as error:  # the boundary to foreign code
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            yield RowRefused("format_failed", f"cannot be read: format {name!r} raised {said}")
+            found.append(error)
+        except BaseException as error:  # the boundary to foreign code
+            found.append(RowRefused("format_failed", f"cannot be read: format {name!r} raised {reason_of(error)}"))
+        yield from found
 
     def detect(self, row: dict[str, Any]) -> str:
         """The format that recognises a row. Raises `RowRefused` where none does, saying why each does not, or where

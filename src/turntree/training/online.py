@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from turntree.advantages.comparisons import mean_centred
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import decided
 from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import (
@@ -50,11 +51,11 @@ from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.inside import Inside, JudgedCredits, LocalCredits
 from turntree.training.lora import Reference
-from turntree.training.prompts import TaskStream
+from turntree.training.prompts import TaskStream, first_reason
 from turntree.training.savings import SavingsLedger
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
-from turntree.training.update import Learner
+from turntree.training.update import Learner, credit_of
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,7 @@ class _Run:
         if isinstance(self.scheduler, Spread):
             self.scheduler.learn()
         for one in self._filters:
-            one.end_iteration()
+            decided("filter", one.end_iteration)
         left = allowed(self._cap, wanted=wanted, started=len(groups))
         self.savings.skipped([task for task, _ in self._skipped], refills_left=left)
         return groups
@@ -366,25 +367,19 @@ class _Run:
         if credit is not None and self._allocation is not None:
             credit = self._allocation.weighed(credit, size)
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
-        if credit is not None:
-            said = ((one, one.drop(shown)) for one in self._filters)
-            if (found := next(((one, why) for one, why in said if why), None)) is not None:
-                self._drops.append(_Drop(id(group), _name_of(found[0]), found[1]))
-                credit = None
+        found = None if credit is None else first_reason(self._filters, lambda one: one.drop(shown))
+        if found is not None:
+            self._drops.append(_Drop(id(group), _name_of(found[0]), found[1]))
+            credit = None
         self._labels[id(group)] = credit
         for one in self._filters:
-            one.finished(shown)
+            decided("filter", one.finished, shown)
 
     def _credit(self, group: GrownGroup) -> Credit | None:
-        """What the estimator says of a group; None where there is nothing to compare. Raises `ConfigError` for an
-        estimator that gives no credit, with which nothing would be trained."""
+        """What the estimator says of a group; None where there is nothing to compare."""
         if not _is_scored(group):
             return None
-        credit: Any = self.credit(group.tree, group.rewards)
-        if not isinstance(credit, Credit):
-            hint = "return a turntree.Credit"
-            raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
-        return credit
+        return credit_of(self.credit, group.tree, group.rewards)
 
     def _judge(self, decision: GateDecision, zero_variance: bool | None) -> None:
         self.monitor.record(decision, zero_variance)

@@ -26,7 +26,7 @@ from turntree.training.drift import DriftMonitor
 from turntree.training.lora import Reference
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
-from turntree.training.update import Learner
+from turntree.training.update import Learner, credit_of
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def train_pivot(
         law = run.law(step) if step == 1 or figures else {}
         drawn, trained = run.sample(step)
         compared = [group for group in trained if group_outcome(group.verdicts) is not GroupOutcome.CENSORED]
-        credits = [estimator(group.tree, group.rewards) for group in compared]
+        credits = [credit_of(estimator, group.tree, group.rewards) for group in compared]
         observed = {**run.observe(step, drawn, trained), **figures, **law}
         run.row = {"step": step, **run.update(compared, credits), **observed}
         labels = {id(group): credit for group, credit in zip(compared, credits, strict=True)}

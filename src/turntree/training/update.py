@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from transformers import PreTrainedModel
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.core.labels import Credit
-from turntree.core.protocols import Engine
+from turntree.core.foreign import decided
+from turntree.core.labels import Credit, Rewards
+from turntree.core.protocols import Engine, Estimator
 from turntree.core.tree import RolloutTree
 from turntree.training.config import LossConfig
 from turntree.training.forward import SlotScores, slot_scores, with_old_logprobs, with_reference_logprobs
@@ -29,6 +31,23 @@ from turntree.training.optimizer import Optimizer
 from turntree.training.packing import PackedBatch, PackingStats, pack, pack_ranks, packed_slots
 from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import Trainer, Trainers
+
+
+def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Credit:
+    """What an estimator says of a tree. Raises `ConfigError` for what is no credit, or has no finite numbers: nothing
+    would be trained with it, or nothing would be left of the policy."""
+    credit: Any = decided("estimator", estimator, tree, rewards)
+    if not isinstance(credit, Credit):
+        hint = "return a turntree.Credit"
+        raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
+    for node, one in credit.nodes.items():
+        try:
+            wrong = not math.isfinite(one.positive + one.negative + one.multiplicity)
+        except TypeError:
+            wrong = True
+        if wrong:
+            raise ConfigError(f"gave node {node} of {tree.task_id!r} the credit {one}", field="estimator")
+    return credit
 
 
 @dataclass

@@ -15,6 +15,7 @@ from typing import Any
 from turntree.core import parts, scalars
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
@@ -35,8 +36,8 @@ class UserVerifier:
         kind = action_kind(action)
         try:
             answer = self.function(state, action)
-        except Exception as error:
-            return Verdict(None, _raised(error), kind)
+        except BaseException as error:
+            return Verdict(None, f"the verifier raised {reason_of(error)}", kind)
         return self._verdict(answer, kind)
 
     def _verdict(self, answer: Any, kind: str) -> Verdict:
@@ -71,8 +72,9 @@ class UserBatchVerifier(UserVerifier):
             answers = list(self.together(pairs, seed)) if pairs else []
             if len(answers) != len(pairs):
                 raise ValueError(f"{len(answers)} verdicts for {len(pairs)} actions")
-        except Exception as error:
-            return [Verdict(None, _raised(error), kind) for kind in kinds]
+        except BaseException as error:
+            why = f"the verifier raised {reason_of(error)}"
+            return [Verdict(None, why, kind) for kind in kinds]
         return [self._verdict(answer, kind) for answer, kind in zip(answers, kinds, strict=True)]
 
 
@@ -103,7 +105,3 @@ class Chained:
         close = getattr(self._then, "close", None)
         if callable(close):
             close()
-
-
-def _raised(error: Exception) -> str:
-    return " ".join(f"the verifier raised {type(error).__name__}: {error}".split())

@@ -60,6 +60,8 @@ class QaEnvironment:
         self._reward = reward or HierarchicalReward()
         self._config = config or QaConfig()
 
+    total_reward = True  # what the format so far costs
+
     @property
     def task_id(self) -> str:
         return self.question.id

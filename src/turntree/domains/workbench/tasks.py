@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
-from turntree.environments.pool import EnvironmentFault
 from turntree.sandboxes.host import SandboxLost
 from turntree.sandboxes.limits import Execution, File, Files, Language
 from turntree.sandboxes.sandbox import Sandbox

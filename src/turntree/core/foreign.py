@@ -1,0 +1,87 @@
+"""The boundary to foreign code: environments, tools, rewards, verifiers, gates, loggers and every other part of a user.
+
+Such code may end in anything: an exception, `sys.exit`, a cancelled task. Where it judges or plays, the rollout is then
+censored with the reason; a logger is switched off; a part that decides about a whole run (`decided`) ends it in one
+line. Whoever calls it catches `BaseException` and asks `reason_of`, which lets the user's own interrupt pass.
+"""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from turntree.core.errors import TurntreeError, disk_is_full
+
+T = TypeVar("T")
+
+_LONGEST = 500  # characters of a reason
+# what an argument of the policy's leads to: a file that is not there, a folder in place of a file
+_ASKED_WRONGLY = frozenset({
+    errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EINVAL,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EBADF, errno.ESPIPE, errno.EXDEV,
+})  # fmt: skip
+
+
+class EnvironmentFault(Exception):
+    """An environment broke its contract; the text says how."""
+
+
+class EnvironmentGone(TurntreeError):
+    """What all episodes share (a server of tools) is gone. That is no fault of one rollout: the run ends, resumably."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Why foreign code gave no answer, in one line. Raises `error` again where that code is not to blame: the user's
+    interrupt, which only the main thread gets, and an `EnvironmentGone`."""
+    interrupted = isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+    if interrupted or isinstance(error, EnvironmentGone):
+        raise error
+    return described(error)
+
+
+def described(error: BaseException) -> str:
+    """An error in one line."""
+    try:
+        text = str(error)
+    except Exception:  # its text is foreign code, too
+        text = ""
+    text = text if isinstance(error, EnvironmentFault) else f"{type(error).__name__}: {text}"
+    return " ".join(text.split())[:_LONGEST]
+
+
+def asked(call: Callable[[], T]) -> T:
+    """What foreign code answers. Whatever it ends in instead becomes an `EnvironmentFault`."""
+    try:
+        return call()
+    except BaseException as error:
+        raise EnvironmentFault(reason_of(error)) from error
+
+
+def decided(part: str, call: Callable[..., T], *arguments: object) -> T:
+    """What a part that decides about the whole run answers (a gate, brancher, filter or estimator): there is no rollout
+    to censor where it fails, so the run ends, resumably. An exception says where it was raised; of what is none
+    (`sys.exit`, a cancelled task) this makes one, or the run would end without a word."""
+    try:
+        return call(*arguments)
+    except Exception:
+        raise
+    except BaseException as error:
+        name = getattr(call, "__qualname__", type(call).__name__)
+        raise TurntreeError(f"the {part} ended in {reason_of(error)}, in {name}") from error
+
+
+def is_of_the_machine(error: BaseException | None) -> bool:
+    """Whether an error of a tool, or one that it came from, says that the machine failed: a lost connection, a time
+    limit, a full disk, no memory, a missing package, an exit. No policy is to blame for that. Any other exception may
+    be the tool's way to speak to the policy."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno not in _ASKED_WRONGLY:
+            return True
+        exits = not isinstance(error, Exception)
+        if exits or isinstance(error, (MemoryError, ImportError, subprocess.TimeoutExpired)) or disk_is_full(error):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
