@@ -431,3 +431,10 @@ def test_a_busy_server_is_asked_again(monkeypatch):
 
 def test_a_server_takes_a_url_without_its_path():
     assert Server("http://host:1", concurrency=1, timeout=1.0).url == "http://host:1/v1"
+
+
+def test_a_server_that_wants_another_key_is_told_by_the_name_of_the_variable(monkeypatch):
+    fake = FakeVllm(tiny_model())
+    monkeypatch.setattr(fake, "get", lambda path: (401, {"error": {"message": "this server needs its key"}}))
+    with running(fake) as url, pytest.raises(InputError, match=r"HTTP 401: this server needs its key.*OPENAI_API_KEY"):
+        VllmEngine(VllmConfig(url=url), tiny_model(), TOKENIZER, {STOP})
