@@ -258,6 +258,7 @@ was tried without a template. `turntree check model FOLDER` gives the same findi
 - *left out*: the form has no place for reasoning.
 - DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and Qwen3-Instruct
   are served by the family whose form theirs is.
+- *special tokens in words*: what spells a special token in the words of users, tools and system messages is text.
 - *works [n]*: so, but for the difference given below. *refused [n]*: with the reason given below; a rollout that needs
   it is censored.
 
