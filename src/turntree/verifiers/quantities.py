@@ -208,7 +208,7 @@ def split_unit(text: str) -> tuple[str, str]:
 def _unwrapped(text: str) -> str:
     """Without math mode and spaces that mean nothing."""
     text = re.sub(r"(?<!\.)\.$", "", text.strip()).strip()
-    text = re.sub(r"(?<!\\)(\$\$?)([^$]+)\1", r"\2", text)
+    text = re.sub(r"(?<!\\)(\$\$?)((?:[^$\\]|\\.)+)\1", r"\2", text)
     text = re.sub(r"^\\\((.*)\\\)$|^\\\[(.*)\\\]$", lambda m: m[1] or m[2] or "", text, flags=re.DOTALL)
     text = re.sub(r"^\\(?:boxed|text|mathrm)\{([^{}]*\d[^{}]*)\}$", r"\1", text).strip()
     text = re.sub(r"\\!\s*", "", text.replace("{,}", ","))
