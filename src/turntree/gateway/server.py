@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from turntree.core import scalars
 from turntree.core.errors import InputError, TurntreeError
 from turntree.gateway.chat import chunks, completion_body, flag, read_chat
 from turntree.gateway.config import Refused, bad_request
@@ -32,7 +33,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _ALIVE = 10.0  # seconds between two signs of life in a stream that waits for its answer
 _SWEEP = 5.0  # seconds between two looks for sessions that took too long
-_LARGEST = 1e300  # the largest reward: integers in JSON have no end
+_LARGEST = scalars.MOST  # the largest reward
 _SESSION = "x-turntree-session"
 
 
