@@ -189,7 +189,8 @@ class SessionStore:
                     given = from_mapping(_Reward, row["reward"])
                     reward = {name: getattr(given, name) for name in row["reward"]}
                 else:
-                    end = end or from_mapping(_End, row)
+                    ended = from_mapping(_End, row)
+                    end = end or ended
             except TurntreeError as error:
                 raise _located(error, path, place) from error
         if not live and (head is None or end is None):

@@ -13,15 +13,14 @@ import lzma
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 from turntree.core.errors import InputError, TurntreeError, disk_is_full
+from turntree.observe.opening import LONGEST, opened
 
 DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
-DAMAGED: tuple[type[Exception], ...] = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _HUGE = re.compile(r"[eE]\+?\d{3}|\d{309}")  # what a number that no float can hold looks like
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
@@ -59,37 +58,44 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, with their numbers from 1. Raises `InputError`."""
-    path = Path(path)
-    number = 0
-    with _reading(path) as file:
+    path, number = Path(path), 0
+    with opened(path) as file:
         try:
-            for number, line in enumerate(file, start=1):
+            while line := file.readline(LONGEST + 1):
+                if len(line) > LONGEST:
+                    raise too_long(path)
+                number += 1
                 if line.strip():
                     yield number, line
-        except DAMAGED as error:
-            raise _cut_off(error, path, number + 1) from error
+        except InputError as error:
+            raise located(error, line=number + 1) from error
 
 
 def read_chunks(path: str | Path, size: int = 1 << 20) -> Iterator[bytes]:
     """The bytes of a file, `size` at a time. Raises `InputError`."""
+    with opened(Path(path)) as file:
+        while chunk := file.read(size):
+            yield chunk
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """A whole file as it is. Raises `InputError`."""
     path = Path(path)
-    with _reading(path) as file:
-        try:
-            while chunk := file.read(size):
-                yield chunk
-        except DAMAGED as error:
-            raise _cut_off(error, path) from error
+    with opened(path, packed=False) as file:
+        data = file.read(LONGEST + 1)
+    if len(data) > LONGEST:
+        raise too_long(path)
+    return data
 
 
 def read_text(path: str | Path) -> str:
     """A whole file of UTF-8 text (with or without a byte order mark). Raises `InputError`."""
-    path = Path(path)
-    try:
-        return decode(path.read_bytes(), path)
-    except FileNotFoundError as error:
-        raise InputError("no such file", path=path, hint="check the path") from error
-    except IsADirectoryError as error:
-        raise InputError("is a folder", path=path, hint="name the files inside it") from error
+    return decode(read_bytes(path), path)
+
+
+def too_long(path: str | Path | None = None) -> InputError:
+    problem = f"is longer than {LONGEST:,} bytes, the most that is held in memory"
+    return InputError(problem, path=path, hint="write smaller rows, one a line")
 
 
 def decode(data: bytes, path: str | Path | None = None, line: int | None = None) -> str:
@@ -168,23 +174,6 @@ def located(
     if inside is not None:
         field = inside if field is None or field == inside.partition("[")[0] else f"{inside}.{field}"
     return InputError(error.problem, path=path or error.path, line=line or error.line, field=field, hint=error.hint)
-
-
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[IO[bytes]]:
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    try:
-        with cast("IO[bytes]", openers.get(path.suffix, open)(path, "rb")) as file:
-            yield file
-    except FileNotFoundError as error:
-        raise InputError("does not exist", path=path, hint="check the path") from error
-    except IsADirectoryError as error:
-        raise InputError("is a folder", path=path, hint="name the files inside it") from error
-
-
-def _cut_off(error: Exception, path: Path, line: int | None = None) -> InputError:
-    problem = f"the compressed file is damaged or cut off ({error})"
-    return InputError(problem, path=path, line=line, hint="copy it again")
 
 
 def _compressed(raw: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
