@@ -7,12 +7,15 @@ line or archive, nesting without end, numbers of thousands of digits) is an `Inp
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import gzip
 import json
 import lzma
 import math
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -42,15 +45,21 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary sibling of `path` for writing; it is renamed to `path` only if the block succeeds."""
+    """Open a temporary sibling of `path` for writing; it is renamed to `path` only if the block succeeds. Those that
+    killed processes left are removed: a living one holds a lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError), left.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as raw:
-                yield raw
-                raw.flush()
-                os.fsync(raw.fileno())
+        with writing(path), temporary.open("wb") as raw:
+            with contextlib.suppress(OSError):  # a file system without locks: nothing is removed on it either
+                fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield raw
+            raw.flush()
+            os.fsync(raw.fileno())
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -91,6 +100,25 @@ def read_bytes(path: str | Path) -> bytes:
 def read_text(path: str | Path) -> str:
     """A whole file of UTF-8 text (with or without a byte order mark). Raises `InputError`."""
     return decode(read_bytes(path), path)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A whole file of TOML. Raises `InputError`."""
+    try:
+        return tomllib.loads(read_text(path).replace("\r\n", "\n"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not TOML ({error})", path=path, hint="correct it") from error
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The object in a model's `config.json`, which may hold Infinity (state-space models' do). Raises `InputError`."""
+    try:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON ({error})", path=path, hint="save the model again") from error
+    if not isinstance(value, dict):
+        raise InputError(f"is {type(value).__name__}, not an object", path=path, hint="save the model again")
+    return cast("dict[str, Any]", value)
 
 
 def too_long(path: str | Path | None = None) -> InputError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
-from turntree.observe.jsonl import located
+from turntree.observe.jsonl import located, read_config
 from turntree.renderers.bounds import at_most
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
@@ -219,18 +219,13 @@ def _model_type(folder: Path | None) -> str | None:
         return None
     try:
         if (folder / _ADAPTER).is_file():
-            base: str | Path = str(_read(folder / _ADAPTER).get("base_model_name_or_path"))
+            base: str | Path = str(read_config(folder / _ADAPTER).get("base_model_name_or_path"))
             name, _, revision = base.partition("@")
             if not Path(base).is_dir():
                 file = cached_file(name, "config.json", revision=revision or None, local_files_only=True)
                 base = Path(file or base).parent
             folder = Path(base)
-        kind = _read(folder / "config.json").get("model_type")
-    except (OSError, ValueError):
+        kind = read_config(folder / "config.json").get("model_type")
+    except (OSError, ValueError, InputError):
         return None
     return kind if isinstance(kind, str) else None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    held = json.loads(file.read_text(encoding="utf-8"))
-    return cast("dict[str, Any]", held) if isinstance(held, dict) else {}

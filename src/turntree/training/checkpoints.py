@@ -104,7 +104,12 @@ class Checkpoints:
             if file_digest(folder / name)[0] != wanted:
                 problem = "is damaged: its checksum differs"
                 raise InputError(problem, path=folder / name, hint=_GO_ON)
-        trainers.load(folder)
+        try:
+            trainers.load(folder)
+        except InputError:
+            raise
+        except Exception as error:  # the boundary to foreign code, whose errors name no file
+            raise InputError(f"cannot be loaded ({type(error).__name__}: {error})", path=folder, hint=_GO_ON) from error
         return held["state"]
 
     def held(self) -> dict[str, Any] | None:
