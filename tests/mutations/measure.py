@@ -25,7 +25,7 @@ from mutations.mutate import mutations, pack
 from mutations.readers import READERS, Reader
 from turntree.core.errors import InputError
 
-SECONDS = 5  # of one input, after which a reader is said to hang
+SECONDS = 5  # of the processor for one input, or twenty times as many of the clock: a reader is then said to hang
 MOST_MEMORY = 2**35  # bytes of address space, of which torch reserves much
 LONGEST = 1000  # characters of a message beside the name of the file
 
@@ -40,8 +40,10 @@ def outcome(reader: Reader, path: Path) -> str:
     def stop(*_: Any) -> None:
         raise Hangs
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    timers = {signal.SIGPROF: (signal.ITIMER_PROF, SECONDS), signal.SIGALRM: (signal.ITIMER_REAL, 20 * SECONDS)}
+    before = {number: signal.signal(number, stop) for number in timers}
+    for timer, seconds in timers.values():
+        signal.setitimer(timer, seconds)
     try:
         reader.read(path)
     except InputError as error:
@@ -53,8 +55,9 @@ def outcome(reader: Reader, path: Path) -> str:
         where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
         return f"{type(error).__name__} at {where}"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for number, (timer, _) in timers.items():
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
     return "read"
 
 

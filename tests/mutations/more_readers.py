@@ -163,6 +163,10 @@ def loading(name: str) -> Callable[[Path], object]:
     return read
 
 
+def _model(name: str) -> tuple[Callable[[Path], None], Callable[[Path], object]]:
+    return model_file(name), loading(name)
+
+
 # indexes and tables
 
 
@@ -340,6 +344,8 @@ def read_import_state(path: Path) -> object:
 
 
 _BINARY: dict[str, Any] = {"structured": False}
+_BESIDE: dict[str, Any] = {"names_file": False}  # the error names the file that is read in its place
+_TENSORS = {**_BINARY, **_BESIDE}
 
 
 def readers() -> Any:
@@ -349,17 +355,17 @@ def readers() -> Any:
 
 
 MORE: list[tuple[str, Callable[[Path], Any], Callable[[Path], object], dict[str, Any]]] = [
-    ("closed.session.jsonl", session_file, read_closed_session, {"names_file": False}),
+    ("closed.session.jsonl", session_file, read_closed_session, _BESIDE),
     ("open.session.jsonl", session_file, read_open_session, {}),
-    ("checkpoint.json", copied(checkpoint_state), restoring(checkpoint_state), {"names_file": False}),
-    ("resealed.json", copied(checkpoint_state), restoring(checkpoint_state, sealed=False), {"names_file": False}),
-    ("checkpoint.safetensors", copied(checkpoint_tensors), restoring(checkpoint_tensors), {**_BINARY, "names_file": False}),
-    ("resealed.safetensors", copied(checkpoint_tensors), restoring(checkpoint_tensors, sealed=False), {**_BINARY, "names_file": False}),
-    ("config.model.json", model_file("config.json"), loading("config.json"), {"names_file": False}),
-    ("model.safetensors", model_file("model.safetensors"), loading("model.safetensors"), {**_BINARY, "names_file": False}),
-    ("tokenizer.json", model_file("tokenizer.json"), loading("tokenizer.json"), {"names_file": False}),
-    ("tokenizer_config.json", model_file("tokenizer_config.json"), loading("tokenizer_config.json"), {"names_file": False}),
-    ("adapter_config.json", model_file("adapter_config.json"), loading("adapter_config.json"), {"names_file": False}),
+    ("checkpoint.json", copied(checkpoint_state), restoring(checkpoint_state), _BESIDE),
+    ("resealed.json", copied(checkpoint_state), restoring(checkpoint_state, sealed=False), _BESIDE),
+    ("checkpoint.safetensors", copied(checkpoint_tensors), restoring(checkpoint_tensors), _TENSORS),
+    ("resealed.safetensors", copied(checkpoint_tensors), restoring(checkpoint_tensors, sealed=False), _TENSORS),
+    ("config.model.json", *_model("config.json"), _BESIDE),
+    ("model.safetensors", *_model("model.safetensors"), _TENSORS),
+    ("tokenizer.json", *_model("tokenizer.json"), _BESIDE),
+    ("tokenizer_config.json", *_model("tokenizer_config.json"), _BESIDE),
+    ("adapter_config.json", *_model("adapter_config.json"), _BESIDE),
     ("index.sqlite", search_index, read_search_index, _BINARY),
     ("judge.sqlite", judge_cache, read_judge_cache, _BINARY),
     ("completions_1.parquet", parquet(COMPLETIONS), lambda path: readers().read_log(path), _BINARY),
@@ -369,5 +375,5 @@ MORE: list[tuple[str, Callable[[Path], Any], Callable[[Path], object], dict[str,
     ("logs.tar", trace_archive, read_trace_archive, _BINARY),
     ("logs.tar.gz", trace_archive, read_trace_archive, {**_BINARY, "packed": "gz"}),
     ("settings.toml", settings_table, read_settings_table, _BINARY),
-    ("state.json", import_state, read_import_state, {"names_file": False}),
+    ("state.json", import_state, read_import_state, _BESIDE),
 ]  # fmt: skip

@@ -143,7 +143,7 @@ def test_a_folder_without_documents_is_an_error(tmp_path):
 
 def test_what_is_no_index_is_refused(tmp_path):
     (tmp_path / "text").write_text("no database, but long enough to have a header that is none" * 20)
-    with pytest.raises(InputError, match="is not a search index, or is damaged .*; make it with 'turntree index build'"):
+    with pytest.raises(InputError, match="is not a search index"):
         SearchIndex(tmp_path / "text")
     with pytest.raises(InputError, match="no such file"):
         SearchIndex(tmp_path / "absent")

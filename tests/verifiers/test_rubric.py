@@ -191,7 +191,7 @@ def test_a_rubric_that_cannot_be_meant_is_refused_in_one_line(tmp_path: Path, te
     (tmp_path / "r.toml").write_text(text)
     with pytest.raises(InputError, match=problem):
         read_rubric(tmp_path / "r.toml")
-    with pytest.raises(InputError, match="does not exist|is not TOML|is not UTF-8|is a folder"):
+    with pytest.raises(InputError, match="does not exist"):
         read_rubric(tmp_path / "none.toml")
 
 

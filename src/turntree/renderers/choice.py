@@ -13,7 +13,6 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
 from turntree.observe.jsonl import located, read_config
-from turntree.renderers.bounds import at_most
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.segments import Tools, dateless
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 TEMPLATE = "template"
 _ADAPTER = "adapter_config.json"
 
-_MOST_STEPS = 2_000_000  # of the folder's template over all probes
 _MOST_DIFFERENCES = 2
 _BRIEF = Message("system", "Be brief.")
 _BESIDE = replace(
@@ -137,9 +135,8 @@ class _Fit:
 
 def _fits(tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Choice:
     """The first family that writes as the template does, else the nearest that is near enough, else the template."""
-    with at_most(_MOST_STEPS):
-        probes = {**_HEADS, **_TURNS}.items()
-        wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in probes}
+    probes = {**_HEADS, **_TURNS}.items()
+    wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in probes}
     fits: list[_Fit] = []
     for name, options, renderer in _candidates(tokenizer, names):
         fit = _Fit(name, options, tuple(key for key in wanted if not _alike(renderer, key, wanted[key])))
