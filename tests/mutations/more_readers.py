@@ -124,7 +124,7 @@ def restoring(make: Callable[[Path], Path], *, sealed: bool = True) -> Callable[
                 if make is checkpoint_tensors:
                     held["files"] = {place.name: file_digest(place)[0]}
                 state.write_text(json.dumps({**held, "digest": _digest(held)}))
-            except (ValueError, AttributeError, RecursionError):
+            except (ValueError, AttributeError, RecursionError, TypeError):
                 pass
         return Checkpoints(made, CheckpointConfig()).restore(_into())
 

@@ -23,7 +23,7 @@ from turntree.core.errors import InputError
 LONGEST = 2**28  # bytes (256 MiB) of a line, a value or a whole file in memory: the largest trees have some 100 MB
 UNPACKED = 200  # times: logs become 5 to 50 times as large, what is made to harm 1,000 times
 _ALWAYS = 2**24  # bytes that even a tiny archive may become
-_PACKED: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".txz": lzma.open}
+PACKED: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".txz": lzma.open}
 _DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _pipes: set[tuple[int, int]] = set()  # that were read
 
@@ -34,9 +34,9 @@ def opened(path: Path, *, packed: bool = True) -> Iterator[IO[bytes]]:
     read."""
     with contextlib.ExitStack() as stack:
         file: IO[bytes] = stack.enter_context(os.fdopen(_descriptor(path), "rb"))
-        if packed and path.suffix in _PACKED:
+        if packed and path.suffix in PACKED:
             most = most_unpacked(path, os.fstat(file.fileno()).st_size)
-            unpacked = _Unpacked(_PACKED[path.suffix](file), path, most)
+            unpacked = _Unpacked(PACKED[path.suffix](file), path, most)
             file = stack.enter_context(io.BufferedReader(unpacked, 1 << 20))
         yield file
 
