@@ -375,5 +375,5 @@ MORE: list[tuple[str, Callable[[Path], Any], Callable[[Path], object], dict[str,
     ("logs.tar", trace_archive, read_trace_archive, _BINARY),
     ("logs.tar.gz", trace_archive, read_trace_archive, {**_BINARY, "packed": "gz"}),
     ("settings.toml", settings_table, read_settings_table, _BINARY),
-    ("state.json", import_state, read_import_state, _BESIDE),
+    ("dropping.state.json", import_state, read_import_state, _BESIDE),
 ]  # fmt: skip
