@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from tiny_models import save_tiny_checkpoint, tiny_model, tiny_tokenizer
 from turntree.core.errors import ConfigError, InputError
 from turntree.engines.checkpoint import (
+    base_of,
     load_model,
     load_tokenizer,
     policy_hash,
@@ -319,3 +320,25 @@ def test_weights_beyond_the_config_are_named_in_a_warning(folder: Path, capsys: 
     (folder / "config.json").write_text(json.dumps(config | {k: v for k, v in fewer.items() if k in config}))
     load_model(folder)
     assert "weights have no place in its config and are not used: model.layers.1." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("base", ["itself", "another adapter"])
+def test_an_adapter_whose_base_is_an_adapter_is_refused_and_not_followed_without_end(tmp_path, base):
+    for name, of in (("one", "one" if base == "itself" else "two"), ("two", "one")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_bytes(b"")
+        (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path / of)}))
+    for read in (load_model, load_tokenizer, base_of):
+        with pytest.raises(InputError) as refused:
+            read(tmp_path / "one")
+        assert refused.value.field == "base_model_name_or_path"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 5000, '{"base_model_name_or_path": 1}', "\ud800"])
+def test_an_adapters_config_that_cannot_be_read_is_one_line(tmp_path, text):
+    (tmp_path / "adapter_config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(InputError) as refused:
+        base_of(tmp_path)
+    assert refused.value.path == tmp_path / "adapter_config.json"

@@ -17,8 +17,7 @@ from gateway_world import ADMIN, HTTP, engine, world
 from turntree.core.tree import StopReason
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import merge
-from turntree.gateway.sessions import read_session
-from turntree.gateway.store import SessionStore
+from turntree.gateway.store import SessionStore, read_session
 
 SERVER = """
 import sys, time
@@ -143,7 +142,7 @@ def test_a_reward_that_comes_too_late_is_refused_and_leaves_a_folder_that_a_gate
                 raw.sendall(body)
                 assert status in raw.recv(1000).split(b"\r\n")[0]
             rewarded = read_session(SessionStore(tmp_path), opened["session"]).reward
-            assert rewarded == ends.get("reward") and not list(SessionStore(tmp_path).open_sessions())
+            assert rewarded == ends.get("reward") and not SessionStore(tmp_path).sessions()
     with world(folder=tmp_path) as gate:
         assert len(gate.sessions) == 0
 

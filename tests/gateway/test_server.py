@@ -393,7 +393,7 @@ def test_a_session_that_cannot_be_written_is_closed_when_it_can_and_keeps_no_oth
         _settled(lambda: list(store.folder.glob(f"closed/{other}.jsonl")), 1)
         failing.clear()
         _settled(lambda: list(store.folder.glob("closed/*.jsonl")), 2)
-        assert not list(store.open_sessions()) and gate.sessions.ledger["expired"] == 2
+        assert not store.sessions() and gate.sessions.ledger["expired"] == 2
 
 
 def test_a_reward_that_could_not_end_its_session_ends_it_when_it_is_posted_again(monkeypatch, tmp_path):
@@ -410,7 +410,7 @@ def test_a_reward_that_could_not_end_its_session_ends_it_when_it_is_posted_again
         for _ in range(2):
             told.append(gate.post(path, {"reward": 1}, opened["reward_key"]).status_code)
             full.clear()
-        assert told == [500, 200] and list(store.folder.glob("closed/*.jsonl")) and not list(store.open_sessions())
+        assert told == [500, 200] and list(store.folder.glob("closed/*.jsonl")) and not store.sessions()
 
 
 def test_a_reward_ends_the_session_and_comes_once():

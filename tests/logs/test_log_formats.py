@@ -3,6 +3,7 @@
 import json
 import lzma
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -368,3 +369,10 @@ def test_a_group_that_is_spread_over_several_files_is_said(tmp_path):
     groups, report = read(tmp_path / "one")
     assert len(groups) == 2 and "several files" in str(report.notes)
     assert not read(tmp_path / "two")[1].notes
+
+
+@pytest.mark.parametrize("format", ["auto", "generic", "verl", "trl", "turntree", "trees"])
+def test_a_pipe_without_a_writer_is_refused_by_every_format_and_not_waited_for(tmp_path, format):
+    os.mkfifo(tmp_path / "log.jsonl")
+    with pytest.raises(InputError, match="pipe"):
+        list(open_log([tmp_path / "log.jsonl"], Part(format)))

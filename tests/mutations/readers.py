@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from mutations.more_readers import MORE
 from turntree.core.cost import NO_COST
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
@@ -444,5 +445,6 @@ READERS: dict[str, Reader] = {
         ("nemo.jsonl.gz", rollout_log(NEMO_LOG), read_log, {"packed": "gz", "names_file": False}),
         ("generic.jsonl", rollout_log(GENERIC_LOG), read_log, {"names_file": False}),
         ("completions.table.json", trl_table, read_log, {"names_file": False}),
+        *MORE,
     ]
 }

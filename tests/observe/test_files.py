@@ -37,5 +37,5 @@ def test_another_schema_is_refused(tmp_path):
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match="does not exist"):
         read_json(tmp_path / "none.json")

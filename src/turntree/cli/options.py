@@ -16,7 +16,6 @@ import importlib
 import json
 import os
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from turntree.core.config import defaults as defaults_of
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.keys import Key, keys
 from turntree.observe.files import read_json, require_writable
-from turntree.observe.jsonl import located, parse_json
+from turntree.observe.jsonl import located, parse_json, read_toml
 
 # where a command is to write, checked before it begins: a result that cannot be written would be lost
 
@@ -406,10 +405,7 @@ def value_of(text: str) -> Any:
 def _read(path: Path, stage: str | None) -> dict[str, Any]:
     """The keys of a run's config.json (its `config` part) or of a TOML file."""
     if path.suffix == ".toml":
-        try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"is not TOML ({error})", path=path, hint="correct it") from error
+        return read_toml(path)
     found = read_json(path)
     if isinstance(found, dict) and "stage" in found and "config" in found:
         if found["stage"] != stage:

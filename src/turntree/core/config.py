@@ -336,6 +336,9 @@ def _convert_items(kind: Any, arguments: tuple[Any, ...], items: list[Any], path
         kinds = [arguments[0]] * len(items)
     if len(kinds) != len(items):
         raise ConfigError(f"needs {len(kinds)} values, has {len(items)}", path=path, field=field)
+    plain = len(set(kinds)) == 1 and kinds[0] in (int, float) and {type(item) for item in items} == {kinds[0]}
+    if plain and all(-_LARGEST <= item <= _LARGEST for item in items):
+        return items if kind is list else tuple(items)  # thousands of token ids, without a long look at each
     pairs = enumerate(zip(kinds, items, strict=True))
     converted = [_convert(hint, item, path, f"{field}[{place}]") for place, (hint, item) in pairs]
     return converted if kind is list else tuple(converted)

@@ -35,6 +35,7 @@ from transformers.utils import logging as transformers_logging
 from turntree.core.errors import ConfigError, InputError
 from turntree.engines.hub import folder_of
 from turntree.observe.files import replace_folder, writing
+from turntree.observe.jsonl import read_config
 from turntree.observe.run import notice
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -144,10 +145,9 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
 def base_of(folder: Path) -> str:
     """The folder of the model that the adapter in `folder` belongs to, fetched where it names one of the Hub."""
     config = folder / _ADAPTER
-    try:
-        name = str(json.loads(config.read_text())["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"cannot be read as an adapter's ({_line(error)})", path=config) from error
+    name = read_config(config).get("base_model_name_or_path")
+    if not isinstance(name, str):
+        raise InputError("is missing", path=config, field="base_model_name_or_path", hint="name the base's folder")
     if not (folder / _ADAPTER_WEIGHTS).is_file():
         raise InputError(f"has no {_ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
     try:
@@ -155,9 +155,9 @@ def base_of(folder: Path) -> str:
     except InputError as error:
         problem, field = f"{name!r} {error.problem}", "base_model_name_or_path"
         raise InputError(problem, path=config, field=field, hint=error.hint) from error
-    if not (Path(base) / "config.json").is_file():
+    if (Path(base) / _ADAPTER).is_file() or not (Path(base) / "config.json").is_file():
         raise InputError(
-            f"{base!r} is not the folder of a model here",
+            f"{base!r} is not the folder of a whole model here",
             path=config,
             field="base_model_name_or_path",
             hint="name the folder of the base that the adapter was trained on",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
-import json
 import threading
 import time
 import weakref
@@ -25,6 +24,7 @@ from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.engines.answers import AnswerReader, fault_of, one_line, refusal
+from turntree.engines.hub import context_of
 from turntree.engines.requests import check_idle, check_requests
 from turntree.engines.server import Server
 from turntree.observe.run import CONNECTION, notice
@@ -269,8 +269,7 @@ def _context_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
     """The context length of the tokenizer, else that of the model configuration beside it."""
     length = int(min(tokenizer.model_max_length, _UNKNOWN_LENGTH))
     if length == _UNKNOWN_LENGTH and (folder / "config.json").is_file():
-        row = json.loads((folder / "config.json").read_text())
-        length = int(row.get("text_config", row).get("max_position_embeddings") or _UNKNOWN_LENGTH)
+        length = context_of(folder) or _UNKNOWN_LENGTH
     if length == _UNKNOWN_LENGTH:
         raise ConfigError(
             "neither the tokenizer nor a config.json beside it says how long the context is",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from turntree.core.errors import InputError
+from turntree.observe.jsonl import read_config
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]  # no pickle, and no code
@@ -34,6 +35,14 @@ def folder_of(source: str, *, weights: bool = True) -> Path:
     except Exception as error:  # the boundary to a server
         _refuse(source, error, "is not a folder here, and")
     return Path(found)
+
+
+def context_of(folder: Path) -> int | None:
+    """The context length of the model in a folder, where its config.json tells one. Raises `InputError`."""
+    row = read_config(folder / "config.json")
+    row = row.get("text_config", row)
+    length = row.get("max_position_embeddings") if isinstance(row, dict) else None
+    return length if type(length) is int and length > 0 else None
 
 
 def push(folder: Path, name: str) -> str:

@@ -6,7 +6,6 @@ Two environments never share a package: this process only knows the path of the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -23,6 +22,8 @@ from pathlib import Path
 
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.engines.hub import context_of
+from turntree.observe.jsonl import read_config
 
 KEY = "OPENAI_API_KEY"  # which the engine `vllm` sends
 INSTALL = "python3 -m venv .venv-vllm && .venv-vllm/bin/pip install vllm (CPU: see `make vllm`), or name it with --venv"
@@ -105,7 +106,7 @@ def arguments(config: ServeConfig, model: Path, *, cpu: bool) -> list[str]:
     in one step: vLLM 0.32 stops with "CPU Generator does not use offset" where a seeded prompt is cut in two.
     """
     found = [str(model), "--served-model-name", "policy", "--host", config.host, "--port", str(config.port)]
-    context = min(config.max_context, _context_of(model))
+    context = min(config.max_context, context_of(model) or sys.maxsize)
     found += ["--dtype", config.dtype, "--max-model-len", str(context)]
     found += ["--max-num-seqs", str(config.requests), "--logprobs-mode", "processed_logprobs"]
     found += ["--generation-config", "vllm", "--enable-prompt-tokens-details", "--middleware", "turntree_guard.Guard"]
@@ -261,10 +262,7 @@ def settings(config: ServeConfig, *, adapted: bool = False) -> str:
 def rank_of(folder: Path) -> int:
     """The rank of the adapter in a folder; 0 where it holds none."""
     file = folder / "adapter_config.json"
-    return int(json.loads(file.read_text())["r"]) if file.is_file() else 0
-
-
-def _context_of(folder: Path) -> int:
-    """The context length of a model, where its config.json tells one."""
-    row = json.loads((folder / "config.json").read_text())
-    return int(row.get("text_config", row).get("max_position_embeddings") or sys.maxsize)
+    rank = read_config(file).get("r", 0) if file.is_file() else 0
+    if type(rank) is not int:
+        raise InputError("is not a whole number", path=file, field="r", hint="save the adapter again")
+    return rank

@@ -26,7 +26,7 @@ from turntree.gateway.config import Refused, ServingConfig, bad_request
 from turntree.gateway.driver import EngineDriver, Fault, Pending
 from turntree.gateway.lineage import Kept, Lineage, Tools, again
 from turntree.gateway.rewards import equal
-from turntree.gateway.store import SCHEMA, SessionStore, call_from_json, call_to_json
+from turntree.gateway.store import SCHEMA, SessionStore, StoredSession, call_to_json
 from turntree.observe.run import notice
 
 T = TypeVar("T")
@@ -395,38 +395,39 @@ class Sessions:
 
     def restore(self) -> int:
         """Go on with the sessions that are open on disk; returns their number."""
-        for name in self._store.open_sessions() if self._store is not None else ():
-            assert self._store is not None
-            rows = self._store.rows(name)
-            if not rows:  # killed while it was opened: nobody has its key
-                self._store.path(name).unlink()
+        store = self._store
+        for name in store.sessions() if store is not None else ():
+            assert store is not None
+            try:
+                held = store.read(name)
+            except InputError as error:  # the other sessions go on
+                self.ledger["damaged"] += 1
+                notice(f"warning: {error}; this session does not go on: its file is now {store.set_aside(name)}")
                 continue
-            session = self._restored(rows)
-            if session.reward or "closed" in rows[-1]:  # killed while it was ended
-                self._store.append(name, {"closed": ""}, sync=True)
-                self._store.close(name)
-                self._remember(session)
-                continue
-            self._open[name] = session
+            if held is None:  # killed while it was opened: nobody has its key
+                store.path(name).unlink()
+            elif held.reward or held.end is not None:  # killed while it was ended
+                if held.end is None:
+                    store.append(name, {"closed": ""}, sync=True)
+                store.close(name)
+                self._remember(self._restored(held))
+            else:
+                self._open[name] = self._restored(held)
         self.ledger["restored"] += len(self._open)
         return len(self._open)
 
-    def _restored(self, rows: list[dict[str, Any]]) -> LiveSession:
-        head = rows[0]
+    def _restored(self, held: StoredSession) -> LiveSession:
+        head = held.head
         session = self._made(
-            head["session"], head["task"], head["sample"], head["seed"], head["opened"], head["keys"], head["meta"]
+            head.session, head.task, head.sample, head.seed, head.opened, dict(head.keys), dict(head.meta)
         )
-        earlier: dict[str, Kept] = {}
-        for row in rows[1:]:
-            if "call" in row:
-                kept = call_from_json(row["call"], earlier)
-                earlier[kept.call_id] = kept
-                session.keep(kept)
-                session.draws[_short(kept.prompt_ids)] += 1
-                if kept.base is not None and kept.goes_on:
-                    session.continued.add(kept.base.call_id)
-                session.asked = max(session.asked, kept.index + 1)
-            session.reward = row.get("reward", session.reward)
+        for kept in held.calls:
+            session.keep(kept)
+            session.draws[_short(kept.prompt_ids)] += 1
+            if kept.base is not None and kept.goes_on:
+                session.continued.add(kept.base.call_id)
+            session.asked = max(session.asked, kept.index + 1)
+        session.reward = held.reward or session.reward
         return session
 
 
@@ -452,27 +453,3 @@ def _short(prompt: tuple[int, ...]) -> tuple[int, ...]:
     """A name for a prompt that costs little to keep."""
     told = hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest()
     return (int.from_bytes(told, "big") >> 1,)
-
-
-def read_session(store: SessionStore, session_id: str) -> Session:
-    """A session on disk, open or closed."""
-    rows = store.rows(session_id)
-    head, end = rows[0], next((row for row in rows if "closed" in row), {"closed": ""})
-    earlier: dict[str, Kept] = {}
-    for row in rows:
-        if "call" in row:
-            kept = call_from_json(row["call"], earlier)
-            earlier[kept.call_id] = kept
-    reward: dict[str, Any] = next((row["reward"] for row in rows if "reward" in row), {})
-    said = {name: reward[name] for name in ("reward", "success", "call_rewards") if name in reward}
-    return Session(
-        session_id=head["session"],
-        task_id=head["task"],
-        sample=head["sample"],
-        calls=tuple(
-            kept.call(head["session"], head["task"]) for kept in sorted(earlier.values(), key=lambda one: one.index)
-        ),
-        reason=reward.get("reason") or end["closed"],
-        stop=StopReason(end.get("stop", StopReason.COMPLETED)),
-        **said,
-    )

@@ -7,6 +7,7 @@ would pass for a task with a gradient.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from array import array
@@ -22,6 +23,7 @@ from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
 from turntree.observe.jsonl import read_lines
+from turntree.observe.opening import PACKED, opened
 
 Key = tuple[int | None, str]
 
@@ -150,15 +152,17 @@ class LineIndex:
 
     def __init__(self, path: Path) -> None:
         self._path, self._starts = path, array("q")
-        self._copied = path.suffix in (".gz", ".xz")
-        self._file: IO[bytes] = tempfile.TemporaryFile() if self._copied else path.open("rb")  # noqa: SIM115
+        self._copied = path.suffix in PACKED
+        self._held = contextlib.ExitStack()
+        unpacked = tempfile.TemporaryFile() if self._copied else opened(path, packed=False)  # noqa: SIM115
+        self._file: IO[bytes] = self._held.enter_context(unpacked)
         self._at = self._line = 0
 
     def __enter__(self) -> LineIndex:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._held.close()
 
     def add(self, number: int, line: bytes) -> None:
         """Remember line `number` (from 1, in ascending order), which a reader has just read."""

@@ -39,6 +39,8 @@ from turntree.logs.rows import (
     reward,
     split,
 )
+from turntree.observe.jsonl import read_bytes
+from turntree.observe.parquet import parquet_rows
 
 _TEXT_COLUMNS = ("prompt", "completion")
 _NOT_REWARDS = ("step", "advantage", *_TEXT_COLUMNS)
@@ -84,22 +86,13 @@ def _records(path: Path) -> list[Record]:
     """The rows of one file, which is one generation batch."""
     if path.name.endswith(".table.json"):
         return _table(path)
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError("needs pyarrow to be read", path=path, hint="pip install 'turntree[parquet]'") from error
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
-        problem = f"is not a Parquet file that can be read ({str(error)[:200]})"
-        raise InputError(problem, path=path, hint="copy it again") from error
+    return list(parquet_rows(path))
 
 
 def _table(path: Path) -> list[Record]:
     """A table of wandb: the names of the columns, and a list of values for every row."""
     try:
-        table = parse_row(path.read_bytes())
+        table = parse_row(read_bytes(path))
     except RowRefused as refused:
         raise InputError(f"is not a table ({str(refused)[:200]})", path=path, hint="copy it again") from refused
     columns, data = (cast("list[Any]", table[key]) if isinstance(table.get(key), list) else None

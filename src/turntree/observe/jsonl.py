@@ -7,23 +7,24 @@ line or archive, nesting without end, numbers of thousands of digits) is an `Inp
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import gzip
-import io
 import json
 import lzma
 import math
 import os
 import re
-import zlib
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
 from turntree.core.errors import InputError, TurntreeError, disk_is_full
 from turntree.core.messages import each_key_once
+from turntree.observe.opening import LONGEST, opened
 
 DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
-DAMAGED: tuple[type[Exception], ...] = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 _HUGE = re.compile(r"[eE]\+?\d{3}|\d{309}")  # what a number that no float can hold looks like
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _AGAIN = "write the file again"
@@ -58,15 +59,21 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary sibling of `path` for writing; it is renamed to `path` only if the block succeeds."""
+    """Open a temporary sibling of `path` for writing; it is renamed to `path` only if the block succeeds. Those that
+    killed processes left are removed: a living one holds a lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError), left.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as raw:
-                yield raw
-                raw.flush()
-                os.fsync(raw.fileno())
+        with writing(path), temporary.open("wb") as raw:
+            with contextlib.suppress(OSError):  # a file system without locks: nothing is removed on it either
+                fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield raw
+            raw.flush()
+            os.fsync(raw.fileno())
             os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -74,39 +81,66 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, with their numbers from 1. Raises `InputError`."""
-    path = Path(path)
-    number = 0
-    with _reading(path) as file:
+    path, number = Path(path), 0
+    with opened(path) as file:
+        _refuse_binary(file.peek(16), path)
         try:
-            _refuse_binary(file.peek(16), path)
-            for number, line in enumerate(file, start=1):
+            while line := file.readline(LONGEST + 1):
+                if len(line) > LONGEST:
+                    raise too_long(path)
+                number += 1
                 if line.strip():
                     yield number, line
-        except DAMAGED as error:
-            raise _cut_off(error, path, number + 1) from error
+        except InputError as error:
+            raise located(error, line=number + 1) from error
 
 
 def read_chunks(path: str | Path, size: int = 1 << 20) -> Iterator[bytes]:
     """The bytes of a file, `size` at a time. Raises `InputError`."""
     path = Path(path)
-    with _reading(path) as file:
-        try:
-            _refuse_binary(file.peek(16), path)
-            while chunk := file.read(size):
-                yield chunk
-        except DAMAGED as error:
-            raise _cut_off(error, path) from error
+    with opened(path) as file:
+        _refuse_binary(file.peek(16), path)
+        while chunk := file.read(size):
+            yield chunk
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """A whole file as it is. Raises `InputError`."""
+    path = Path(path)
+    with opened(path, packed=False) as file:
+        data = file.read(LONGEST + 1)
+    if len(data) > LONGEST:
+        raise too_long(path)
+    return data
 
 
 def read_text(path: str | Path) -> str:
     """A whole file of UTF-8 text (with or without a byte order mark). Raises `InputError`."""
-    path = Path(path)
+    return decode(read_bytes(path), path)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A whole file of TOML. Raises `InputError`."""
     try:
-        return decode(path.read_bytes(), path)
-    except FileNotFoundError as error:
-        raise InputError("no such file", path=path, hint="check the path") from error
-    except IsADirectoryError as error:
-        raise InputError("is a folder", path=path, hint="name the files inside it") from error
+        return tomllib.loads(read_text(path).replace("\r\n", "\n"))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not TOML ({error})", path=path, hint="correct it") from error
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The object in a model's `config.json`, which may hold Infinity (state-space models' do). Raises `InputError`."""
+    try:
+        value = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"is not JSON ({error})", path=path, hint="save the model again") from error
+    if not isinstance(value, dict):
+        raise InputError(f"is {type(value).__name__}, not an object", path=path, hint="save the model again")
+    return cast("dict[str, Any]", value)
+
+
+def too_long(path: str | Path | None = None) -> InputError:
+    problem = f"is longer than {LONGEST:,} bytes, the most that is held in memory"
+    return InputError(problem, path=path, hint="write smaller rows, one a line")
 
 
 def decode(data: bytes, path: str | Path | None = None, line: int | None = None) -> str:
@@ -191,27 +225,10 @@ def located(
     return InputError(error.problem, path=path or error.path, line=line or error.line, field=field, hint=error.hint)
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[io.BufferedReader]:
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    try:
-        with cast("io.BufferedReader", openers.get(path.suffix, open)(path, "rb")) as file:
-            yield file
-    except FileNotFoundError as error:
-        raise InputError("does not exist", path=path, hint="check the path") from error
-    except IsADirectoryError as error:
-        raise InputError("is a folder", path=path, hint="name the files inside it") from error
-
-
 def _refuse_binary(beginning: bytes, path: str | Path | None) -> None:
     for magic, (what, hint) in _BINARY.items():
         if beginning.startswith(magic):
             raise InputError(f"is {what}, not text", path=path, hint=hint)
-
-
-def _cut_off(error: Exception, path: Path, line: int | None = None) -> InputError:
-    problem = f"the compressed file is damaged or cut off ({error})"
-    return InputError(problem, path=path, line=line, hint="copy it again")
 
 
 def _compressed(raw: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
-from turntree.observe.jsonl import located
-from turntree.renderers.bounds import at_most
+from turntree.observe.jsonl import located, read_config
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.renderers.segments import Tools, dateless
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 TEMPLATE = "template"
 _ADAPTER = "adapter_config.json"
 
-_MOST_STEPS = 2_000_000  # of the folder's template over all probes
 _MOST_DIFFERENCES = 2
 _BRIEF = Message("system", "Be brief.")
 _BESIDE = replace(
@@ -137,9 +135,8 @@ class _Fit:
 
 def _fits(tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Choice:
     """The first family that writes as the template does, else the nearest that is near enough, else the template."""
-    with at_most(_MOST_STEPS):
-        probes = {**_HEADS, **_TURNS}.items()
-        wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in probes}
+    probes = {**_HEADS, **_TURNS}.items()
+    wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in probes}
     fits: list[_Fit] = []
     for name, options, renderer in _candidates(tokenizer, names):
         fit = _Fit(name, options, tuple(key for key in wanted if not _alike(renderer, key, wanted[key])))
@@ -219,18 +216,13 @@ def _model_type(folder: Path | None) -> str | None:
         return None
     try:
         if (folder / _ADAPTER).is_file():
-            base: str | Path = str(_read(folder / _ADAPTER).get("base_model_name_or_path"))
+            base: str | Path = str(read_config(folder / _ADAPTER).get("base_model_name_or_path"))
             name, _, revision = base.partition("@")
             if not Path(base).is_dir():
                 file = cached_file(name, "config.json", revision=revision or None, local_files_only=True)
                 base = Path(file or base).parent
             folder = Path(base)
-        kind = _read(folder / "config.json").get("model_type")
-    except (OSError, ValueError):
+        kind = read_config(folder / "config.json").get("model_type")
+    except (OSError, ValueError, InputError):
         return None
     return kind if isinstance(kind, str) else None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    held = json.loads(file.read_text(encoding="utf-8"))
-    return cast("dict[str, Any]", held) if isinstance(held, dict) else {}

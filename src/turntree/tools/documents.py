@@ -9,6 +9,7 @@ from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.observe.files import parse_line
+from turntree.observe.jsonl import read_lines, read_text
 
 _TEXT = (".txt", ".md", ".rst")
 _KEYS = {"id", "title", "text"}
@@ -37,27 +38,18 @@ def read_documents(path: Path) -> Iterator[Document]:
 
 
 def _of_file(path: Path, name: str) -> Iterator[Document]:
-    try:
-        if path.suffix == ".jsonl":
-            with path.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        yield _of_row(parse_line(line, path, number), path, number, f"{name}:{number}")
-        elif path.suffix in _TEXT:
-            text = path.read_text(encoding="utf-8")
-            if not text.strip():
-                raise InputError("is empty", path=path, hint="remove it")
-            yield Document(name, Path(name).stem, text)
-        elif not path.exists():
-            raise FileNotFoundError
-        else:
-            raise InputError(
-                "is neither .jsonl nor text", path=path, hint=f"use .jsonl, {', '.join(_TEXT)} or a folder"
-            )
-    except FileNotFoundError as error:
-        raise InputError("no such file", path=path) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"is not UTF-8 (byte {error.start})", path=path, hint="convert it") from error
+    if path.suffix == ".jsonl":
+        for number, line in read_lines(path):
+            yield _of_row(parse_line(line, path, number), path, number, f"{name}:{number}")
+    elif path.suffix in _TEXT:
+        text = read_text(path)
+        if not text.strip():
+            raise InputError("is empty", path=path, hint="remove it")
+        yield Document(name, Path(name).stem, text)
+    elif not path.exists():
+        raise InputError("does not exist", path=path, hint="check the path")
+    else:
+        raise InputError("is neither .jsonl nor text", path=path, hint=f"use .jsonl, {', '.join(_TEXT)} or a folder")
 
 
 def _of_row(row: dict[str, Any], path: Path, number: int, name: str) -> Document:

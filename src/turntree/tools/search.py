@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from turntree.core.errors import InputError
-from turntree.observe.files import writing
+from turntree.observe.jsonl import replacing
 from turntree.tools.documents import Document
 
 SCHEMA = "turntree/search-index/1"
@@ -46,18 +46,12 @@ def build_index(documents: Iterable[Document], out: Path) -> dict[str, str | int
 
     Raises `InputError` when an id occurs twice or there is no document at all.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        with writing(out):
-            with contextlib.closing(sqlite3.connect(temporary)) as connection:
-                described = _fill(connection, documents)
-            os.replace(temporary, out)
-    finally:
-        for leftover in (temporary, temporary.with_name(f"{temporary.name}-journal")):
-            leftover.unlink(missing_ok=True)
-    return described
+    with replacing(out) as raw:
+        try:
+            with contextlib.closing(sqlite3.connect(raw.name)) as connection:
+                return _fill(connection, documents)
+        finally:
+            Path(f"{raw.name}-journal").unlink(missing_ok=True)
 
 
 def _fill(connection: sqlite3.Connection, documents: Iterable[Document]) -> dict[str, str | int]:
@@ -92,17 +86,17 @@ class SearchIndex:
         self._uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._path = path
         try:
-            described = dict(self._connection().execute("SELECT key, value FROM description").fetchall())
-        except sqlite3.DatabaseError as error:
+            described = dict(self._rows("SELECT key, value FROM description"))
+        except InputError:
             self.close()
-            raise InputError("is not a search index", path=path, hint="make it with 'turntree index build'") from error
-        if described.get("schema") != SCHEMA:
+            raise
+        found, digest, documents = (described.get(key) for key in ("schema", "hash", "documents"))
+        if found != SCHEMA or not isinstance(digest, str) or not isinstance(documents, int):
             self.close()
-            found = described.get("schema")
             raise InputError(f"is {found!r}, not {SCHEMA!r}", path=path, hint="build it again")
-        self.hash: str = described["hash"]
-        self.documents: int = described["documents"]
+        self.hash, self.documents = digest, documents
 
     def __enter__(self) -> SearchIndex:
         return self
@@ -116,20 +110,36 @@ class SearchIndex:
         expression = match_expression(query)
         if not expression:
             return []
-        rows = self._connection().execute(_QUERY.format(tokens=_SNIPPET_TOKENS), (expression, count))
-        return [Found(*row[:4], score=-row[4]) for row in rows]
+        rows = self._rows(_QUERY.format(tokens=_SNIPPET_TOKENS), (expression, count))
+        return [self._found(row) for row in rows]
 
     def page(self, title: str) -> Found | None:
         """The first document of this title, whose case does not matter."""
         words = match_expression(title).replace(" OR ", " AND ")
-        rows = self._connection().execute(_PAGE, (f"title : ({words})",)) if words else ()
-        return next((Found(*row) for row in rows if row[1].casefold() == title.strip().casefold()), None)
+        rows = map(self._found, self._rows(_PAGE, (f"title : ({words})",)) if words else ())
+        return next((found for found in rows if found.title.casefold() == title.strip().casefold()), None)
 
     def close(self) -> None:
         """No thread may be searching."""
         for connection in self._connections:
             connection.close()
         self._connections.clear()
+
+    def _found(self, row: tuple[Any, ...]) -> Found:
+        if not all(isinstance(text, str) for text in row[:4]):
+            raise self._damaged("a document is not text")
+        return Found(*row[:4], score=-row[4])
+
+    def _rows(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
+        """Raises `InputError` where SQLite finds the file damaged, at whatever page."""
+        try:
+            yield from self._connection().execute(query, values)
+        except (sqlite3.Error, ValueError, MemoryError) as error:  # a text of it may not be UTF-8
+            raise self._damaged(error) from error
+
+    def _damaged(self, why: object) -> InputError:
+        hint = "make it with 'turntree index build'"
+        return InputError(f"is not a search index, or is damaged ({why})", path=self._path, hint=hint)
 
     def _connection(self) -> sqlite3.Connection:
         """One for each thread."""

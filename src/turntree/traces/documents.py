@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_json, read_chunks
+from turntree.observe.jsonl import LONGEST, parse_json, read_chunks, too_long
 
 ROWS = "simulations"  # the member of a tau2 document that holds its rows
 _RUN = re.compile(rb'(?:[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)  # up to the next bracket outside of text
@@ -206,12 +206,14 @@ class _Scanner:
         return value
 
     def _more(self) -> bool:
-        """Read more and drop what was consumed. Moves `_at`."""
-        chunk = next(self._chunks, b"")
+        """Drop what was consumed, and read as much as is left, or more. Moves `_at`."""
         del self._buffer[: self._at]
-        self._at = 0
-        self._buffer += chunk
-        return bool(chunk)
+        before, self._at = len(self._buffer), 0
+        if before > LONGEST:
+            raise too_long()
+        while len(self._buffer) <= 2 * before and (chunk := next(self._chunks, b"")):  # else long texts take for ever
+            self._buffer += chunk
+        return len(self._buffer) > before
 
     def _cut_off(self) -> InputError:
         return InputError("is not complete JSON (it ends inside a value)", hint=_AGAIN)

@@ -7,16 +7,16 @@ value, and is read row by row (`traces.documents`).
 from __future__ import annotations
 
 import itertools
-import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import DAMAGED, decode, located, parse_json, read_chunks, read_lines
+from turntree.observe.jsonl import decode, located, parse_json, read_chunks, read_lines
+from turntree.observe.tar import members_of
 from turntree.traces.documents import document_info, document_rows
 
 NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for
@@ -93,32 +93,25 @@ def is_text(path: Path) -> bool:
 def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
     """One member at a time, as a file of its own in a folder that is removed."""
     infos: dict[PurePosixPath, dict[str, Any] | None] | None = None
-    try:
-        with tarfile.open(path) as archive, tempfile.TemporaryDirectory() as folder:
-            for member in archive:
-                if not (member.isfile() or member.isdir()):
-                    ignored["links and devices in an archive"] += 1
-                if not member.isfile() or not _wanted(Path(member.name), ignored):
-                    continue
-                name = PurePosixPath(member.name)
-                if name.parent.name == _SIMULATIONS and infos is None:
-                    infos = _result_infos(path)
-                file = _extracted(archive, member, folder)
-                yield SourceFile(file, path / member.name, (infos or {}).get(name.parent.parent))
-                file.unlink()
-    except FileNotFoundError as error:
-        raise InputError("does not exist", path=path, hint="check the path") from error
-    except (tarfile.TarError, *DAMAGED) as error:
-        raise InputError(f"is not a readable tar archive ({error})", path=path, hint="copy it again") from error
+    with tempfile.TemporaryDirectory() as folder:
+        for member, pieces in members_of(path):
+            if not (member.isfile() or member.isdir()):
+                ignored["links and devices in an archive"] += 1
+            if not member.isfile() or not _wanted(Path(member.name), ignored):
+                continue
+            name = PurePosixPath(member.name)
+            if name.parent.name == _SIMULATIONS and infos is None:
+                infos = _result_infos(path)
+            file = _extracted(member.name, pieces(), folder)
+            yield SourceFile(file, path / member.name, (infos or {}).get(name.parent.parent))
+            file.unlink()
 
 
-def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> Path:
+def _extracted(name: str, pieces: Iterable[bytes], folder: str) -> Path:
     """The content of a member in `folder`, whatever place its name tells."""
-    file = Path(folder) / Path(member.name).name[-100:]
-    content = archive.extractfile(member)
+    file = Path(folder) / Path(name).name[-100:]
     with file.open("wb") as target:
-        while content and (chunk := content.read(_HEAD)):
-            target.write(chunk)
+        target.writelines(pieces)
     return file
 
 
@@ -126,12 +119,13 @@ def _result_infos(path: Path) -> dict[PurePosixPath, dict[str, Any] | None]:
     """What `_result_info` finds, of every tau2 folder in an archive. It takes a pass of its own, only where there is
     such a folder: `results.json` may stand behind its simulations."""
     found: dict[PurePosixPath, dict[str, Any] | None] = {}
-    with tarfile.open(path) as archive, tempfile.TemporaryDirectory() as folder:
-        members = {PurePosixPath(member.name): member for member in archive if member.isfile()}
-        runs = {name.parent.parent for name in members if name.parent.name == _SIMULATIONS}
-        for name, member in members.items():
-            if name.name == _RESULT and name.parent in runs:
-                file = _extracted(archive, member, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        names = {PurePosixPath(member.name) for member, _ in members_of(path) if member.isfile()}
+        runs = {name.parent.parent for name in names if name.parent.name == _SIMULATIONS}
+        for member, pieces in members_of(path) if runs else ():
+            name = PurePosixPath(member.name)
+            if member.isfile() and name.name == _RESULT and name.parent in runs:
+                file = _extracted(member.name, pieces(), folder)
                 try:
                     found[name.parent] = _environment(document_info(file))
                 except InputError as error:

@@ -17,12 +17,15 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError
 from turntree.observe.files import write_json, writing
 from turntree.observe.identity import digest, file_digest, require_same
+from turntree.observe.jsonl import read_bytes
 from turntree.observe.run import Extent, RunDirectory, checkpoint_path, notice, saved_steps
 from turntree.training.config import CheckpointConfig, OptimizerConfig
 from turntree.training.trainer import Trainers
@@ -30,6 +33,24 @@ from turntree.training.trainer import Trainers
 SCHEMA = "turntree.checkpoint/3"
 _STATE = "state.json"
 _GO_ON = "delete its folder to resume from the checkpoint before"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Log:
+    rows: int
+    bytes: Annotated[int, Between(0)]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """What `state.json` holds, beside its checksum. The stage reads its state."""
+
+    schema: str
+    identity: dict[str, Any]
+    logs: dict[str, _Log]
+    files: dict[str, str]
+    state: dict[str, Any]
 
 
 class Checkpoints:
@@ -104,7 +125,12 @@ class Checkpoints:
             if file_digest(folder / name)[0] != wanted:
                 problem = "is damaged: its checksum differs"
                 raise InputError(problem, path=folder / name, hint=_GO_ON)
-        trainers.load(folder)
+        try:
+            trainers.load(folder)
+        except InputError:
+            raise
+        except Exception as error:  # the boundary to foreign code, whose errors name no file
+            raise InputError(f"cannot be loaded ({type(error).__name__}: {error})", path=folder, hint=_GO_ON) from error
         return held["state"]
 
     def held(self) -> dict[str, Any] | None:
@@ -115,12 +141,13 @@ class Checkpoints:
             return None
         path = checkpoint_path(self.folder, step) / _STATE
         try:
-            held = json.loads(path.read_bytes())
+            held = json.loads(read_bytes(path))
             whole = held["schema"] == SCHEMA and held.pop("digest") == _digest(held) and held["state"]["step"] == step
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError("is not the state of a checkpoint", path=path, hint=_GO_ON) from error
         if not whole:
             raise InputError("is damaged or of another version: its checksum differs", path=path, hint=_GO_ON)
+        from_mapping(_Held, held, path=path)
         if self._run is not None:
             require_same(held["identity"], self._run.identity, path.parent, free=self._run.free)
         return held

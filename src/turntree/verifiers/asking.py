@@ -226,7 +226,7 @@ class _Cache:
     def get(self, key: str) -> str | None:
         with self._using():
             row = self._file.execute("select answer from answers where question = ?", (_digest(key),)).fetchone()
-        return None if row is None else row[0]
+        return row[0] if row is not None and isinstance(row[0], str) else None  # else it is damaged: ask again
 
     def put(self, key: str, answer: str) -> None:
         with self._using():

@@ -10,7 +10,6 @@ criterion, as in HealthBench (Arora et al. 2025) and the explicit form of "Rubri
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
+from turntree.observe.jsonl import read_toml
 from turntree.verifiers.asking import Asking, Vote, digest, failure, majority, quoted, shown
 from turntree.verifiers.strict import action_kind
 
@@ -142,11 +142,7 @@ class Rubric(Asking):
 def read_rubric(path: Path) -> tuple[Criterion, ...]:
     """The criteria of a TOML file: `[[criteria]]` tables with `text`, `name` (default: their number) and `weight`
     (default 1; not 0, and at least one above 0). Raises `InputError`."""
-    try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        problem = f"cannot be read as a rubric ({' '.join(str(error).split())})"
-        raise InputError(problem, path=path, hint=_HINT) from error
+    rows = read_toml(path)
     tables: Any = rows.get("criteria")
     if unknown := sorted(rows.keys() - {"criteria"}):
         raise InputError("is not a key of a rubric", path=path, field=unknown[0], hint=_HINT)

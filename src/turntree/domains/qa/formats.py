@@ -29,6 +29,7 @@ from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.domains.qa.questions import Question
+from turntree.observe.parquet import parquet_rows
 from turntree.traces.sources import source_rows
 from turntree.verifiers.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
 
@@ -233,29 +234,13 @@ class _Row:
 def _rows(path: Path) -> Iterator[_Row]:
     """Raises `InputError` for a file that cannot be read, and for a damaged line, since more may be damaged."""
     if path.suffix == ".parquet":
-        yield from (_Row(values, path, number) for number, values in enumerate(_parquet(path), start=1))
+        yield from (_Row(values, path, number) for number, values in enumerate(parquet_rows(path), start=1))
         return
     for number, row in enumerate(source_rows(path), start=1):
         line = row.line if row.line is not None else number
         if isinstance(row.value, InputError):
             raise InputError(row.value.problem, path=path, line=line, hint=row.value.hint)
         yield _Row(row.value, path, line)
-
-
-def _parquet(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError("needs pyarrow to be read", path=path, hint="pip install 'turntree[parquet]'") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
-    except FileNotFoundError as error:
-        raise InputError("does not exist", path=path, hint="check the path") from error
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise InputError(f"is not a Parquet file ({error})", path=path, hint="copy it again") from error
 
 
 def _check_new(question: Question, kept: dict[str, Question], ids: set[str], row: _Row) -> None:

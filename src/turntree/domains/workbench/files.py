@@ -23,7 +23,7 @@ import re
 import shlex
 import tarfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.domains.workbench.tasks import BASH, Task, alike, commands, run
 from turntree.observe.jsonl import located
+from turntree.observe.tar import members_of
 from turntree.sandboxes.limits import File, Files
 from turntree.sandboxes.sandbox import Sandbox
 from turntree.traces.formats.row import fingerprint
@@ -98,22 +99,17 @@ def _object(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _archived(path: str) -> dict[str, File]:
     """The files, folders and links of a tar archive. Raises `InputError`."""
-    try:
-        with tarfile.open(path) as archive:
-            named = ((posixpath.normpath(entry.name), entry) for entry in archive)  # `tar -C FOLDER .` writes ./a
-            return {name: _member(archive, entry) for name, entry in named if name != "."}
-    except (OSError, tarfile.TarError) as error:
-        raise InputError(f"is not an archive: {error}", path=path) from error
+    named = ((posixpath.normpath(entry.name), entry, pieces) for entry, pieces in members_of(path))
+    return {name: _member(entry, pieces()) for name, entry, pieces in named if name != "."}  # `tar -C FOLDER .`
 
 
-def _member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> File:
+def _member(entry: tarfile.TarInfo, pieces: Iterable[bytes]) -> File:
     when = int(entry.mtime)
     if entry.isdir():
         return File(kind="folder", mode=entry.mode, time=when)
     if entry.issym():
         return File(entry.linkname.encode(), "link", time=when)
-    inside = archive.extractfile(entry)
-    return File(b"" if inside is None else inside.read(), mode=entry.mode, time=when)
+    return File(b"".join(pieces), mode=entry.mode, time=when)
 
 
 def _own(row: dict[str, Any], common: Files) -> dict[str, Any]:
