@@ -49,7 +49,6 @@ def test_no_pair_that_does_another_thing_is_paid(verifier: str) -> None:
 
 
 @pytest.mark.parametrize("verifier", ["recommended", "tool_call", "strict", "paper", "nemo"])
-@pytest.mark.xfail(strict=False, reason="holds once the readers of calls refuse the key `args`")
 def test_calls_whose_arguments_stand_under_another_key_are_refused_or_unpaid(verifier: str) -> None:
     try:
         found = scored("152_verifier_args_both_sides", verifier)

@@ -106,7 +106,8 @@ EXPRESSIONS = [
     (r"\sqrt{2}", "1.414214", False), ("10^{-8}", "0", False), ("x", "X", False), ("x", "y", False),
     ("x < 5", "5 > x", True), ("x < 5", r"x \le 5", False), ("2x+y=3", "3=2x+y", True), ("x=5", "5", True),
 
-    (r"10\text{ cm}^2", "10", True), (r"$\$36$", r"\$36", True), (r"$28$ \%", "28", True), (r"10\text{ million}", "10", False), (r"\text{Evelyn}", "evelyn", True),
+    (r"10\text{ cm}^2", "10", True), (r"$\$36$", r"\$36", True), (r"$28$ \%", "28", True),
+    (r"10\text{ million}", "10", False), (r"\text{Evelyn}", "evelyn", True),
     (r"\text{(C)}", "C", True), ("east", "seat", False), ("__import__('os').getpid()", "1", False),
     (r"-\sqrt{2}", r"\sqrt{2}", False), (r"\frac{1}{x}", "1x", False), (r"\{1,2\}", r"\{2,1\}", True),
     (r"\{1,2\}", r"\{1,3\}", False), ("1,2", "1,2,3", False), ("2,3", "1,2,3", False),
