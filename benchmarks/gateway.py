@@ -45,8 +45,8 @@ from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.driver import EngineDriver
 from turntree.gateway.serve import Served, serving
 from turntree.gateway.server import Gateway
-from turntree.gateway.sessions import Sessions, read_session
-from turntree.gateway.store import SessionStore
+from turntree.gateway.sessions import Sessions
+from turntree.gateway.store import SessionStore, read_session
 from turntree.renderers.template import ChatRenderer
 from turntree.stages.policy import resolve
 

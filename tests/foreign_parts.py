@@ -523,7 +523,7 @@ def _judge(behave: Behave, content: bool) -> str:
         given = behave()
         if not content:
             return given
-        message = SimpleNamespace(content=given)
+        message = SimpleNamespace(content=given, tool_calls=None)
         return SimpleNamespace(usage=None, choices=[SimpleNamespace(finish_reason="stop", message=message)])
 
     judge.asker._client = SimpleNamespace(  # type: ignore[assignment]
@@ -715,14 +715,18 @@ def _(behave: Behave) -> str:
 
 @part("agent: its last line")
 def _(behave: Behave) -> str:
-    from turntree.gateway.process import reward_in
+    from turntree.gateway.config import Refused
+    from turntree.gateway.rewards import last_words
 
     try:
         line = json.dumps(behave())
     except BaseException:  # it ends before it says anything
         line = ""
-    found = reward_in(line)
-    return CENSORED if found is None or found["reward"] is None else f"rewarded {found}"
+    try:
+        found = last_words(line, ())
+    except Refused:
+        return CENSORED
+    return CENSORED if found["reward"] is None else f"rewarded {found}"
 
 
 @part("MCP row: `answer`")
@@ -794,7 +798,9 @@ _JUST: dict[str, Any] = {  # what every part should give
     "verifier: `then`": 1.0,
     "judge: its server's answer": SimpleNamespace(
         usage=None,
-        choices=[SimpleNamespace(finish_reason="stop", message=SimpleNamespace(content="VERDICT: SAME"))],
+        choices=[
+            SimpleNamespace(finish_reason="stop", message=SimpleNamespace(content="VERDICT: SAME", tool_calls=None))
+        ],
     ),
     "judge: the text in it": "VERDICT: SAME",
     "environment: its module and its tasks": [Corridor()],

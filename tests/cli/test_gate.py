@@ -108,7 +108,7 @@ def test_a_log_is_swept_at_any_turn(capsys, log):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("sweep", "absent.csv"), "absent.csv: no such file"),
+        (("sweep", "absent.csv"), "absent.csv: does not exist"),
         (("sweep", "{features}", "--turn", "5"), "has no signals at turn 5; use one of 10, 15, 20"),
         (("sweep", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is not a list of numbers"),
         (("sweep", "{features}", "--signal", "x"), "does not have the signal 'x'"),

@@ -182,7 +182,8 @@ def test_a_drift_alarm_is_a_warning_and_part_of_its_row(monkeypatch, turntree, h
         def judge(self, state, action):
             calls["count"] += 1
             verdict = judged.judge(state, action)
-            return verdict if calls["count"] < 80 else type(verdict)(0.0, "soured", verdict.kind)
+            right = calls["count"] < 80 and calls["count"] % 4
+            return type(verdict)(float(bool(right)), "souring", verdict.kind)
 
     monkeypatch.setattr(pivot_stage, "open_verifier", lambda *named: contextlib.nullcontext(Souring()))
     settings = ("--steps", 8, "--set", "train.drift.window=8", "--set", "train.states=8")

@@ -348,7 +348,8 @@ class Half:
         if self.fails:
             raise TypeError("no such room")
         seldom = {"seen": 1.0} if self.step_now == 2 else {}
-        return Observation((Message("user", "Nothing happens."),), self.step_now == 4, metrics=seldom)
+        over = self.step_now == 4
+        return Observation((Message("user", "Nothing happens."),), over, success=False if over else None, metrics=seldom)
 
 def tasks(split, count, *, seed, fails: bool = False):
     return [Half(f"{split}-{number}", fails) for number in range(count)]

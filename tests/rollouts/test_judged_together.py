@@ -89,10 +89,11 @@ def test_training_scores_the_trees_of_a_step_together() -> None:
     ]
 
 
-def test_an_error_of_one_verdict_is_not_swallowed() -> None:
+def test_an_error_of_one_verdict_is_no_verdict_and_says_what_it_was() -> None:
     class Broken(Meeting):
         def judge(self, state: TurnState, action: Message) -> Verdict:
             raise RuntimeError("broken")
 
-    with pytest.raises(RuntimeError, match="broken"):
-        judge_turns(Broken(2), [(state("a"), said("x")), (state("b"), said("y"))])
+    verdicts = judge_turns(Broken(2), [(state("a"), said("x")), (state("b"), said("y"))])
+    assert [verdict.reward for verdict in verdicts] == [None, None]
+    assert all("RuntimeError: broken" in verdict.reason for verdict in verdicts)

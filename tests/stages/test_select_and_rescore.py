@@ -182,7 +182,7 @@ def test_a_rescored_profile_keeps_what_a_cut_turn_is_worth_and_how_many_candidat
     header["summary"]["candidates"] = 3
     made.write_text("\n".join([json.dumps(header), rows[3], *rows[:2]]) + "\n")
     run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
-    assert len(table(tmp_path / "rescored.jsonl")[1]) == 2, "the first three candidates, as far as they were profiled"
+    assert len(table(tmp_path / "rescored.jsonl")[1]) == 3, "the candidates that were profiled, whichever were drawn"
     header["config"]["limit"] = 0
     made.write_text("\n".join([json.dumps(header), *rows[1:]]) + "\n")
     run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "judged.jsonl")

@@ -108,7 +108,7 @@ def test_a_pure_tool_that_is_not_there_is_refused():
 
 @pytest.mark.parametrize("kind", ["silent", "endless"])
 def test_a_server_that_never_comes_to_an_end_is_refused_after_its_time(kind):
-    with pytest.raises(InputError, match=r"does not answer \(its tools were not all listed within 1.5 s"):
+    with pytest.raises(InputError, match=r"does not answer \(TimeoutError: its tools were not all listed within 1.5 s"):
         McpServer([*ODD, kind], seconds=1.5).__enter__()
     with pytest.raises(ConfigError):
         McpServer([*ODD, kind], seconds=0)

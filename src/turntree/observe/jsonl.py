@@ -83,7 +83,11 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, with their numbers from 1. Raises `InputError`."""
     path, number = Path(path), 0
     with opened(path) as file:
-        _refuse_binary(file.peek(16), path)
+        try:
+            beginning = file.peek(16)
+        except InputError as error:
+            raise located(error, line=1) from error
+        _refuse_binary(beginning, path)
         try:
             while line := file.readline(LONGEST + 1):
                 if len(line) > LONGEST:

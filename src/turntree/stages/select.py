@@ -49,7 +49,7 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
             notice(line)
         counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(selection.counts.items()) if count)
         hint = "raise --threshold, profile more candidates, or use more rollouts"
-        if selection.counts[Class.SUCCEED] == len(rows):
+        if rows and selection.counts.get(Class.SUCCEED) == len(rows):
             hint = "the policy has mastered every turn: take harder traces, or fewer epochs of SFT before"
         raise InputError(f"holds no pivot ({counted})", path=profile, hint=hint)
     summary = {

@@ -248,7 +248,8 @@ def unit_name(text: str) -> str:
     powers, words = Counter[str](), list[str]()
     for word, power in _factors(text):
         known = _known(word)
-        name = known[0] if known else word if len(word) < 4 else word.casefold().removesuffix("s")
+        folded = word.casefold()
+        name = known[0] if known else word if len(word) < 4 or folded.endswith("ss") else folded.removesuffix("s")
         if name != "unit":
             powers[name] += power
             words += [name] * (name not in words)
