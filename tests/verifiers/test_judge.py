@@ -270,6 +270,13 @@ def test_the_verdict_is_the_last_line_after_the_thinking() -> None:
     assert read_verdict("") is None
 
 
+@pytest.mark.parametrize(
+    "said", ["!SAME", "\u2260SAME", "\u00acSAME", "SAME?", "~~SAME~~", "~~SAME~~ DIFFERENT", "NOT SAME"]
+)
+def test_a_verdict_that_is_denied_doubted_or_struck_out_is_none(said: str) -> None:
+    assert read_verdict(f"VERDICT: {said}") is None and read_verdict("**VERDICT: [SAME].**") == "same"
+
+
 def test_agreement_counts_what_was_judged_and_says_how_much_was_chance() -> None:
     found = agreement([1, 1, 0, 0, None, 1], [1, 0, 0, 1, 1, None])
     assert (found["labelled"], found["judged"], found["abstained"]) == (5, 4, 1)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 UNSURE = "unsure"  # what every question offers beside its words
-_VERDICT = re.compile(r"^\W*VERDICT\W+([A-Z]+(?: [A-Z]+)*)\W*$", re.IGNORECASE)
+_AROUND = r"[^\w!?~\u00ac\u2260]"  # marks of layout; those of a doubt, a denial or a word struck out are none
+_VERDICT = re.compile(rf"^{_AROUND}*VERDICT{_AROUND}+([A-Z]+(?: [A-Z]+)*){_AROUND}*$", re.IGNORECASE)
 
 
 class Vote(NamedTuple):
