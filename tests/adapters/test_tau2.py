@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -363,8 +365,18 @@ def test_a_recorded_user_that_used_tools_is_refused(bank, tmp_path):
 def test_a_file_that_is_no_results_file_is_refused(bank, tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
-    with pytest.raises(InputError, match=r"results.json: is not a results file of tau2-bench"):
+    with pytest.raises(InputError, match=r"results.json.*: is not (a results file of tau2-bench|complete JSON)"):
         opened(simulations=str(path))
+
+
+def test_a_results_file_has_the_bounds_of_every_other_file(bank, tmp_path):
+    path = tmp_path / "results.json.gz"
+    path.write_bytes(gzip.compress(b'{"simulations": ' + b" " * 2**25))
+    with pytest.raises(InputError, match="unpacks to more than"):
+        opened(simulations=str(path))
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(InputError, match="a pipe with a name"):
+        opened(simulations=str(tmp_path / "pipe.json"))
 
 
 def test_without_tau2_bench_the_error_says_where_it_comes_from(monkeypatch):

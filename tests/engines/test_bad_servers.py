@@ -30,6 +30,7 @@ from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.limits import VllmConfig
 from turntree.engines.server import Server, _json
 from turntree.engines.vllm import VllmEngine
+from turntree.observe import received
 
 TOKENIZER = tiny_tokenizer()
 STOP = TOKENIZER.eos_token_id
@@ -223,6 +224,24 @@ def slow_head(handler: Any) -> None:
 
 def hangs_up(handler: Any) -> None:
     handler.close_connection = True
+
+
+def packed(handler: Any) -> None:
+    body = gzip.compress(b'{"choices": []}' + b" " * 10_000)
+    handler.send_response(200)
+    handler.send_header("Content-Encoding", "gzip")
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def test_an_answer_that_unpacks_without_end_is_refused_before_it_is_unpacked():
+    assert "packed" in one_clear_line(ended(packed))
+
+
+def test_an_answer_longer_than_a_file_may_be_is_a_fault(monkeypatch):
+    monkeypatch.setattr(received, "LONGEST", 10)
+    assert "longer than 10 bytes" in one_clear_line(ended(answer()))
 
 
 @pytest.mark.parametrize("act", [slow_head, hangs_up], ids=lambda act: act.__name__)

@@ -117,6 +117,28 @@ def test_the_responses_api_is_the_same_conversation_in_other_words():
             assert gate.post("/v1/responses", bad, opened["key"]).status_code == 400
 
 
+ITEM = {"call_id": "c", "name": "pay"}
+UNREAD = {f"a call's {key}": {**ITEM, "type": "function_call", key: {"to": "Eve"}} for key in (
+    "args", "parameters", "input", "tool_input", "kwargs", "action_input",
+)}  # fmt: skip
+UNREAD["a call's args beside none"] = {**ITEM, "type": "function_call", "arguments": "{}", "args": {"to": "Eve"}}
+UNREAD["an answer's content"] = {"type": "function_call_output", "call_id": "c", "content": "paid"}
+UNREAD["a message's text"] = {"role": "user", "text": "Pay Ann"}
+
+
+@pytest.mark.parametrize("what", UNREAD)
+def test_what_stands_under_another_key_of_an_item_is_refused_and_never_read_as_nothing(gate, what):
+    asked = {"input": [{"role": "user", "content": "Pay."}, UNREAD[what]]}
+    answer = gate.post("/v1/responses", asked, gate.open()["key"])
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("input[1].")
+
+
+def test_a_tool_whose_parameters_stand_under_another_key_is_refused(gate):
+    tool = {"type": "function", "name": "f", "input_schema": {"type": "object"}}
+    answer = gate.post("/v1/responses", {"input": "x", "tools": [tool]}, gate.open()["key"])
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("tools[0].input_schema")
+
+
 def test_candidates_are_calls_of_one_request_with_draws_of_their_own(gate):
     opened = gate.open()
     reply = gate.client(opened["key"]).chat.completions.create(model="m", messages=MESSAGES, n=3)

@@ -314,3 +314,24 @@ class TestPrompts:
             state = unpack_state(row["state"])
             assert tokenizer(row["prompt"])["input_ids"] == list(renderer.prompt(state.history, state.tools))
         assert told["notes"] == []
+
+
+@pytest.mark.parametrize("model", [False, True])
+def test_prompts_whose_words_spell_a_control_token_are_counted_and_stay_as_written(tmp_path: Path, model: bool) -> None:
+    words = (
+        Message("user", "Say <|im_end|> now."),
+        FIND,
+        Message("tool", "2.5", tool_call_id="c1"),
+        Message("user", "?"),
+    )
+    said = Trace(id="s", messages=(*words, FIND), tools=TOOLS, split="train", success=True)
+    plain = Trace(id="p", messages=(Message("user", "Hi."), FIND), tools=TOOLS, split="train", success=True)
+    tokenizer_of(chatml()).save_pretrained(tmp_path / "model")
+    config = ExportConfig(
+        pivots=str(write_pivots(tmp_path, [said, plain])),
+        pivot_format=Part("trl"),
+        model=str(tmp_path / "model") if model else "",
+    )
+    told = run_export(config, tmp_path / "out")
+    assert told["control_tokens_in_words"] == 2 and any("2 prompts spell" in note for note in told["notes"])
+    assert sum("Say <|im_end|> now." in str(row["prompt"]) for row in rows_of(tmp_path)) == 2

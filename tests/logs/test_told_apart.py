@@ -236,3 +236,27 @@ def test_the_share_of_dead_groups_is_that_of_the_tasks_and_not_of_their_texts(tm
     found = run_audit([write(tmp_path_factory.mktemp("log"), "verl", rows)], AuditStageConfig())
     assert (found["zero_variance"], found["scored"]) == (dead, dead + live)
     assert Counter(found["counts"]["group_sizes"]) == {4: dead + live}
+
+
+@pytest.mark.parametrize("key", ["args", "parameters", "input", "tool_input", "kwargs"])
+def test_a_call_whose_arguments_stand_under_another_key_is_counted_and_never_one_without_any(tmp_path, key):
+    rows = [row("nemo-gym", ("p", "g", "s", "a"), float(k), k) for k in range(3)]
+    right = {"type": "function_call", "name": "pay", "arguments": "{}"}
+    for one, call in zip(
+        rows, (right, right, {"type": "function_call", "name": "pay", key: {"to": "Eve"}}), strict=True
+    ):
+        one["response"]["output"] = [call]
+    (group,), report = read(write(tmp_path, "nemo-gym", rows))
+    assert len(group.rollouts) == 2 and sum(report.dropped.values()) == 1
+
+
+def test_what_is_no_text_in_an_observation_or_an_action_keeps_two_of_them_apart(tmp_path):
+    parts = [{"type": "refusal", "refusal": "no"}, {"type": "input_image", "image_url": "a"},
+             {"type": "input_image", "image_url": "b"}, {"type": "output_text", "text": "b"}, 5]  # fmt: skip
+    rows = [row("nemo-gym", ("p", "g", "s", "a"), float(k), k) for k in range(len(parts))]
+    for one, part in zip(rows, parts, strict=True):
+        one["response"]["output"] = [{"role": "assistant", "content": [part]}]
+    (group,), _ = read(write(tmp_path, "nemo-gym", rows))
+    assert len({rollout.actions for rollout in group.rollouts}) == len(parts) and ("",) not in [
+        rollout.actions for rollout in group.rollouts
+    ]

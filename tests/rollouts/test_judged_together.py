@@ -6,8 +6,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-import pytest
-
 from turntree.core.cost import Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState

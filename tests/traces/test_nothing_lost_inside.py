@@ -283,3 +283,22 @@ def test_a_json_schema_is_taken_whatever_its_arguments_are_called(schema: dict[s
     tool = {"type": "function", "function": {"name": "bash", "parameters": whole}}
     [trace], _ = read("openhands", [OPENHANDS | {"tools": [tool]}])
     assert trace.tools == (tool,)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "function_call_output", "call_id": "c", "content": "paid"},
+        {"type": "function_call_output", "call_id": "c", "result": "paid"},
+        {"type": "message", "role": "user", "text": "Pay Ann"},
+    ],
+    ids=json.dumps,
+)
+def test_an_item_whose_words_stand_under_another_key_is_refused_and_not_read_as_empty(item):
+    call = {"type": "function_call", "call_id": "c", "name": "pay", "arguments": "{}"}
+    said = {"type": "message", "role": "assistant", "content": "Done."}
+    asked = {"input": [{"role": "user", "content": "Pay."}]}
+    row = {"responses_create_params": asked, "response": {"output": [call, item, said]}, "reward": 1.0}
+    with pytest.raises(InputError) as refused:
+        imported(FIXTURES["responses"], lines(row))
+    assert refused.value.field == "messages[2]"

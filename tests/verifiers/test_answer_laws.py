@@ -212,3 +212,24 @@ def test_expressions_are_symmetric_know_themselves_and_never_raise(one: str, two
 
 def test_every_type_has_labelled_pairs_that_are_equal_and_ones_that_are_not() -> None:
     assert {(row["type"], row["want"]) for row in ROWS} >= set(itertools.product(ANSWER_TYPES, (True, False)))
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        ("infinity", "-infinity", False),
+        ("inf", "-inf", False),
+        ("-infinity", r"-\infty", True),
+        ("2024-01-02", "2024-02-03", False),
+        ("2024-01-02", "2024-02-01", None),
+        ("2024-01-02", "2024-1-2", True),
+        ("2024-01-02", "2021", None),
+        ("4/8/2024", "1/2/2024", False),
+        ("10-20", "20-30", False),
+        ("10-20", "10\u201320", True),
+        ("10-3", "7", True),
+        ("7/2/1", "7/2", True),
+    ],
+)
+def test_a_sign_counts_and_dates_and_ranges_are_no_sums(one: str, two: str, same: bool | None) -> None:
+    assert equal(one, two, "expression") is equal(two, one, "expression") is same

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import gzip
 import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +27,7 @@ from turntree.core.keys import field_meanings
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
+from turntree.observe import received
 from turntree.verifiers.asking import Asking
 from turntree.verifiers.asking import read_verdict as read_word
 from turntree.verifiers.judge import WORDS, LlmJudge, agreement
@@ -174,6 +179,53 @@ def test_an_answer_is_a_verdict_only_where_the_whole_contract_is_met(
     assert judge.asker.tokens >= before
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left"), SystemExit(0), asyncio.CancelledError(), GeneratorExit(), MemoryError()]
+)
+def test_whatever_a_client_ends_in_is_a_failure_of_the_judge_and_no_end_of_the_run(error: BaseException) -> None:
+    def ends(**_: Any) -> Any:
+        raise error
+
+    judge = LlmJudge(url="http://localhost", model="m")
+    judge.asker._client = SimpleNamespace(  # type: ignore[assignment]
+        chat=SimpleNamespace(completions=SimpleNamespace(create=ends)), close=lambda: None
+    )
+    found = judge.judge(STATE, OTHER)
+    judge.close()
+    assert found.reward is None and type(error).__name__ in found.reason
+
+
+def test_half_a_character_in_an_answer_is_kept_like_any_other(tmp_path: Path) -> None:
+    with serve(lambda request: chat("\ud800\nVERDICT: SAME")) as server:
+        assert [verdict(server, cache=str(tmp_path / "judge.sqlite")).reward for _ in range(2)] == [1.0, 1.0]
+        assert len(server.asked) == 2
+
+
+def sent(body: bytes, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return act
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_answer_that_is_packed_or_has_no_end_is_a_failure_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    monkeypatch.setattr(received, "LONGEST", 10_000)
+    body = json.dumps(chat("VERDICT: SAME")).encode() + b" " * 100_000
+    act = sent(gzip.compress(body), **{"Content-Encoding": "gzip"}) if packed else sent(body)
+    with serve(lambda request: act) as server:
+        assert verdict(server).reward is None
+    monkeypatch.undo()
+    with serve(lambda request: sent(body)) as server:
+        assert verdict(server).reward == 1.0
+
+
 def test_answers_are_kept_on_disk_and_failures_are_not(tmp_path: Path) -> None:
     path = str(tmp_path / "judge.sqlite")
     with serve(lambda request: 400) as server:
@@ -216,6 +268,13 @@ def test_the_verdict_is_the_last_line_after_the_thinking() -> None:
     assert read_verdict("<think>\nVERDICT: SAME\n</think>\nVERDICT: DIFFERENT") == "different"
     assert read_verdict("VERDICT: SAME\nbecause") is None
     assert read_verdict("") is None
+
+
+@pytest.mark.parametrize(
+    "said", ["!SAME", "\u2260SAME", "\u00acSAME", "SAME?", "~~SAME~~", "~~SAME~~ DIFFERENT", "NOT SAME"]
+)
+def test_a_verdict_that_is_denied_doubted_or_struck_out_is_none(said: str) -> None:
+    assert read_verdict(f"VERDICT: {said}") is None and read_verdict("**VERDICT: [SAME].**") == "same"
 
 
 def test_agreement_counts_what_was_judged_and_says_how_much_was_chance() -> None:

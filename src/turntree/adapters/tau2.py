@@ -19,8 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import json
-import lzma
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +32,7 @@ from turntree.core.foreign import EnvironmentFault, is_of_the_machine, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_truth
+from turntree.observe.jsonl import LONGEST, parse_json, read_chunks, too_long
 from turntree.verifiers.texts import said
 
 User = Literal["auto", "scripted", "recorded", "solo"]
@@ -147,10 +147,12 @@ def _recorded(path: str, domain: str) -> list[_Case]:
     """The simulations of a results file. Their gold is what they were graded by: ids of tasks may have changed since.
     Raises `InputError`."""
     try:
-        with lzma.open(path, "rt") if path.endswith(".xz") else open(path, encoding="utf-8") as file:
-            rows = json.load(file)["simulations"]
+        data = b"".join(itertools.islice(read_chunks(path), LONGEST // 2**20 + 1))
+        if len(data) > LONGEST:
+            raise too_long(path)
+        rows = parse_json(data, path)["simulations"]
         cases = [_simulation(row, f"{Path(path).name.partition('.')[0]}-{place}") for place, row in enumerate(rows)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "name the results file of a tau2-bench run"
         problem = f"is not a results file of tau2-bench ({type(error).__name__}: {error})"
         raise InputError(problem, path=path, hint=hint) from error

@@ -18,6 +18,8 @@ class Server:
     def __init__(self, url: str, model: str = "", *, concurrency: int, timeout: float, retries: int = 0) -> None:
         try:
             import openai
+
+            from turntree.observe.received import UNPACKED, bound_later
         except ImportError as error:
             hint = "pip install 'turntree[endpoint]'"
             raise InputError("needs the openai package", field="endpoint", hint=hint) from error
@@ -33,7 +35,8 @@ class Server:
             timeout=timeout,
             max_retries=0,
             # a redirect would send prompts, or a request without them, to a server that nobody named
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False),
+            default_headers=UNPACKED,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [bound_later]}),
         )
 
     async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:

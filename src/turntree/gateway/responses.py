@@ -24,6 +24,10 @@ FIELDS = Fields(
     neutral={"top_logprobs": (0,), "background": (False,), "max_tool_calls": (), "prompt": (), "conversation": ()},
 )
 _CALLED = "instructions"  # of a call's meta: its prompt begins with them, and a later one may have others
+_CALL_KEYS = frozenset({"type", "id", "call_id", "status", "name", "arguments"})
+_TOOL_KEYS = frozenset({"type", "name", "description", "parameters", "strict"})
+# by an item's type; what stands under another key would be read as nothing
+_NEEDED = {"message": "content", "function_call": "arguments", "function_call_output": "output"}
 Before = Callable[[str], Kept | None]
 
 
@@ -92,17 +96,25 @@ def _one_turn(said: Sequence[Message]) -> Message:
 def _as_chat(item: Any, index: int) -> dict[str, Any]:
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = row.get("type") or "message"
+    lacking = _NEEDED.get(kind) if isinstance(kind, str) else None
+    if lacking and lacking not in row:
+        raise InputError("is missing", field=f"input[{index}].{lacking}", hint=_other_keys(row))
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content")}
     if kind == "function_call":
-        function = {"name": row.get("name"), "arguments": row.get("arguments")}
+        unknown = {key: value for key, value in row.items() if key not in _CALL_KEYS}
+        function = {"name": row.get("name"), "arguments": row.get("arguments"), **unknown}
         return {"role": "assistant", "tool_calls": [{"id": row.get("call_id"), "function": function}]}
     if kind == "function_call_output":
         return {"role": "tool", "content": row.get("output"), "tool_call_id": row.get("call_id")}
     if kind == "reasoning":
-        return {"role": "assistant", "reasoning_content": row.get("content") or ""}
+        return {"role": "assistant", "reasoning_content": row.get("content") or row.get("summary") or ""}
     hint = "message, function_call, function_call_output and reasoning are read"
     raise InputError(f"is of type {kind!r}", field=f"input[{index}]", hint=hint)
+
+
+def _other_keys(row: dict[str, Any]) -> str:
+    return f"what stands under {', '.join(sorted(row.keys() - _CALL_KEYS - {'role'})) or 'no key'} is not read as it"
 
 
 def _chat_tools(given: Any) -> Any:
@@ -112,6 +124,8 @@ def _chat_tools(given: Any) -> Any:
     for i, tool in enumerate(cast("list[Any]", given)):
         if not isinstance(tool, dict) or cast("dict[str, Any]", tool).get("type") != "function":
             raise InputError("is not a function: the gateway runs no tools itself", field=f"tools[{i}]")
+        if "parameters" not in tool and (unknown := sorted(tool.keys() - _TOOL_KEYS)):
+            raise InputError("unknown key, and no parameters", field=f"tools[{i}].{unknown[0]}")
     names = ("name", "description", "parameters")
     rows = cast("list[dict[str, Any]]", given)
     return [{"type": "function", "function": {n: row[n] for n in names if row.get(n) is not None}} for row in rows]

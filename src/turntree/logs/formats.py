@@ -235,9 +235,16 @@ def _is_by_model(item: Row) -> bool:
 
 def _action(items: list[Row]) -> str:
     """The calls of a turn, or its text where it calls nothing (reasoning alone is not an action: an empty text)."""
-    calls = [call_text(str(i.get("name")), i.get("arguments")) for i in items if i.get("type") == "function_call"]
+    calls = [_call(item) for item in items if item.get("type") == "function_call"]
     said = [_words(item) for item in items if (item.get("type") or "message") == "message"]
     return "\n".join(calls or said)
+
+
+def _call(item: Row) -> str:
+    """Raises `RowRefused` for a call whose arguments stand elsewhere: it would read as one without any."""
+    if not isinstance(name := item.get("name"), str) or not isinstance(item.get("arguments"), str | dict):
+        raise RowRefused("a call without 'name' or 'arguments' in field 'response.output'")
+    return call_text(name, item["arguments"])
 
 
 def _words(item: Row) -> str:
@@ -245,10 +252,12 @@ def _words(item: Row) -> str:
 
 
 def _text(content: Any) -> str:
-    """Text as it is, or in parts, which may hold parts."""
+    """Text as it is, or in parts, which may hold parts; what is no text stands as its JSON, for two of them differ."""
     if isinstance(content, list):
         return "".join(map(_text, cast("list[Any]", content)))
     if isinstance(content, dict):
         part = cast(Row, content)
-        return _text(part.get("text", part.get("content", part.get("output"))))
-    return content if isinstance(content, str) else ""
+        held = next((part[key] for key in ("text", "content", "output", "refusal") if part.get(key) is not None), None)
+        content = json.dumps(part, sort_keys=True) if held is None else held
+        return content if held is None else _text(held)
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content)

@@ -47,7 +47,8 @@ FACTS = frozenset({
     "gts", "gt", "gold", "gold_answer", "gold_answers", "golden_answer", "golden_answers", "ground_truth",
     "ground_truths", "expected", "expected_answer", "expected_output", "expected_action", "reference",
     "reference_answer", "correct_answer", "target", "test_cases", "reward_model",
-    "data_source", "dataset", "dataset_name", "env_class", "env_name", "agent", "agent_name", "agent_ref",
+    "data_source", "task_source", "source", "dataset", "dataset_name", "env_class", "env_name",
+    "agent", "agent_name", "agent_ref",
 })  # fmt: skip
 """Fields that say what was asked, what is right, where the task comes from and who played it. Names that a policy's own
 answer may have (answer, solution) are not among them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -31,6 +32,8 @@ from turntree.stages.verifier import chosen_verifier, open_verifier
 SCHEMA = "turntree.export/1"
 MANIFEST = ".turntree-export.json"  # hidden, so that no data loader takes it for rows
 TOOLS = "\n\n# Tools\n\nYou may call these functions, declared as JSON:\n"
+# how most models spell control tokens, where none is named
+_SPELLED = re.compile(r"<[|｜][^\s<>]+[|｜]>|</?s>|<(bos|eos|start_of_turn|end_of_turn)>|\[/?INST\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +73,8 @@ class ExportedPivot:
 class Bundle:
     """What a format writes. `verifier`, `tool_format` and `cut_turns` are the settings of the reward function;
     `stop_ids` end a turn of the policy (empty without a model). `profiled` is the verifier of the pass rates, as the
-    profile names it. `dropped` counts the pivots left out; `notes` say what is not exact."""
+    profile names it. `dropped` counts the pivots left out, `spelled` the prompts whose words spell a control token;
+    `notes` say what is not exact."""
 
     pivots: Sequence[ExportedPivot]
     verifier: Part
@@ -80,6 +84,7 @@ class Bundle:
     notes: Sequence[str] = ()
     cut_turns: CutTurns = "fail"
     profiled: str = ""
+    spelled: int = 0
 
     def reward_settings(self) -> dict[str, Any]:
         named = {"verifier": self.verifier.name, "options": self.verifier.options}
@@ -103,6 +108,7 @@ def run_export(config: ExportConfig, out: Path, *, overwrite: bool = False) -> d
         "pivots": len(bundle.pivots),
         "dropped": dict(sorted(bundle.dropped.items())),
         "verifier": bundle.verifier.name,
+        "control_tokens_in_words": bundle.spelled,
         **told,
         "notes": [*bundle.notes, *told.get("notes", ())],
     }
@@ -118,7 +124,12 @@ def bundle_of(config: ExportConfig) -> Bundle:
         raise InputError(f"holds no pivot to export ({counted})", path=config.pivots, hint="name another --verifier")
     write = _writer(config.model)
     pivots = [_exported(one, write) for one in kept]
-    notes = list(write.notes)
+    notes, spelled = list(write.notes), sum(write.spells(one) for one in pivots)
+    if spelled:
+        notes.append(
+            f"{spelled} prompts spell control tokens in the words of users, tools or the system: they stand there as "
+            "written, and the other trainer may read them as the tokens"
+        )
     if not config.model and any(one.state.tools for one in pivots):
         notes.append("tools are written into the system message: --model renders them as the policy's template does")
     if verifier != Part.from_value(header["verifier_source"], "verifier_source"):
@@ -136,6 +147,7 @@ def bundle_of(config: ExportConfig) -> Bundle:
         notes=notes,
         cut_turns=cut_turns_of(header["verifier"]),
         profiled=header["verifier"],
+        spelled=spelled,
     )
 
 
@@ -161,9 +173,16 @@ class _Writer:
 
     prompt: Callable[[TurnState], list[dict[str, Any]]]
     text: Callable[[TurnState], str | None]
+    hide: Callable[[str], str]
+    """Changes a text that spells a control token."""
     tool_format: ToolFormat = "hermes"
     stop_ids: tuple[int, ...] = ()
     notes: list[str] = field(default_factory=list[str])
+
+    def spells(self, pivot: ExportedPivot) -> bool:
+        state = pivot.state
+        words = [message.content for message in state.history if message.role != "assistant"]
+        return any(self.hide(text) != text for text in (*words, json.dumps(state.tools, ensure_ascii=False)))
 
 
 def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
@@ -182,7 +201,8 @@ def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
 
 def _writer(model: str) -> _Writer:
     if not model:
-        return _Writer(tools_as_text, lambda _: None)
+        return _Writer(tools_as_text, lambda _: None, lambda text: _SPELLED.sub("", text))
+    from turntree.renderers.words import Words
     from turntree.stages.policy import load_renderer
 
     tokenizer, renderer = load_renderer(model)
@@ -209,7 +229,8 @@ def _writer(model: str) -> _Writer:
         return whole
 
     ends = tuple(sorted(renderer.stop_ids))
-    return _Writer(prompt, text, detect_format(str(tokenizer.chat_template)), ends, notes)
+    hide = Words(tokenizer, str(tokenizer.chat_template)).hide
+    return _Writer(prompt, text, hide, detect_format(str(tokenizer.chat_template)), ends, notes)
 
 
 def _note(notes: list[str], text: str) -> None:

@@ -19,8 +19,10 @@ from turntree.verifiers import symbolic
 from turntree.verifiers.matching import most_pairs, perfect_matching
 from turntree.verifiers.quantities import (
     SIGNS,
+    are_dates,
     are_units,
     combined,
+    equal_dates,
     equal_quantities,
     equal_with_colons,
     has_colons,
@@ -99,6 +101,8 @@ def _equal_expressions(given: str, gold: str) -> bool | None:
     """Words are compared as spans: as products of letters, "east" and "seat" would be equal."""
     if _is_words(given) or _is_words(gold):
         return same_span(*(_TEXT.sub(r"\1", text.strip(" $")) for text in (given, gold)))
+    if are_dates(given, gold):
+        return equal_dates(given, gold)
     if has_colons(given) or has_colons(gold):
         return equal_with_colons(given, gold)
     (one, first), (two, second) = _without_unit(given), _without_unit(gold)
@@ -185,8 +189,10 @@ def _equal_phrases(given: str, gold: str) -> bool | None:
 def _is_words(text: str) -> bool:
     """Wholly inside `\\text{}`, or with three letters in a row (or "no") and no digits, commands or operators."""
     text = text.strip().strip("$").strip()
-    if _TEXT.fullmatch(text) or text.casefold() in ("no", "infinity"):
-        return text.casefold() != "infinity"
+    if _TEXT.fullmatch(text) or text.casefold() == "no":
+        return True
+    if text.lstrip("+- ").casefold() in ("infinity", "inf"):  # a value, whose sign counts
+        return False
     return re.search(r"[^\W\d_]{3}", text) is not None and re.search(r"[\d\\^_=+*/<>{}$()]", text) is None
 
 

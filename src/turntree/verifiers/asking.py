@@ -20,14 +20,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import Message
+from turntree.core.foreign import reason_of
+from turntree.core.messages import Message, whole_characters
 from turntree.verifiers.texts import THOUGHT, said
 
 if TYPE_CHECKING:
     from openai import OpenAI
 
 UNSURE = "unsure"  # what every question offers beside its words
-_VERDICT = re.compile(r"^\W*VERDICT\W+([A-Z]+(?: [A-Z]+)*)\W*$", re.IGNORECASE)
+_AROUND = r"[^\w!?~\u00ac\u2260]"  # marks of layout; those of a doubt, a denial or a word struck out are none
+_VERDICT = re.compile(rf"^{_AROUND}*VERDICT{_AROUND}+([A-Z]+(?: [A-Z]+)*){_AROUND}*$", re.IGNORECASE)
 
 
 class Vote(NamedTuple):
@@ -138,8 +140,8 @@ class Asker:
             with self._lock:
                 self.tokens += spent if type(spent) is int and spent >= 0 else most
             return _text_of(answer.choices), ""
-        except Exception as error:  # a proxy may answer with HTML, half of a JSON, or an error and status 200
-            return None, f"the judge failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        except BaseException as error:  # a proxy may answer with HTML, half of a JSON, or an error and status 200
+            return None, f"the judge failed: {reason_of(error)}"
         finally:
             with self._lock:
                 self._reserved -= most
@@ -156,7 +158,7 @@ def _text_of(choices: Any) -> str:
         raise ValueError(f"its answer ended with {choice.finish_reason!r}, or calls or refuses")
     if not isinstance(message.content, str | None):
         raise ValueError(f"its content is {type(message.content).__name__}, not text")
-    return message.content or ""
+    return whole_characters(message.content or "")
 
 
 def read_verdict(text: str, words: Sequence[str]) -> str | None:
@@ -203,11 +205,15 @@ def digest(text: str) -> str:
 def _client(url: str, timeout: float, retries: int) -> OpenAI:
     try:
         import openai
+
+        from turntree.observe.received import UNPACKED, bound
     except ImportError as error:
         hint = "pip install 'turntree[endpoint]'"
         raise InputError("needs the openai package", field="verifier", hint=hint) from error
     key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
-    return openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries)  # retries with growing pauses
+    http = openai.DefaultHttpxClient(event_hooks={"response": [bound]})
+    options: dict[str, Any] = {"default_headers": UNPACKED, "http_client": http, "timeout": timeout}
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=retries, **options)  # retries with growing pauses
 
 
 class _Cache:

@@ -86,6 +86,24 @@ def equal_with_colons(one: str, two: str) -> bool | None:
     return None if _share(parts[0]) == _share(parts[1]) is not None else False
 
 
+_DATE = re.compile(r"\d{4}([-/.])\d\d?\1\d\d?|\d\d?([-/.])\d\d?\2\d{4}")
+_RANGE = re.compile(r"\d+\s*[-\u2013]\s*\d+")
+
+
+def are_dates(one: str, two: str) -> bool:
+    """Whether one answer is a date, or both are ranges: no differences and quotients, though they look like it."""
+    texts = [text.strip(" $") for text in (one, two)]
+    return any(map(_DATE.fullmatch, texts)) or all(map(_RANGE.fullmatch, texts))
+
+
+def equal_dates(one: str, two: str) -> bool | None:
+    """By their numbers, as written; None for the same ones in another order, and beside what is no date."""
+    left, right = ([int(part) for part in re.findall(r"\d+", text)] for text in (one, two))
+    if left == right or len(left) != len(right) or sorted(left) == sorted(right):
+        return True if left == right else None
+    return False
+
+
 def _share(parts: Sequence[Fraction | None]) -> Fraction | None:
     """The quotient that a number or a ratio of two is."""
     over, under = parts[0], parts[1] if len(parts) == 2 else Fraction(1)

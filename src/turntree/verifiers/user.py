@@ -40,6 +40,11 @@ class UserVerifier:
             return Verdict(None, f"the verifier raised {reason_of(error)}", kind)
         return self._verdict(answer, kind)
 
+    def close(self) -> None:
+        close = getattr(getattr(self.function, "__self__", None), "close", None)
+        if callable(close):
+            close()
+
     def _verdict(self, answer: Any, kind: str) -> Verdict:
         if isinstance(answer, Verdict):
             reward = None if answer.reward is None else self._reward(answer.reward)

@@ -172,6 +172,10 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = row.get("type") or ("message" if "role" in row else None)
     unread = count_unknown(row, EVERY_ITEM | _ITEM_KEYS.get(str(kind), frozenset()), "items[].", ignored)
+    place = "output" if str(kind).endswith("_output") else "content"
+    if unread and row.get(place) is None and (kind == "message" or place == "output"):
+        hint = f"what stands under {', '.join(unread)} is not read as it"
+        return BrokenMessage(f"holds an item of type {kind!r} without {place!r}", hint=hint)
     cut = {"weight": 0} if row.get("status") == "incomplete" else {}  # the token limit ended the turn
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content"), **cut}
