@@ -349,7 +349,8 @@ class Half:
             raise TypeError("no such room")
         seldom = {"seen": 1.0} if self.step_now == 2 else {}
         over = self.step_now == 4
-        return Observation((Message("user", "Nothing happens."),), over, success=False if over else None, metrics=seldom)
+        told = (Message("user", "Nothing happens."),)
+        return Observation(told, over, success=False if over else None, metrics=seldom)
 
 def tasks(split, count, *, seed, fails: bool = False):
     return [Half(f"{split}-{number}", fails) for number in range(count)]
