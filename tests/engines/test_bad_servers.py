@@ -110,7 +110,6 @@ RIGHT = {
     "names alone": {
         "choices": [{"finish_reason": "length", "logprobs": {"tokens": ["token_id:40"], "token_logprobs": [-1.0]}}]
     },
-    "compressed": sends(gzip.compress(json.dumps(answer()).encode()), content_encoding="gzip"),
     "with blanks before it": sends(b"\n \n" + json.dumps(answer()).encode()),
 }
 
@@ -188,7 +187,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "deep": (sends(b'{"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), "nested too deeply"),
     "deep under an error": (sends(b'{"error":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 500), "HTTP 500"),
     "thousands of digits": (sends(b'{"choices": ' + b"1" * 5000 + b"}"), "no complete JSON"),
-    "no compression": (sends(b"garbage", content_encoding="gzip"), "Connection error"),
+    "packed": (sends(gzip.compress(json.dumps(answer()).encode()), content_encoding="gzip"), "packed"),
+    "no compression": (sends(b"garbage", content_encoding="gzip"), "packed"),
     "less than it promised": (sends(b'{"id"', length=1000, hang_up=True), "Connection error"),
     "chunks that are none": (sends(b"zz\r\n{}\r\n", transfer_encoding="chunked", hang_up=True), "Connection error"),
     "another place": (sends(b"", 302, location="http://127.0.0.1:9/v1"), "127.0.0.1:9"),
