@@ -30,12 +30,12 @@ from update_step import arguments_of
 from turntree.cli.common import finish
 from turntree.core import seeds
 from turntree.core.protocols import Gate, GroupProgress
-from turntree.domains.household.door import GamesConfig, games
-from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy
+from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.environment import HouseholdEnvironment
 
 SIZES, TURNS = (8, 16, 32, 64), (10, 20, 40)
 GROUPS = 8  # that each timing of the gate averages over

@@ -40,21 +40,21 @@ from turntree.cli.common import finish
 from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
-from turntree.domains.qa.build import QaWorld, QaWorldConfig, environments
-from turntree.domains.qa.environment import QaEnvironment
-from turntree.domains.qa.experts import play
-from turntree.domains.qa.generate import Posed
 from turntree.engines.scripted import ScriptedEngine
 from turntree.environments.pool import Answer
 from turntree.renderers.tool_calls import parse_message
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.sandboxes.sandbox import Sandbox
-from turntree.tools.builtin import SandboxTool, SearchTool
 from turntree.tools.pool import ThreadPool
 from turntree.tools.runtime import ToolCounts, ToolRuntime
 from turntree.tools.tool import Tool, ToolOutput
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig, environments
+from turntree_worlds.qa.environment import QaEnvironment
+from turntree_worlds.qa.experts import play
+from turntree_worlds.qa.generate import Posed
+from turntree_worlds.sandboxes.sandbox import Sandbox
+from turntree_worlds.tools import SandboxTool, SearchTool
 
 MODES = ("overlapped", "deterministic", "barrier", "barrier_refilled")
 STOP = 0

@@ -11,10 +11,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
-from turntree.domains.household.door import POLICY as EMBEDDED
 from turntree.engines.checkpoint import load_tokenizer
 from turntree.training.losses import LossConfig
 from turntree.training.optimizer import OptimizerConfig
+from turntree_worlds.household.door import POLICY as EMBEDDED
 
 
 class TRLStep:

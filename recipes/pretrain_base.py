@@ -2,7 +2,7 @@
 
     python recipes/pretrain_base.py language --out runs/base/language --compile
     python recipes/pretrain_base.py recovery --start runs/base/language --compile \\
-        --out src/turntree/models/household_tiny --lr 2e-3 --tokens 4e6 --other-weight 0.3
+        --out src/turntree_worlds/models/household_tiny --lr 2e-3 --tokens 4e6 --other-weight 0.3
 
 `language`: an exploring player of mixed skill, whose random actions are learned too, and text skills: the policy
 learns to speak. `recovery`: the player slips (random and impossible commands, which are seen but not learned) and
@@ -28,9 +28,9 @@ from pretraining import Steps, batches, bpe, fresh_model, save, saved_policy, wi
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from turntree.core import seeds
-from turntree.domains.household.experts import UnreachableGoal, next_exploring_action, noisy_explore, slip
-from turntree.domains.household.generate import EASY, HARD, MEDIUM, generate_game
 from turntree.stages import skills
+from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, noisy_explore, slip
+from turntree_worlds.household.generate import EASY, HARD, MEDIUM, generate_game
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"

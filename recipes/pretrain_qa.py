@@ -1,7 +1,7 @@
 """Remake the embedded question-answering policy: a tiny Qwen3 that has seen an expert use search and python.
 
-    python recipes/pretrain_qa.py train --compile --out src/turntree/models/qa_tiny
-    python recipes/pretrain_qa.py measure src/turntree/models/qa_tiny
+    python recipes/pretrain_qa.py train --compile --out src/turntree_worlds/models/qa_tiny
+    python recipes/pretrain_qa.py measure src/turntree_worlds/models/qa_tiny
 
 `train` teaches from generated worlds, none of them the default one (seed 0): first with one document a search, which
 shows more look-ups in as many tokens, then as it will be used. The expert slips now and then; slips are seen but not
@@ -34,14 +34,14 @@ from turntree.core import seeds
 from turntree.core.completion import Sampling
 from turntree.core.labels import Rewards
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
-from turntree.domains.qa.environment import QaEnvironment
-from turntree.domains.qa.experts import NotFound, Played, play
-from turntree.domains.qa.generate import QuestionMix
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow
 from turntree.stages.policy import Device, load_policy
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
+from turntree_worlds.qa.environment import QaEnvironment
+from turntree_worlds.qa.experts import NotFound, Played, play
+from turntree_worlds.qa.generate import QuestionMix
 
 SCAFFOLD = (  # one token each: what a call and an answer are written with
     '<tool_call>{"name": "search", "arguments": {"query": "',

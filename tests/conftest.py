@@ -47,7 +47,7 @@ def shared_data() -> Path:
 def bubblewrap() -> None:
     """The test is skipped where this machine offers no sandbox under the usual settings."""
     from turntree.core.errors import InputError
-    from turntree.sandboxes.sandbox import Sandbox
+    from turntree_worlds.sandboxes.sandbox import Sandbox
 
     try:
         Sandbox().close()

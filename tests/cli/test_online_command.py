@@ -6,7 +6,7 @@ import itertools
 import json
 
 SMALL = ("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 4, "--max-tokens", 24, "--count", 4)
-FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--dapo", "--greso", "--allocation")
+FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--dapo", "--greso")
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--gate-turn", 1, "--gate-threshold", 0.99,
     "--set", "online.train.rollouts.group_size=2", "--set", "online.train.rollouts.episodes.max_turns=3",
@@ -43,7 +43,7 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(turntree
         "--set", "online.train.rollouts.group_size=4", "--set", "online.train.rollouts.episodes.max_turns=3",
         "--set", "select.threshold=1.0", "--set", "select.max_per_kind=1.0", "--set", "own.tasks=3",
         "--set", "local.states=2", "--set", "local.samples=2", "--set", "gate.checkpoints.0.turn=1",
-        "--arms", "grpo,pivot,pivot/grpo+greso+gate+branching,own/grpo+dapo+allocation+local",
+        "--arms", "grpo,pivot,pivot/grpo+greso+gate+branching,own/grpo+dapo+local",
     )  # fmt: skip
     command = ("experiment", "compose", "--out", tmp_path / "compose", *small)
     summary = turntree.json(*command)
@@ -55,7 +55,7 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(turntree
     assert curves["grpo"][0]["turns"] == 0 and [point["step"] for point in curves["grpo"]] == [0, 1, 2]
     both = curves["pivot/grpo+greso+gate+branching"]
     assert both[:5] == curves["pivot"] and both[5]["turns"] > first["turns"] + 8, "one more stage on the same bill"
-    own = curves["own/grpo+dapo+allocation+local"]
+    own = curves["own/grpo+dapo+local"]
     assert own[1]["turns"] > 4, "the search for own states is paid"
     for points in curves.values():
         assert all(a[unit] <= b[unit] for unit in ("turns", "seconds") for a, b in itertools.pairwise(points))
@@ -64,13 +64,10 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(turntree
     assert "another configuration" in turntree.error(*command, "--set", "pivot.optimizer.learning_rate=0.1")
     made = {path.parent.relative_to(tmp_path / "compose").as_posix() for path in tmp_path.rglob("cost.json")}
     assert made == {
-        f"seed0/{name}"
-        for name in ("grpo", "pivot", "pivot/grpo+greso+gate+branching", "own", "own/grpo+dapo+allocation+local")
+        f"seed0/{name}" for name in ("grpo", "pivot", "pivot/grpo+greso+gate+branching", "own", "own/grpo+dapo+local")
     }
 
 
 def test_an_arm_that_is_no_chain_of_stages_is_refused(turntree, tmp_path) -> None:
     for arm in ("grpo+turbo", "pivot+gate", "sft", "grpo+gate+gate"):
         assert "no stage" in turntree.error("experiment", "compose", "--out", tmp_path / "c", "--arms", f"grpo,{arm}")
-    both = "grpo+allocation+branching"
-    assert "leave one" in turntree.error("experiment", "compose", "--out", tmp_path / "c", "--arms", both)

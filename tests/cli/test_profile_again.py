@@ -5,8 +5,8 @@ import json
 import pytest
 
 from completions_server import completion, serve
-from turntree.domains.household.door import POLICY as EMBEDDED
 from turntree.observe.files import read_table
+from turntree_worlds.household.door import POLICY as EMBEDDED
 
 SHAPE = ("--max-tokens", 24, "--limit", 30)
 

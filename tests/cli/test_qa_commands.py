@@ -9,8 +9,7 @@ import re
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.experiments import premise
-from turntree.sandboxes.sandbox import Sandbox
+from turntree_worlds.sandboxes.sandbox import Sandbox
 
 SMALL = (
     "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,
@@ -131,28 +130,3 @@ def test_the_published_arms_are_configurations_of_the_same_command(turntree, tmp
     summary = turntree.json(*command)
     assert [summary["arms"][arm]["leaves"] for arm in arms] == [2.0, 4.0, 4.0, 4.0]
     assert summary["arms"]["tree_grpo"]["structural_saving"] > 0.0
-
-
-def test_the_premise_is_measured_on_forks_of_many_children(turntree, tmp_path) -> None:
-    small = ("--count", 6, "--set", "initial=2", "--set", "children=3", "--set", "probes=[1,2]", "--set", "rate=0.9")
-    result = turntree.json("experiment", "premise", "--out", tmp_path / "premise.json", *small)
-    assert {"search", "task"} <= set(result["profile"])
-    assert result["variance"]["1"]["forks"] > 0
-
-
-def test_the_premise_is_told_in_words() -> None:
-    row = {"spearman": 0.1, "spearman_interval": [0.0, 0.2], "upper_over_lower": 1.5, "interval": [1.2, 1.9]}
-    told = {"profile": {}, "variance": {"2": {"forks": 90, "mean_variance": 0.1, "entropy": row}}}
-    assert "teach more" in next(iter(premise.lines(told)))
-    row["interval"] = [0.5, 0.9]
-    assert "teach less" in next(iter(premise.lines(told)))
-    row["interval"] = [0.8, 1.3]
-    assert "no difference is shown" in next(iter(premise.lines(told)))
-
-
-def test_forks_that_cannot_be_compared_are_told_instead_of_an_error_at_the_end() -> None:
-    """A policy that solves nothing, or everything, has no variance at any fork."""
-    alike = [premise.ForkSeen(f"q{n}", 2, float(n), 0.0, (0.0, 0.0)) for n in range(12)]
-    for forks, said in ((alike, "12 forks, without differences"), (alike[:3], "3 forks, too few")):
-        told = {"profile": {}, "variance": {"1": premise.against_variance(forks, resamples=20)}}
-        assert said in next(iter(premise.lines(told)))

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from completions_server import completion, serve
-from turntree.domains.household.door import POLICY as EMBEDDED
 from turntree.traces.schema import read_traces
+from turntree_worlds.household.door import POLICY as EMBEDDED
 
 ROOMS = '''
 import dataclasses
-from turntree.domains.household.distance import distance
-from turntree.domains.household.environment import HouseholdEnvironment
-from turntree.domains.household.door import GamesConfig, games
+from turntree_worlds.household.distance import distance
+from turntree_worlds.household.environment import HouseholdEnvironment
+from turntree_worlds.household.door import GamesConfig, games
 
 class Room:
     """A household game, as somebody would bring it: without a fork. `lasts`: how many commands it survives."""

@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from turntree.domains.household.verifier import HouseholdVerifier
 from turntree.stages import sft as sft_stage
 from turntree.stages import train_pivot as pivot_stage
 from turntree.stages.policy import Policy
+from turntree_worlds.household.verifier import HouseholdVerifier
 
 PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4")
 OFTEN = ("--set", "checkpoints.every=2")

@@ -9,12 +9,12 @@ import shutil
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.domains.household.door import POLICY as EMBEDDED
 from turntree.environments.processes import ProcessPool
-from turntree.sandboxes.sandbox import Sandbox
 from turntree.stages import sft as sft_stage
 from turntree.stages import train_online as online_stage
 from turntree.stages import train_pivot as pivot_stage
+from turntree_worlds.household.door import POLICY as EMBEDDED
+from turntree_worlds.sandboxes.sandbox import Sandbox
 
 PIVOT = ("--steps", 1, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=2")
 ONLINE = (

@@ -11,8 +11,8 @@ from chromium import browser
 from turntree.advantages.config import CreditConfig
 from turntree.core.errors import InputError
 from turntree.logs import trees
-from turntree.sandboxes.sandbox import Sandbox
 from turntree.training.losses import LossConfig
+from turntree_worlds.sandboxes.sandbox import Sandbox
 
 SMALL = (
     "--environment", "qa", "--brancher", "entropy", "--iterations", 4, "--groups", 4, "--group-size", 4,

@@ -14,7 +14,6 @@ from test_rollout_workers import COMMAND, ONLINE, TWO, artifacts, differences, p
 from turntree.cluster.crew import UnitLost
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.filters.allocation import AllocationConfig
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.stopping import AdaptiveConfig
 from turntree.stages import workers
@@ -25,7 +24,6 @@ from turntree.stages.profile import run_profile
 from turntree.stages.train_online import run_train_online
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import LocalConfig
-from turntree.training.losses import LossConfig
 
 
 @pytest.fixture(autouse=True)
@@ -103,25 +101,16 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
     assert len(set(tasks)) == 4 and given[1]["tasks"][0][1] in tasks
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"local": LocalConfig(states=3, samples=2, verdicts=2.0)},
-        {"allocation": AllocationConfig(), "loss": LossConfig(normalizer="constant", constant=50.0)},
-    ],
-    ids=["judged turns", "allocated groups"],
-)
-def test_what_is_decided_between_rollouts_is_the_same_on_workers(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
     rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
-    judging = dict.fromkeys(("environment", "teacher", "verifier") if "local" in settings else (), Part("household"))
-    train = replace(ONLINE.train, rollouts=rollouts, **settings)
+    judging = dict.fromkeys(("environment", "teacher", "verifier"), Part("household"))
+    train = replace(ONLINE.train, rollouts=rollouts, local=LocalConfig(states=3, samples=2, verdicts=2.0))
     here = replace(ONLINE, brancher=None, gate=None, train=train, **judging)
     run_train_online(here, tmp_path / "here")
     run_train_online(replace(here, cluster=TWO), tmp_path / "there")
     found = artifacts(tmp_path / "here")
     assert list(differences(found, artifacts(tmp_path / "there"))) == []
-    last = found["metrics.jsonl"][-1]
-    assert last["local"]["turns_judged"] if "local" in settings else len(last["allocation"]["sizes"]) > 1
+    assert found["metrics.jsonl"][-1]["local"]["turns_judged"]
 
 
 def test_rollouts_ahead_need_workers_and_the_trainers_own_log_probabilities() -> None:

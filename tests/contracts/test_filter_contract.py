@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from doors.parts_of_ones_own import MODULES
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.protocols import Filter, FinishedGroup
-from turntree.filters.allocation import Allocation, AllocationConfig
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import Greso, GresoConfig
 
@@ -23,7 +22,6 @@ KINDS: dict[str, Callable[[], Filter]] = {
     "nothing": lambda: type("Nothing", (Filter,), {})(),
     "dapo": lambda: DapoFilter(refill_cap=1.0),
     "greso": lambda: Greso(GresoConfig(seed=3, easy_exploration=0.05, hard_exploration=0.05)),
-    "allocation": lambda: Allocation(AllocationConfig(), 4),
     "of one's own": lambda: OWN["Bored"](seed=3, after=1),
 }
 contract = settings(max_examples=60, deadline=None)

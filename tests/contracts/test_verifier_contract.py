@@ -15,15 +15,15 @@ import pytest
 
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
-from turntree.domains.household.environment import HouseholdEnvironment, build_game, generated_source
-from turntree.domains.household.experts import shortest_plan
-from turntree.domains.household.verifier import HouseholdVerifier
 from turntree.verifiers.audit import MUTATIONS, audit_verifier
 from turntree.verifiers.paper import Paper
 from turntree.verifiers.recommended import Recommended
 from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch
 from turntree.verifiers.user import UserVerifier
+from turntree_worlds.household.environment import HouseholdEnvironment, build_game, generated_source
+from turntree_worlds.household.experts import shortest_plan
+from turntree_worlds.household.verifier import HouseholdVerifier
 
 
 @dataclass(frozen=True)

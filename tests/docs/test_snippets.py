@@ -18,7 +18,7 @@ SNIPPETS = [
     if page not in WITH_COMMANDS
     for number, block in enumerate(pages.blocks(page))
 ]
-SOURCES = sorted((pages.REPOSITORY / "src" / "turntree").rglob("*.py"))
+SOURCES = sorted((pages.REPOSITORY / "src").rglob("*.py"))
 SMALL = {  # what a command is given on top, so that it takes a second or two
     "train online --environment 'gateway:": "--iterations 1 --groups 1 --group-size 2 --count 4 --held-out-count 1",
     "train online": "--iterations 1 --groups 2 --group-size 4 --count 4 --held-out-count 2 --max-turns 2",

@@ -285,7 +285,8 @@ READ = {"ok", "503once"}  # the others are faults
 
 @functools.cache
 def household() -> Any:
-    return AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "src" / "turntree" / "models" / "household_tiny")
+    source = Path(__file__).parents[2] / "src"
+    return AutoTokenizer.from_pretrained(source / "turntree_worlds" / "models" / "household_tiny")
 
 
 KINDS = sorted(set(re.findall(r'k == "(\w+)"', SHARED.read_text()))) if SHARED.is_file() else []

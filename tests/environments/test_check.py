@@ -12,9 +12,9 @@ import pytest
 
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
-from turntree.domains.household.environment import HouseholdEnvironment, build_game, generated_source
 from turntree.environments.check import check_environment
 from turntree.environments.tasks import Replayed
+from turntree_worlds.household.environment import HouseholdEnvironment, build_game, generated_source
 
 
 class Good:

@@ -6,7 +6,6 @@ import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.domains.household.door import SPLIT_SIZE, GamesConfig, games
 from turntree.environments.tasks import open_tasks
 from turntree.experiments.quickstart import (
     ARMS,
@@ -19,6 +18,7 @@ from turntree.experiments.quickstart import (
     table,
 )
 from turntree.observe.files import write_json
+from turntree_worlds.household.door import SPLIT_SIZE, GamesConfig, games
 
 
 def evaluation(rewards):

@@ -5,11 +5,11 @@ import pytest
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.domains.household.demonstrator import HouseholdDemonstrator
-from turntree.domains.household.environment import state_at
 from turntree.stages.demonstrate import demonstrate
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import read_traces
+from turntree_worlds.household.demonstrator import HouseholdDemonstrator
+from turntree_worlds.household.environment import state_at
 
 
 def traces(tmp_path, **settings):

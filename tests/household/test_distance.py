@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from turntree.domains.household.distance import distance, shortest_plan
-from turntree.domains.household.games import GameFiles
-from turntree.domains.household.generate import (
+from turntree_worlds.household.distance import distance, shortest_plan
+from turntree_worlds.household.games import GameFiles
+from turntree_worlds.household.generate import (
     EASY,
     HARD,
     MEDIUM,
@@ -23,7 +23,7 @@ from turntree.domains.household.generate import (
     generate_game,
     generate_games,
 )
-from turntree.domains.household.world import Game, State
+from turntree_worlds.household.world import Game, State
 
 TINY = Difficulty("tiny", (4, 5), (2, 3), closed_fraction=0.5, extra_target=0.4, shared_location=0.4)
 MOST_STATES = 2500

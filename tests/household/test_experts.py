@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.domains.household.experts import (
+from turntree_worlds.household.experts import (
     UnreachableGoal,
     explore,
     next_exploring_action,
     noisy_explore,
     shortest_plan,
 )
-from turntree.domains.household.games import load_games
-from turntree.domains.household.generate import EASY, HARD, MEDIUM, Difficulty, generate_game
-from turntree.domains.household.world import Game, State
+from turntree_worlds.household.games import load_games
+from turntree_worlds.household.generate import EASY, HARD, MEDIUM, Difficulty, generate_game
+from turntree_worlds.household.world import Game, State
 
 TINY = Difficulty("tiny", (6, 6), (5, 5), closed_fraction=0.5, shared_location=0.2)
 DOING = {"go", "open", "take", "move", "clean", "heat", "cool", "use"}

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.domains.household.games import GameFiles, draw_games, load_games
-from turntree.domains.household.generate import generate_games
+from turntree_worlds.household.games import GameFiles, draw_games, load_games
+from turntree_worlds.household.generate import generate_games
 
 PLAY_TYPE = "pick_and_place_simple"
 
@@ -217,7 +217,7 @@ def test_official_games_read_the_same_from_a_tree(shared_data: Path, tmp_path: P
 
 def test_the_engine_loads_without_a_tensor_library() -> None:
     program = (
-        "import sys; import turntree.domains.household.games, turntree.domains.household.experts;"
+        "import sys; import turntree_worlds.household.games, turntree_worlds.household.experts;"
         "print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run(

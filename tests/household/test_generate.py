@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree.domains.household.catalogue import OBJECT_KINDS, ROOMS
-from turntree.domains.household.distance import shortest_plan
-from turntree.domains.household.experts import explore
-from turntree.domains.household.generate import (
+from turntree_worlds.household.catalogue import OBJECT_KINDS, ROOMS
+from turntree_worlds.household.distance import shortest_plan
+from turntree_worlds.household.experts import explore
+from turntree_worlds.household.generate import (
     EASY,
     HARD,
     MEDIUM,

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
-from turntree.domains.household.environment import HouseholdEnvironment, generated_source
-from turntree.domains.household.experts import explore, next_exploring_action, noisy_explore, shortest_plan
-from turntree.domains.household.games import load_games
-from turntree.domains.household.generate import (
+from turntree_worlds.household.environment import HouseholdEnvironment, generated_source
+from turntree_worlds.household.experts import explore, next_exploring_action, noisy_explore, shortest_plan
+from turntree_worlds.household.games import load_games
+from turntree_worlds.household.generate import (
     EASY,
     HARD,
     MEDIUM,
@@ -27,8 +27,8 @@ from turntree.domains.household.generate import (
     generate_game,
     generate_games,
 )
-from turntree.domains.household.parse import parse_game
-from turntree.domains.household.verifier import (
+from turntree_worlds.household.parse import parse_game
+from turntree_worlds.household.verifier import (
     ACTION_KINDS,
     HouseholdVerifier,
     action_kind,
@@ -36,7 +36,7 @@ from turntree.domains.household.verifier import (
     judge,
     search_effort,
 )
-from turntree.domains.household.world import Game, Goal, Receptacle, State, Thing
+from turntree_worlds.household.world import Game, Goal, Receptacle, State, Thing
 
 TINY = Difficulty("tiny", (4, 6), (2, 4), closed_fraction=0.5, extra_target=0.4, shared_location=0.4)
 PORTABLE = frozenset({"pickupable", "cleanable"})

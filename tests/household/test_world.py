@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree.domains.household.games import GameFiles, load_games
-from turntree.domains.household.generate import HARD, generate_game
-from turntree.domains.household.parse import parse_game
-from turntree.domains.household.world import Game, State
+from turntree_worlds.household.games import GameFiles, load_games
+from turntree_worlds.household.generate import HARD, generate_game
+from turntree_worlds.household.parse import parse_game
+from turntree_worlds.household.world import Game, State
 
 BANNER = "-= Welcome to TextWorld, ALFRED! =-\n\n"
 GRAMMAR = """grammar :: \"\"\"{"task": [{"rhs": "Your task is to: put a clean mug in drawer."}]}\"\"\";

@@ -171,14 +171,14 @@ def _model(name: str) -> tuple[Callable[[Path], None], Callable[[Path], object]]
 
 
 def search_index(path: Path) -> None:
-    from turntree.tools.documents import Document
-    from turntree.tools.search import build_index
+    from turntree_worlds.documents import Document
+    from turntree_worlds.search import build_index
 
     build_index([Document(f"d{i}", f"Ada {i}", f"Ada number {i} was born in {1800 + i}.") for i in range(40)], path)
 
 
 def read_search_index(path: Path) -> object:
-    from turntree.tools.search import SearchIndex
+    from turntree_worlds.search import SearchIndex
 
     with SearchIndex(path) as index:
         return index.search("ada born"), index.page("Ada 7"), index.search("1815")
@@ -282,8 +282,8 @@ def trace_archive(path: Path) -> None:
 
 
 def read_trace_archive(path: Path) -> object:
-    from turntree.domains.workbench.files import _archived
     from turntree.traces.sources import source_files, source_rows
+    from turntree_worlds.workbench.files import _archived
 
     ignored = Counter[str]()
     rows = [row for file in source_files(path, ignored) for row in source_rows(file.path)]

@@ -266,7 +266,7 @@ def question_rows(path: Path) -> None:
 
 
 def read_question_rows(path: Path) -> object:
-    from turntree.domains.qa.formats import read_questions
+    from turntree_worlds.qa.formats import read_questions
 
     return read_questions([path])
 
@@ -277,13 +277,13 @@ def document_rows(path: Path) -> None:
 
 
 def read_document_rows(path: Path) -> object:
-    from turntree.tools.documents import read_documents
+    from turntree_worlds.documents import read_documents
 
     return list(read_documents(path))
 
 
 def packed_games(path: Path) -> None:
-    from turntree.domains.household.generate import generate_game
+    from turntree_worlds.household.generate import generate_game
 
     rows: list[dict[str, Any]] = []
     for game in map(generate_game, range(2)):
@@ -293,7 +293,7 @@ def packed_games(path: Path) -> None:
 
 
 def read_packed_games(path: Path) -> object:
-    from turntree.domains.household.games import load_games
+    from turntree_worlds.household.games import load_games
 
     return [game.reset() for game in load_games(path)]
 

@@ -5,8 +5,8 @@ import signal
 
 from turntree.observe.files import write_json
 from turntree.observe.jsonl import replacing, write_lines
-from turntree.tools.documents import Document
-from turntree.tools.search import SearchIndex, build_index
+from turntree_worlds.documents import Document
+from turntree_worlds.search import SearchIndex, build_index
 
 
 def _write_and_wait(path, ready):

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from turntree.core import seeds
-from turntree.domains.household.experts import UnreachableGoal, next_exploring_action
-from turntree.domains.household.games import GameFiles, Record
-from turntree.domains.household.world import State
+from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action
+from turntree_worlds.household.games import GameFiles, Record
+from turntree_worlds.household.world import State
 
 textworld = pytest.importorskip("textworld", reason="needs turntree[alfworld]")
 environment = pytest.importorskip("alfworld.agents.environment.alfred_tw_env", reason="needs turntree[alfworld]")

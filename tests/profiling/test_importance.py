@@ -11,14 +11,14 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
-from turntree.domains.household.door import GamesConfig, games
-from turntree.domains.household.experts import shortest_plan
 from turntree.profiling.importance import Choice, choose, measure, shrunk
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.outcome import PlayOn, Rest
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
+from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.experts import shortest_plan
 
 measured = st.fixed_dictionaries({"difference": st.floats(-1, 1), "error": st.floats(0, 0.7)})
 

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.domains.qa.build import QaWorld, QaWorldConfig, open_tools
-from turntree.sandboxes.limits import SandboxConfig
-from turntree.tools.builtin import SearchTool
 from turntree.tools.runtime import ToolRuntime
-from turntree.tools.search import SearchIndex
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig, open_tools
+from turntree_worlds.sandboxes.limits import SandboxConfig
+from turntree_worlds.search import SearchIndex
+from turntree_worlds.tools import SearchTool
 
 
 @pytest.fixture(scope="session")

@@ -9,18 +9,18 @@ import pytest
 
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment
-from turntree.domains.qa.build import QaWorld, environments
-from turntree.domains.qa.demonstrator import QaDemonstrator
-from turntree.domains.qa.door import POLICY, Questions
-from turntree.domains.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment, Undecided
-from turntree.domains.qa.experts import answer, compute, play, search
-from turntree.domains.qa.questions import Question
 from turntree.environments.inline import InlinePool
 from turntree.tools.pool import ThreadPool
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolFailed, ToolOutput, ToolSpec
 from turntree.traces.schema import Trace
-from turntree.verifiers.hierarchical import ExecutedCall, HierarchicalConfig, HierarchicalReward
+from turntree_worlds.qa.build import QaWorld, environments
+from turntree_worlds.qa.demonstrator import QaDemonstrator
+from turntree_worlds.qa.door import POLICY, Questions
+from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment, Undecided
+from turntree_worlds.qa.experts import answer, compute, play, search
+from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalConfig, HierarchicalReward
+from turntree_worlds.qa.questions import Question
 
 QUESTION = Question(id="q", text="Who?", answers=("Ada",), kind="chain", hops=1)
 

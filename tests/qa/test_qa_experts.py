@@ -8,19 +8,19 @@ import pytest
 
 from turntree.core import seeds
 from turntree.core.config import Part
-from turntree.domains.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools
-from turntree.domains.qa.demonstrator import QaDemonstrator
-from turntree.domains.qa.door import Questions
-from turntree.domains.qa.environment import QaConfig, QaEnvironment
-from turntree.domains.qa.experts import NotFound, Played, answer, next_turn, play, search
-from turntree.domains.qa.questions import Question
 from turntree.rollouts.rebuild import Rebuilder
-from turntree.sandboxes.limits import SandboxConfig
-from turntree.tools.builtin import SearchTool
-from turntree.tools.documents import Document
 from turntree.tools.runtime import ToolRuntime
-from turntree.tools.search import SearchIndex, build_index
 from turntree.traces.candidates import states_of
+from turntree_worlds.documents import Document
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools
+from turntree_worlds.qa.demonstrator import QaDemonstrator
+from turntree_worlds.qa.door import Questions
+from turntree_worlds.qa.environment import QaConfig, QaEnvironment
+from turntree_worlds.qa.experts import NotFound, Played, answer, next_turn, play, search
+from turntree_worlds.qa.questions import Question
+from turntree_worlds.sandboxes.limits import SandboxConfig
+from turntree_worlds.search import SearchIndex, build_index
+from turntree_worlds.tools import SearchTool
 
 
 def called(played: Played) -> list[str]:

@@ -4,18 +4,18 @@ from pathlib import Path
 
 import pytest
 
-import turntree.models
+import turntree_worlds
 from turntree.core.completion import Sampling
 from turntree.core.messages import Message
 from turntree.core.tree import NodeKind
-from turntree.domains.qa.build import QaWorld, environments
-from turntree.domains.qa.experts import answer, compute, search
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.tools.runtime import ToolRuntime
+from turntree_worlds.qa.build import QaWorld, environments
+from turntree_worlds.qa.experts import answer, compute, search
 
-FOLDER = Path(turntree.models.__file__).parent / "qa_tiny"
+FOLDER = Path(turntree_worlds.__file__).parent / "models" / "qa_tiny"
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from turntree.core.errors import ConfigError
-from turntree.domains.qa.build import QaWorld
-from turntree.domains.qa.generate import (
+from turntree_worlds.qa.build import QaWorld
+from turntree_worlds.qa.generate import (
     Chain,
     Posed,
     QuestionMix,
@@ -15,8 +15,8 @@ from turntree.domains.qa.generate import (
     generate_questions,
     split_entities,
 )
-from turntree.domains.qa.questions import Question
-from turntree.domains.qa.world import RELATIONS, WOMEN, Fact, World, WorldConfig, generate_world
+from turntree_worlds.qa.questions import Question
+from turntree_worlds.qa.world import RELATIONS, WOMEN, Fact, World, WorldConfig, generate_world
 
 SPLITS = ("train", "dev", "test")
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.domains.qa.formats import read_questions
-from turntree.domains.qa.questions import Question
+from turntree_worlds.qa.formats import read_questions
+from turntree_worlds.qa.questions import Question
 
 
 def jsonl(path, *rows):

@@ -11,8 +11,6 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation, TurnState
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.domains.qa.environment import QaEnvironment
-from turntree.domains.qa.questions import Question
 from turntree.engines.scripted import ScriptedEngine
 from turntree.profiling.profile import Draft, Judge, ProfileConfig, profile_wave
 from turntree.profiling.rows import judgements_of, samples_of
@@ -26,6 +24,8 @@ from turntree.rollouts.rewards import Episode, RewardSum, WeightedReward
 from turntree.tools.runtime import ToolRuntime
 from turntree.verifiers.strict import StrictMatch
 from turntree.verifiers.tool_call import ToolCallMatch
+from turntree_worlds.qa.environment import QaEnvironment
+from turntree_worlds.qa.questions import Question
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)

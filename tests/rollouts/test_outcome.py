@@ -13,8 +13,6 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.domains.household.door import GamesConfig, games
-from turntree.domains.household.experts import shortest_plan
 from turntree.engines.scripted import ScriptedEngine
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.local import Prompted, judge_demonstrated, judge_turns, render, score_local
@@ -24,6 +22,8 @@ from turntree.stages.policy import load_policy
 from turntree.stages.verifier import open_verifier
 from turntree.training.config import PivotConfig
 from turntree.training.pivot import draw_local
+from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.experts import shortest_plan
 
 HOUSEHOLD = Part("household")
 

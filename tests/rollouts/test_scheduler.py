@@ -142,23 +142,6 @@ def plain(tree: RolloutTree) -> dict[str, Any]:
     return value
 
 
-def test_a_group_of_another_size_has_the_same_first_rollouts() -> None:
-    """A rollout's draws depend on its number, never on how many there are."""
-    tasks, sizes = corridors(1, 2, 3), (2, 5, 3)
-    equal = Scheduler(engine(), RENDERER, config(group_size=5, max_live_rollouts=4)).run(tasks, seed=5)
-    sized = Scheduler(engine(), RENDERER, config(group_size=4, max_live_rollouts=4)).run(tasks, seed=5, sizes=sizes)
-    for group, other, size in zip(sized, equal, sizes, strict=True):
-        (short, long) = (said(one.tree) for one in (group, other))
-        assert len(short) == size and short == long[:size]
-
-
-def test_a_group_of_its_own_size_needs_rollouts_that_all_begin_independently() -> None:
-    """Else a small group would begin with none, and never end."""
-    some = Scheduler(engine(), RENDERER, config(group_size=4, initial_rollouts=2))
-    with pytest.raises(ValueError, match="a group's own size does not go with initial_rollouts below group_size"):
-        next(some.run(corridors(1), seed=5, sizes=[2]))
-
-
 def said(tree: RolloutTree) -> list[list[tuple[int, ...]]]:
     return [[node.token_ids for node in tree.path(leaf)] for leaf in tree.leaves()]
 

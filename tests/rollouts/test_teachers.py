@@ -10,11 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.messages import Message, ToolCall
-from turntree.domains.household.demonstrator import teacher
-from turntree.domains.household.door import GamesConfig, games
-from turntree.domains.household.environment import HouseholdEnvironment
-from turntree.domains.household.experts import slip
-from turntree.domains.household.verifier import HouseholdVerifier
 from turntree.engines.checkpoint import load_tokenizer
 from turntree.renderers.choice import renderer_of
 from turntree.rollouts.teachers import labelled
@@ -22,6 +17,11 @@ from turntree.stages.policy import resolve
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace
 from turntree.training.sft import examples
+from turntree_worlds.household.demonstrator import teacher
+from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.environment import HouseholdEnvironment
+from turntree_worlds.household.experts import slip
+from turntree_worlds.household.verifier import HouseholdVerifier
 
 GAMES = list(games(GamesConfig(split="train", count=6)))
 

@@ -4,7 +4,7 @@ import pytest
 from hostile import CONFIG
 
 from turntree.core.errors import InputError
-from turntree.sandboxes.sandbox import Sandbox
+from turntree_worlds.sandboxes.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")

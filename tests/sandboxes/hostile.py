@@ -5,7 +5,7 @@ of the host, `{host}` the process id of the test (which also names a POSIX queue
 `{memory}`, `{queue}` and `{semaphore}` are System V objects of the host that anybody may use.
 """
 
-from turntree.sandboxes.limits import Limits, SandboxConfig
+from turntree_worlds.sandboxes.limits import Limits, SandboxConfig
 
 CONFIG = SandboxConfig(
     boxes=1,

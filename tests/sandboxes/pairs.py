@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from hostile import CONFIG
 
-from turntree.sandboxes.sandbox import Sandbox
+from turntree_worlds.sandboxes.sandbox import Sandbox
 
 HOLD = 1.0  # seconds for which A stays as it is
 PRELUDE = r"""
@@ -63,7 +63,7 @@ SHARED = [
     "/usr", "/usr/bin/env", os.path.realpath("/bin/sh"), sys.executable, os.__file__, os.path.dirname(os.__file__),
     "/etc/ld.so.cache", "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/alternatives", "/etc", "/", "/dev",
     "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/pts", "/dev/shm", "/run", "/run/own",
-    "/run/guest/turntree/sandboxes", "/run/guest/turntree/sandboxes/guest/serve.py", "/proc/self/exe", "/proc",
+    "/run/guest/turntree_worlds/sandboxes", "/run/guest/turntree_worlds/sandboxes/guest/serve.py", "/proc/self/exe", "/proc",
     "/proc/1/cmdline", "/proc/sys/kernel/pid_max", "/proc/sys/fs/aio-max-nr", "/tmp",
 ]
 DEVICES = ["/dev/null", "/dev/zero", "/dev/full"]

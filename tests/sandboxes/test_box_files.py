@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree.sandboxes.limits import EPOCH, File
+from turntree_worlds.sandboxes.limits import EPOCH, File
 
 FOLDER = File(kind="folder", mode=0o755)
 names = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=20).filter(

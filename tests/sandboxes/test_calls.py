@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turntree.sandboxes import calls
+from turntree_worlds.sandboxes import calls
 
 PROFILES = ("/usr/share/containers/seccomp.json", "/etc/containers/seccomp.json")
 YOUNGER = {"fchmodat2"}  # than the profile of Debian 12; it does what `fchmodat` does

@@ -14,8 +14,8 @@ from hostile import CONFIG, ENDLESS, INFLUENCE, PROBE, PYTHON, SHELL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.sandboxes.limits import File
-from turntree.sandboxes.sandbox import Sandbox
+from turntree_worlds.sandboxes.limits import File
+from turntree_worlds.sandboxes.sandbox import Sandbox
 
 SHORT, LONG = 0.4, 20.0
 GRACE = 10.0  # for a machine with much else to do

@@ -10,8 +10,8 @@ from hostile import CONFIG
 from pairs import LOCKS, PAIRS, answer, beside, differences, programs
 from rootless import said_without_root
 
-from turntree.sandboxes import host
-from turntree.sandboxes.sandbox import Sandbox
+from turntree_worlds.sandboxes import host
+from turntree_worlds.sandboxes.sandbox import Sandbox
 
 ALL = "TURNTREE_PAIRS" in os.environ
 FEW = (

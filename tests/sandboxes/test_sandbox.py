@@ -16,11 +16,11 @@ from hostile import CONFIG, INFLUENCE, PROBE
 from rootless import said_without_root
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.sandboxes import calls
-from turntree.sandboxes.enclosure import Bubblewrap, Interpreter
-from turntree.sandboxes.host import Box, SandboxLost
-from turntree.sandboxes.limits import Limits, SandboxConfig
-from turntree.sandboxes.sandbox import Sandbox, probed
+from turntree_worlds.sandboxes import calls
+from turntree_worlds.sandboxes.enclosure import Bubblewrap, Interpreter
+from turntree_worlds.sandboxes.host import Box, SandboxLost
+from turntree_worlds.sandboxes.limits import Limits, SandboxConfig
+from turntree_worlds.sandboxes.sandbox import Sandbox, probed
 
 
 def test_a_program_is_answered_with_its_output_and_the_value_of_its_last_line(sandbox):
@@ -217,7 +217,8 @@ def test_no_program_reaches_what_ran_before_it_in_its_box(sandbox):
 
 def test_without_root_programs_cannot_spoil_the_box_for_others_either():
     """Bubblewrap in a user namespace: programs have the user id of the guest and own the scratch folder."""
-    code = "import sys, json; from turntree.sandboxes.sandbox import Sandbox; from turntree.sandboxes.limits import *\n"
+    code = "import sys, json; from turntree_worlds.sandboxes.sandbox import Sandbox\n"
+    code += "from turntree_worlds.sandboxes.limits import *\n"
     code += "programs = json.load(sys.stdin)\nwith Sandbox(SandboxConfig(boxes=1)) as box, Sandbox() as fresh:\n"
     code += "    said = [box.run(program).stdout for program in programs[:-1] if [box.run(programs[-1])]]\n"
     code += "    print(json.dumps([box.lost, said, [s.run(programs[-1]).value for s in (box, fresh)]]))"
@@ -228,8 +229,8 @@ def test_without_root_programs_cannot_spoil_the_box_for_others_either():
 
 def test_without_root_a_box_outlives_the_thread_that_started_it():
     """Tools run in threads of one call, and each but the first box is started in one of them."""
-    code = "import json, threading, time; from turntree.sandboxes.sandbox import Sandbox\n"
-    code += "from turntree.sandboxes.limits import SandboxConfig\nanswers, boxes = [], set()\n"
+    code = "import json, threading, time; from turntree_worlds.sandboxes.sandbox import Sandbox\n"
+    code += "from turntree_worlds.sandboxes.limits import SandboxConfig\nanswers, boxes = [], set()\n"
     code += "with Sandbox(SandboxConfig(boxes=1)) as sandbox:\n"
     code += "    sandbox._boxes.get().close(); sandbox._boxes.put(None)\n    for _ in range(3):\n"
     code += "        call = threading.Thread(target=lambda: answers.append(sandbox.run('20 + 22').value))\n"
@@ -239,7 +240,7 @@ def test_without_root_a_box_outlives_the_thread_that_started_it():
 
 
 def test_a_guest_that_does_not_answer_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("turntree.sandboxes.host._GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("turntree_worlds.sandboxes.host._GRACE_SECONDS", 0.3)
     with Sandbox(CONFIG) as sandbox:
         monkeypatch.setattr(Box, "_line", lambda box, deadline: time.sleep(max(0.0, deadline - time.monotonic())))
         done = sandbox.run("1 + 1", seconds=0.2)
@@ -270,7 +271,7 @@ def gone(processes: set[str]) -> bool:
 
 
 def test_boxes_end_with_the_process_that_made_them_even_in_the_middle_of_a_program(sandbox):
-    code = "import os, threading, time\nfrom turntree.sandboxes import sandbox\ns = sandbox.Sandbox()\n"
+    code = "import os, threading, time\nfrom turntree_worlds.sandboxes import sandbox\ns = sandbox.Sandbox()\n"
     code += "threading.Thread(target=s.run, args=('import time; time.sleep(600)',), kwargs={'seconds': 600}).start()\n"
     code += "time.sleep(0.3)\nprint(flush=True)\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
@@ -318,7 +319,7 @@ def test_a_machine_without_libseccomp_is_refused_in_one_line_that_says_what_to_i
     def absent():
         raise InputError("libseccomp is not installed")
 
-    monkeypatch.setattr("turntree.sandboxes.calls._library", absent)
+    monkeypatch.setattr("turntree_worlds.sandboxes.calls._library", absent)
     calls.compiled.cache_clear()
     with pytest.raises(InputError, match=r"libseccomp is not installed.*install bubblewrap \(bwrap\) and libseccomp"):
         Sandbox(CONFIG)

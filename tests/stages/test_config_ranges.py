@@ -8,7 +8,6 @@ import pytest
 
 from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError
-from turntree.domains.qa.demonstrator import QaDemonstrator
 from turntree.stages.config import (
     EvaluateConfig,
     ProfileStageConfig,
@@ -18,6 +17,7 @@ from turntree.stages.config import (
 )
 from turntree.stages.gold import Gold
 from turntree.training.launch import open_ranks
+from turntree_worlds.qa.demonstrator import QaDemonstrator
 
 
 @pytest.mark.parametrize(

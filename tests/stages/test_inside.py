@@ -12,12 +12,12 @@ import pytest
 from test_train_online import CONFIG, WHOLE
 
 from turntree.core.cost import NO_COST
-from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.rollouts import local
 from turntree.stages import inside
 from turntree.stages.inside import InsideTurns
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.training.config import LocalConfig
+from turntree_worlds.household.environment import HouseholdEnvironment
 
 
 def one_task(**settings: Any) -> TrainOnlineConfig:

@@ -14,7 +14,6 @@ from turntree.advantages.config import CreditConfig
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.domains.household.environment import HouseholdEnvironment
 from turntree.filters.dapo import DapoFilter
 from turntree.logs import rollouts, trees
 from turntree.rollouts.acceptance import Acceptance
@@ -28,6 +27,7 @@ from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LocalConfig
 from turntree.training.online import OnlineConfig
+from turntree_worlds.household.environment import HouseholdEnvironment
 
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 ROLLOUTS = SchedulerConfig(

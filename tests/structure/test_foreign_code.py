@@ -6,8 +6,8 @@ import ast
 import functools
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "turntree"
-GUEST = SOURCE / "sandboxes" / "guest"  # runs in the box, without turntree
+PACKAGES = [Path(__file__).resolve().parents[2] / "src" / name for name in ("turntree", "turntree_worlds")]
+GUEST = PACKAGES[1] / "sandboxes" / "guest"  # runs in the box, without turntree
 ASKS = {"reason_of", "described"}
 WIDE = {"Exception", "BaseException"}
 NOT_FOREIGN = {  # these call what we chose ourselves
@@ -37,7 +37,7 @@ NOT_FOREIGN = {  # these call what we chose ourselves
 def handlers() -> list[tuple[str, ast.ExceptHandler]]:
     """Every handler of whatever a call may raise that does not raise it again, by file and function."""
     found: list[tuple[str, ast.ExceptHandler]] = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for package, path in ((folder, path) for folder in PACKAGES for path in sorted(folder.rglob("*.py"))):
         if path.is_relative_to(GUEST):
             continue
         waiting: list[tuple[ast.AST, str]] = [(ast.parse(path.read_text()), "module")]
@@ -47,7 +47,7 @@ def handlers() -> list[tuple[str, ast.ExceptHandler]]:
                 inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
                 waiting.append((child, inside))
                 if isinstance(child, ast.ExceptHandler) and caught(child) & WIDE and not raises_again(child):
-                    found.append((f"{path.relative_to(SOURCE)} {function}", child))
+                    found.append((f"{path.relative_to(package)} {function}", child))
     return found
 
 
@@ -90,7 +90,7 @@ def test_every_place_that_is_listed_as_not_foreign_is_there() -> None:
 def test_only_two_modules_know_what_a_reward_or_a_flag_may_be() -> None:
     """`float(...)` of a foreign value takes texts, and `bool(...)` takes everything."""
     for name in ("gymnasium", "mcp", "openenv", "reasoning_gym", "tau2", "textarena", "verifiers", "base"):
-        tree = ast.parse((SOURCE / "adapters" / f"{name}.py").read_text())
+        tree = ast.parse((PACKAGES[0] / "adapters" / f"{name}.py").read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("float", "bool"):
                 assert not isinstance(node.args[0], ast.Attribute | ast.Subscript | ast.BoolOp), (name, node.lineno)

@@ -4,14 +4,14 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.core.messages import ToolCall
-from turntree.sandboxes.host import Box, SandboxLost
-from turntree.sandboxes.limits import Execution, Limits, SandboxConfig
-from turntree.sandboxes.sandbox import Sandbox
-from turntree.tools.builtin import FindTool, OpenTool, SandboxTool, SearchTool, described
-from turntree.tools.documents import Document
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
-from turntree.tools.search import SearchIndex, build_index
 from turntree.tools.tool import ToolSource, ToolStatus
+from turntree_worlds.documents import Document
+from turntree_worlds.sandboxes.host import Box, SandboxLost
+from turntree_worlds.sandboxes.limits import Execution, Limits, SandboxConfig
+from turntree_worlds.sandboxes.sandbox import Sandbox
+from turntree_worlds.search import SearchIndex, build_index
+from turntree_worlds.tools import FindTool, OpenTool, SandboxTool, SearchTool, described
 
 
 @pytest.fixture(scope="module")

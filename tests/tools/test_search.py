@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree.tools.documents import Document, read_documents
-from turntree.tools.search import SearchIndex, build_index, match_expression
+from turntree_worlds.documents import Document, read_documents
+from turntree_worlds.search import SearchIndex, build_index, match_expression
 
 DOCUMENTS = (
     Document("a", "Lyon", "A city on the Rhône. It is not the capital."),

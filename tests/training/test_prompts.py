@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from turntree.core import seeds
-from turntree.domains.household.environment import HouseholdEnvironment
-from turntree.domains.household.generate import generate_game
 from turntree.filters.greso import Greso, GresoConfig
 from turntree.training.prompts import TaskStream
+from turntree_worlds.household.environment import HouseholdEnvironment
+from turntree_worlds.household.generate import generate_game
 
 TASKS = [HouseholdEnvironment(generate_game(seed).parse()) for seed in range(6)]
 NEVER = GresoConfig(easy_exploration=0.05, hard_exploration=0.05, keep_at_least=0.0)

@@ -8,10 +8,10 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Rewards
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.domains.household.environment import HouseholdEnvironment
-from turntree.domains.household.generate import generate_game
 from turntree.rollouts.groups import GrownGroup
 from turntree.training.savings import SavingsLedger
+from turntree_worlds.household.environment import HouseholdEnvironment
+from turntree_worlds.household.generate import generate_game
 
 TASK = HouseholdEnvironment(generate_game(0).parse())
 TURN, STEP = Cost(turns=1, decoded_tokens=10), Cost(tool_calls=1, environment_seconds=0.5)

@@ -10,7 +10,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.verdict import Verdict
 from turntree.renderers.tool_calls import parse_message
 from turntree.verifiers import symbolic
-from turntree.verifiers.hierarchical import (
+from turntree_worlds.qa.hierarchical import (
     ExecutedCall,
     HierarchicalConfig,
     HierarchicalReward,

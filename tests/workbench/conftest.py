@@ -3,8 +3,8 @@
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.domains.workbench.door import Software, Terminal
-from turntree.sandboxes.sandbox import Sandbox
+from turntree_worlds.sandboxes.sandbox import Sandbox
+from turntree_worlds.workbench.door import Software, Terminal
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.messages import Message, ToolCall
-from turntree.domains.workbench import bugs
-from turntree.domains.workbench.bugs import PACKAGES
+from turntree_worlds.workbench import bugs
+from turntree_worlds.workbench.bugs import PACKAGES
 
 
 def call(name, **arguments):

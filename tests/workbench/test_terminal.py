@@ -11,14 +11,14 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
-from turntree.domains.workbench.door import Terminal, _split
-from turntree.domains.workbench.families import FAMILIES, generated
-from turntree.domains.workbench.files import read_tasks
-from turntree.domains.workbench.shell import Shell
-from turntree.domains.workbench.tasks import Task, commands, texts
 from turntree.environments.tasks import open_tasks
-from turntree.sandboxes.host import SandboxLost
-from turntree.sandboxes.limits import File
+from turntree_worlds.sandboxes.host import SandboxLost
+from turntree_worlds.sandboxes.limits import File
+from turntree_worlds.workbench.door import Terminal, _split
+from turntree_worlds.workbench.families import FAMILIES, generated
+from turntree_worlds.workbench.files import read_tasks
+from turntree_worlds.workbench.shell import Shell
+from turntree_worlds.workbench.tasks import Task, commands, texts
 
 
 def call(name, **arguments):

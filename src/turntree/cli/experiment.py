@@ -67,7 +67,7 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
 @out_option("The experiment's folder.", folder=True)
 def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
     """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso,
-    allocation, gate, branching, local), pivot (on an expert's states), own (on the policy's own states).
+    gate, branching, local), pivot (on an expert's states), own (on the policy's own states).
 
     \b
     Example: turntree experiment compose --out runs/compose --arms grpo,pivot/grpo,own/grpo+greso --seeds 0,1,2
@@ -120,95 +120,6 @@ def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
 
     summary = run_branching_experiment(config, out)
     finish(summary, json_path, list(_branching_lines(summary)))
-
-
-@experiment.command(
-    "premise",
-    cls=StageCommand,
-    config="turntree.experiments.config:PremiseConfig",
-    stage="experiment premise",
-    part="environment",
-    options=short("environment model count seed"),
-    short_help="Does entropy rise after tool results, and do forks there differ more?",
-)
-@out_option("The JSON file to write.")
-def premise_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """Measure on a frozen policy whether there is something for branching by entropy to exploit.
-
-    \b
-    Example: turntree experiment premise --out runs/premise.json
-    """
-    from turntree.experiments import premise
-
-    result = premise.run_premise(config, out)
-    finish(result, json_path, list(premise.lines(result)))
-
-
-@experiment.command(
-    "theory",
-    cls=StageCommand,
-    config="turntree.experiments.config:TheoryConfig",
-    stage="experiment theory",
-    options=short("instances states=mixed model seed"),
-    short_help="The papers' statements about groups, on finite spaces and on a policy.",
-)
-@out_option("The JSON file to write.")
-def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """Check PivotRL's Proposition 3.1 and Theorems 3.2 and 3.3 exactly on finite action spaces and on a trained policy,
-    Selective Rollout's dilution, and the variance of the gradient under allocations of rollouts.
-
-    \b
-    Example: turntree experiment theory --out runs/theory.json
-    """
-    from turntree.experiments import theory
-
-    result = theory.run_theory(config, out)
-    finish(result, json_path, list(theory.lines(result)))
-
-
-@experiment.command(
-    "alignment",
-    cls=StageCommand,
-    config="turntree.experiments.config:AlignmentConfig",
-    stage="experiment alignment",
-    options=short("seeds batches reference online.model"),
-    short_help="How far the reward of a turn points along success.",
-)
-@out_option("The experiment's folder.", folder=True)
-def alignment_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """The gradient of one-turn groups, on the policy's own states and on an expert's, against the gradient of success:
-    as a whole and by kind of action, free of noise, and for one batch.
-
-    \b
-    Example: turntree experiment alignment --out runs/alignment
-    """
-    from turntree.experiments import alignment
-
-    result = alignment.run_alignment(config, out)
-    finish(result, json_path, list(alignment.lines(result)))
-
-
-@experiment.command(
-    "ladder",
-    cls=StageCommand,
-    config="turntree.experiments.config:LadderConfig",
-    stage="experiment ladder",
-    part="environment",
-    options=short("seeds arms environment model iterations groups children"),
-    short_help="What an oracle wins that knows where to fork.",
-)
-@out_option("The experiment's folder.", folder=True)
-def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """One step of a frozen policy at equal pace and budget: forks by a coin, by entropy, and by an oracle that knows
-    each moment's variance from rollouts that are not billed.
-
-    \b
-    Example: turntree experiment ladder --out runs/ladder
-    """
-    from turntree.experiments import ladder
-
-    summary = ladder.run_ladder(config, out)
-    finish(summary, json_path, list(ladder.lines(summary)))
 
 
 def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import os
 import signal
@@ -29,7 +30,6 @@ from turntree.cli import (
     export,
     gate,
     gateway,
-    index,
     models,
     pipeline,
     results,
@@ -64,7 +64,6 @@ cli.add_command(results.retention)
 cli.add_command(gate.gate)
 cli.add_command(gateway.gateway)
 cli.add_command(audit.audit)
-cli.add_command(index.index)
 cli.add_command(models.models)
 cli.add_command(serve.serve)
 cli.add_command(check.check)
@@ -72,6 +71,8 @@ cli.add_command(verifier.verifier)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
 cli.add_command(config.config)
+for _point in importlib.metadata.entry_points(group="turntree.commands"):  # of the worlds, or of a package of one's own
+    cli.add_command(_point.load(), _point.name)
 
 
 DEBUG = "TURNTREE_DEBUG"  # set to anything: tracebacks are shown
@@ -151,7 +152,7 @@ def _of_system(error: OSError) -> str:
 def _of_own_part(error: BaseException) -> str | None:
     """Where a part of the user raised this error; None unless its frame is the innermost of ours and the user's."""
     frames = traceback.extract_tb(error.__traceback__)
-    last = next((f for f in reversed(frames) if parts.is_brought(f.filename) or _is_ours(f.filename)), None)
+    last = next((f for f in reversed(frames) if parts.is_brought(f.filename) or parts.is_ours(f.filename)), None)
     if last is None or not parts.is_brought(last.filename):
         return None
     said = f"{type(error).__name__}: {error}"[:300]
@@ -166,13 +167,9 @@ def _of_device(error: BaseException) -> str | None:
     return f"the device's memory is too small: {str(error)[:200]}; --set {less}"
 
 
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(Path(__file__).parents[1])
-
-
 def _of_defect(error: BaseException) -> str:
     """One line for an unexpected error: what, where, and what to do."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_ours(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if parts.is_ours(frame.filename)]
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     text = " ".join(str(error).split())
     what = f"{type(error).__name__}{where}" + (f": {text[:300]}" if text else "")

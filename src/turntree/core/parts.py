@@ -79,7 +79,7 @@ KINDS: dict[str, Kind] = {
 }
 DEFAULT = Part("default")  # what is registered under this name is taken where none is named: the embedded world
 AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
-_OURS = Path(__file__).parents[1]
+_OURS = Path(__file__).parents[2]  # the packages of this distribution lie side by side
 _brought: set[str] = set()  # the files of all modules that parts were loaded from
 KIND_OF = {kind.field: name for name, kind in KINDS.items()}  # by the name of a field
 _NAMES_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -288,7 +288,13 @@ def identity(kind: str, part: Part) -> str:
 
 def is_brought(file: str) -> bool:
     """Whether a source file belongs to a part of the user, so that an error raised there is not a turntree defect."""
-    return file in _brought and not Path(file).is_relative_to(_OURS)
+    return file in _brought and not is_ours(file)
+
+
+def is_ours(file: str) -> bool:
+    """Whether a source file belongs to a package of this distribution."""
+    path = Path(file)
+    return path.is_relative_to(_OURS) and path.relative_to(_OURS).parts[0].startswith("turntree")
 
 
 # finding

@@ -29,7 +29,6 @@ from turntree.experiments.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.filters.allocation import AllocationConfig
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.observe.files import read_table
@@ -139,7 +138,6 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         dapo=DapoFilter() if "dapo" in added else None,
         greso=GresoConfig() if "greso" in added else None,
         local=local,
-        allocation=AllocationConfig() if "allocation" in added else None,
     )
     if "branching" in added:
         rollouts = replace(train.rollouts, initial_rollouts=max(1, train.rollouts.group_size // 2))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal
 
-from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import Part, at_least
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.environments.tasks import TRAIN
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
-from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
+from turntree.stages.config import OwnPathConfig, TrainOnlineConfig
 from turntree.training.config import LocalConfig, LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
@@ -31,7 +30,6 @@ BranchingArm = Literal[
     "arpo_released",
     "tree_grpo",
 ]
-LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 BRANCHING_SCHEMA = "turntree.branching/1"  # of its summary, which its page reads without torch
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
@@ -156,7 +154,7 @@ def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -
 
 
 STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "allocation", "gate", "branching", "local", "verdicts")  # what a GRPO stage can have
+ADDED = ("dapo", "greso", "gate", "branching", "local", "verdicts")  # what a GRPO stage can have
 
 
 _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
@@ -164,7 +162,7 @@ _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     "held_out_count": "held_out",
     "held_out_temperature": "pivot.sampling.temperature",
     "train.local": "local",
-    **dict.fromkeys(("train.dapo", "train.greso", "train.allocation"), ""),
+    **dict.fromkeys(("train.dapo", "train.greso"), ""),
 }
 
 
@@ -182,8 +180,6 @@ def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
             reason = "its states are profiled for the policy that all arms start from"
             hint = "put pivot first; own finds states for the policy that it gets"
             raise ConfigError(f"has pivot after another stage: {reason}", field="arms", hint=hint)
-        if {"allocation", "branching"} <= set(added):
-            raise ConfigError("has both allocation and branching", field="arms", hint="leave one of the two out")
         found.append((stage, tuple(added)))
     return found
 
@@ -198,7 +194,6 @@ class ComposeConfig(SeededExperiment):
         "grpo",
         "grpo+dapo",
         "grpo+greso",
-        "grpo+allocation",
         "grpo+gate",
         "grpo+branching",
         "pivot",
@@ -248,8 +243,8 @@ class ComposeConfig(SeededExperiment):
         if not self.pivot.check_every or not self.online.train.check_every:
             raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
         self._check_set_by_arms()
-        if any({"gate", "branching", "allocation"} & set(added) for _, added in stages):
-            _check_constant(self.online, "a cut, a fork or a task without rollouts")
+        if any({"gate", "branching"} & set(added) for _, added in stages):
+            _check_constant(self.online, "a cut or a fork")
 
     def _check_set_by_arms(self) -> None:
         """Raise `ConfigError` for settings of `online` that the arms replace: they would be ignored without a word."""
@@ -300,147 +295,3 @@ class BranchingExperimentConfig(SeededExperiment):
             raise ConfigError("must be there, and each once", field="arms")
         if "grpo_calls" in self.arms and not {"grpo", "entropy"} <= set(self.arms):
             raise ConfigError("needs the arms 'grpo' and 'entropy', whose calls it matches", field="arms")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PremiseConfig(Playing):
-    """`turntree experiment premise`: training tasks whose rollouts are forked once, all of it once for each probe."""
-
-    environment: Part = field(default_factory=lambda: Part("qa"))
-    count: int = 150
-    """Training tasks to play."""
-    episodes: EpisodeConfig = ANSWER
-    initial: int = 4
-    """Rollouts of a task, each forked once."""
-    children: int = 8
-    """Rollouts that go on from a fork."""
-    rate: float = 0.4
-    """Chance of forking after a tool result."""
-    probes: tuple[int, ...] = (1, 2, 3, 4)
-    """Tokens of a turn that are seen before it forks."""
-    seed: int = 0
-    """Of every draw."""
-
-    def __post_init__(self) -> None:
-        if self.initial < 1 or self.children < 2 or not self.probes or min(self.probes) < 1:
-            raise ConfigError("needs a rollout, 2 children and probes of at least 1 token", field="children")
-
-
-def _on_cpu(device: Device) -> None:
-    if device.name != "cpu":
-        raise ConfigError("must be cpu: whole gradients are compared in numpy", field="device.name")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TheoryConfig:
-    """`turntree experiment theory`."""
-
-    seed: int = 0
-    """Of every draw."""
-    instances: int = 2000
-    """Random finite action spaces that every statement is checked on."""
-    model: str = "default"
-    """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
-    device: Device = field(default_factory=Device)
-    verifier: Part = parts.DEFAULT
-    """Judges the actions of the policy."""
-    demonstrator: Part = field(
-        default_factory=lambda: Part("household", {"games": {"split": "train", "count": 24, "difficulty": "easy"}})
-    )
-    """Whose traces the states come from."""
-    candidates: int = 96
-    """States that are sampled to find the mixed ones."""
-    samples: int = 32
-    """Rollouts at each, whose distinct actions become the action space of the state."""
-    mixed: int = 12
-    """States with reward variance, the first ones found; half as many without."""
-    group_size: int = 8
-    """Rollouts of a group."""
-    draws: int = 2000
-    """Batches that each variance is measured on."""
-    steps: int = 20
-    """Steps of PivotRL after which Theorem 3.3 is held against the trained policy."""
-
-    def __post_init__(self) -> None:
-        at_least(self, instances=2, candidates=2, samples=2, mixed=2, draws=2, steps=2, group_size=2)
-        _on_cpu(self.device)
-
-
-REFERENCE_SEEDS = (1000, 1001)  # of the two halves of the reference of `turntree experiment alignment`
-
-
-def _joint() -> TrainOnlineConfig:
-    online = _grpo()
-    local = LocalConfig(states=64, labels=1)
-    return replace(
-        online, train=replace(online.train, local=local), teacher=Part("household"), verifier=Part("household")
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignmentConfig:
-    """`turntree experiment alignment`: a frozen policy."""
-
-    online: TrainOnlineConfig = field(default_factory=_joint)
-    """Who plays what, the groups of a batch, and the local rollouts in their trees."""
-    batches: int = 6
-    """Batches of tasks; the same tasks with every seed."""
-    reference: int = 64
-    """Independent rollouts of a task, for the true gradient; half of them, played apart, measure its noise."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Of the rollouts that are held against it."""
-    demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """Whose play of the same tasks gives the expert's states."""
-
-    def __post_init__(self) -> None:
-        _on_cpu(self.online.device)
-        if len(set(self.seeds)) < len(self.seeds) or len(self.seeds) < 2:
-            raise ConfigError("must be at least two, each once: noise is what differs between them", field="seeds")
-        if shared := set(self.seeds) & set(REFERENCE_SEEDS):
-            raise ConfigError(f"has {min(shared)}, a seed of the reference", field="seeds", hint="use another seed")
-        if self.batches < 1 or self.reference < 4 or self.reference % 2:
-            raise ConfigError("needs a batch, and an even number of rollouts from 4", field="reference")
-        if not self.online.train.local.states:
-            raise ConfigError("must be above 0", field="online.train.local.states")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LadderConfig(Playing):
-    """`turntree experiment ladder`: a frozen policy."""
-
-    environment: Part = field(default_factory=lambda: Part("qa"))
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
-    """Of the rollouts; the tasks are the same."""
-    arms: tuple[LadderArm, ...] = ("coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight")
-    """Where rollouts fork. coin and entropy: as in `experiment branching`; oracle: where the measured variance is
-    highest among the moments of a turn, oracle_pooled: of all turns; worst: lowest; foresight: once a rollout, at its
-    best moment; none: nowhere, so that all leaves are independent."""
-    iterations: int = 5
-    """Batches of tasks; the first sets the pace and is not counted."""
-    groups: int = 8
-    """Tasks of a batch."""
-    group_size: int = 8
-    """Leaves of a task, half of which begin independently."""
-    probe_tokens: int = 2
-    """Entropies that a brancher looks at; branches share one token less."""
-    children: int = 8
-    """Children of every moment that are measured and not billed."""
-    reference: int = 32
-    """Independent rollouts of a task, for the true gradient."""
-    reference_seed: int = 1000
-    """Of these."""
-    episodes: EpisodeConfig = ANSWER
-
-    def __post_init__(self) -> None:
-        _on_cpu(self.device)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or self.reference_seed in self.seeds:
-            raise ConfigError("must be there, each once, and not that of the reference", field="seeds")
-        if self.iterations < 2:
-            raise ConfigError("must be at least 2: the first sets the pace", field="iterations")
-        if self.children < 2 or self.group_size < 4 or self.group_size % 2 or self.probe_tokens < 1:
-            # of an odd number one rollout would fork twice, into a child that the oracle has measured
-            raise ConfigError(
-                "needs 2 children, an even number of leaves from 4, and a probe of 1 token", field="children"
-            )
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("must be there, and each once", field="arms")

@@ -42,7 +42,7 @@ from turntree.gateway.server import Gateway
 from turntree.gateway.sessions import LiveSession, Sessions
 from turntree.observe.files import tree_hash, write_json
 from turntree.rollouts.accounting import Usage
-from turntree.rollouts.groups import GrownGroup, Sized, with_sizes
+from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import Ending, ended, judged
 from turntree.rollouts.rewards import OF_THE_ENVIRONMENT, RewardSum
 from turntree.rollouts.scheduler import Order, SchedulerConfig
@@ -179,7 +179,6 @@ class AgentPlayer:
         iteration: int = 0,
         order: Order = "task",
         begun: Counter[str] | None = None,
-        sizes: Iterable[int] | None = None,
     ) -> Iterator[GrownGroup]:
         """Yields each task once. The seeds of sessions depend on (seed, iteration, task, sample) only."""
         driver, started = EngineDriver(self._engine), time.perf_counter()
@@ -192,10 +191,9 @@ class AgentPlayer:
                 _Workers(self._places) as workers,
             ):
                 playing = _Playing(self, sessions, served, folder, workers.stop)
-                waiting = with_sizes(tasks, sizes, self._config.group_size)
                 held, following = dict[int, GrownGroup](), 0
                 for group in self._finished(
-                    waiting, workers, playing, seed, iteration, Counter() if begun is None else begun
+                    iter(tasks), workers, playing, seed, iteration, Counter() if begun is None else begun
                 ):
                     held[group.index] = group
                     while held and (order == "completion" or following in held):
@@ -207,7 +205,7 @@ class AgentPlayer:
 
     def _finished(
         self,
-        tasks: Sized,
+        tasks: Iterator[Environment],
         workers: _Workers,
         playing: _Playing,
         seed: int,
@@ -218,14 +216,13 @@ class AgentPlayer:
         for index in range(2**62):
             while sum(not one.done() for group in live for one in group.rollouts) >= self._places:
                 yield from self._over(live, wait=True)
-            sized = next(tasks, None)
-            if sized is None:
+            task = next(tasks, None)
+            if task is None:
                 break
-            task, size = sized
             assert isinstance(task, AgentTask)
             occurrence, begun[task.task_id] = begun[task.task_id], begun[task.task_id] + 1
             group = _Group(index, task, time.perf_counter())
-            for sample in range(size):
+            for sample in range(self._config.group_size):
                 own = seeds.again(seed, iteration, occurrence)
                 group.rollouts.append(workers.pool.submit(playing.play, task, sample, own))
             live.append(group)

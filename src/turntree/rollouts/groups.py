@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
@@ -29,12 +28,6 @@ from turntree.rollouts.live import Ending, LiveRollout, judged, leave_parts, sta
 from turntree.rollouts.rewards import RewardSum
 
 Key = tuple[int, ...]
-Sized = Iterator[tuple[Environment, int]]
-
-
-def with_sizes(tasks: Iterable[Environment], sizes: Iterable[int] | None, group_size: int) -> Sized:
-    """Every task with the rollouts of its group: `group_size`, or its number in `sizes`, which has one for each."""
-    return zip(tasks, itertools.repeat(group_size) if sizes is None else sizes, strict=sizes is not None)
 
 
 def _of_kind(kind: type, answer: object, field: str) -> None:

@@ -36,7 +36,6 @@ class Player(Protocol):
         iteration: int = 0,
         order: Order = "task",
         begun: Counter[str] | None = None,
-        sizes: Iterable[int] | None = None,
     ) -> Iterator[GrownGroup]: ...
 
 

@@ -35,7 +35,7 @@ from turntree.engines.requests import polled
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
-from turntree.rollouts.groups import Group, GrownGroup, Key, Sized, allowed, possible, with_sizes
+from turntree.rollouts.groups import Group, GrownGroup, Key, allowed, possible
 from turntree.rollouts.live import (
     Ending,
     EpisodeConfig,
@@ -165,23 +165,17 @@ class Scheduler:
         iteration: int = 0,
         order: Order = "task",
         begun: Counter[str] | None = None,
-        sizes: Iterable[int] | None = None,
     ) -> Iterator[GrownGroup]:
-        """Play `group_size` rollouts of every task (`sizes`: of each task its number, without a brancher); yields each
-        task once, in the order of the tasks or of their completion. `tasks` is pulled from when a place is free, so it
-        may be endless. Draws are keyed by (seed, iteration, task, sample, turn); a task that comes again gets new
-        draws. `begun` counts the groups of each task id: pass one counter to all runs of an iteration, and that holds
-        across them too.
+        """Play `group_size` rollouts of every task; yields each task once, in the order of the tasks or of their
+        completion. `tasks` is pulled from when a place is free, so it may be endless. Draws are keyed by (seed,
+        iteration, task, sample, turn); a task that comes again gets new draws. `begun` counts the groups of each task
+        id: pass one counter to all runs of an iteration, and that holds across them too.
 
         Work continues only while the caller asks for the next group. Closing the iterator cancels what is in flight,
-        and its tasks are not yielded. Raises `ValueError` while the engine has other requests, and for `sizes` where
-        not all rollouts begin independently."""
-        if sizes is not None and self.config.initial < self.config.group_size:
-            raise ValueError("a group's own size does not go with initial_rollouts below group_size")
+        and its tasks are not yielded. Raises `ValueError` while the engine has other requests."""
         if self.engine.in_flight:
             raise ValueError("the engine has requests in flight that are not this run's")
-        sized = with_sizes(tasks, sizes, self.config.group_size)
-        run = _Run(self, sized, seed, iteration, Counter() if begun is None else begun)
+        run = _Run(self, iter(tasks), seed, iteration, Counter() if begun is None else begun)
         held: dict[int, GrownGroup] = {}
         following = 0
         try:
@@ -212,7 +206,9 @@ class _Place:
 class _Run:
     """The state of one `Scheduler.run`."""
 
-    def __init__(self, scheduler: Scheduler, tasks: Sized, seed: int, iteration: int, begun: Counter[str]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, tasks: Iterator[Environment], seed: int, iteration: int, begun: Counter[str]
+    ) -> None:
         self._scheduler, self._config, self._usage = scheduler, scheduler.config, scheduler.usage
         self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
@@ -264,10 +260,10 @@ class _Run:
                 continue
             group = next(iter(self._refilling), None) or next(reversed(self._groups), None)
             if group is None or group.started == group.wanted:
-                sized = next(self._tasks, None)
-                if sized is None:
+                task = next(self._tasks, None)
+                if task is None:
                     return
-                group = self._begin(*sized)
+                group = self._begin(task)
             place = _Place(group, (group.started,), self._pool.open(group.task), 0.0)
             group.started += 1
             if group.started == group.wanted:
@@ -281,14 +277,14 @@ class _Run:
         self._by_session[place.session] = place
         self._usage.rollouts += 1
 
-    def _begin(self, task: Environment, size: int) -> Group:
+    def _begin(self, task: Environment) -> Group:
         occurrence = self._begun[task.task_id]
         self._begun[task.task_id] += 1
         group = Group(
             index=next(self._indices),
             task=task,
-            size=size,
-            initial=size - (self._config.group_size - self._config.initial),
+            size=self._config.group_size,
+            initial=self._config.initial,
             branched=self._config.branched if self._scheduler.brancher else 0,
             seed=seeds.again(self._seed, self._iteration, occurrence),
             iteration=self._iteration,

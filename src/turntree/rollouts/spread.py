@@ -125,7 +125,6 @@ def play_groups(scheduler: Scheduler, tasks: Sequence[Environment], unit: Mappin
         seed=unit["seed"],
         iteration=unit["iteration"],
         begun=begun,
-        sizes=unit["sizes"],
     )
     groups = [packed(group) for group in played]
     asked = brancher.asked if isinstance(brancher, Listening) else []
@@ -166,11 +165,9 @@ class Spread:
         seed: int,
         iteration: int,
         begun: Counter[str],
-        sizes: Sequence[int] | None = None,
         urgent: bool = False,
     ) -> list[Begun]:
-        """Give the groups out (`sizes`: the rollouts of each, where they differ); `urgent` ones before those of later
-        iterations."""
+        """Give the groups out, `urgent` ones before those of later iterations."""
         named: list[tuple[int, str, int]] = []
         for task in tasks:
             named.append((self._numbers[task.task_id], task.task_id, begun[task.task_id]))
@@ -184,10 +181,8 @@ class Spread:
         }
         found: list[Begun] = []
         for start in range(0, len(named), self._size):
-            part = slice(start, start + self._size)
-            batch = named[part]
-            sized = None if sizes is None else list(sizes[part])
-            unit = {**shared, "tasks": batch, "sizes": sized, "rendered": self.rendered}
+            batch = named[start : start + self._size]
+            unit = {**shared, "tasks": batch, "rendered": self.rendered}
             found.append(Begun(batch, self.crew.submit(unit, urgent=urgent)))
             self.rendered = True
         return found

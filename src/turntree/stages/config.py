@@ -412,9 +412,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.local.states and self.train.local.choose == "alignment" and self.cluster.trainers > 1:
             hint = "gradients are compared in one process: use 'importance'"
             raise ConfigError("does not go with several trainers", field="train.local.choose", hint=hint)
-        if self.train.allocation is not None and (self.brancher is not None or self.train.max_off_policy_steps):
-            other = "train.max_off_policy_steps" if self.brancher is None else "a brancher"
-            raise ConfigError(f"does not go with {other}", field="train.allocation", hint="leave one of the two out")
         for name in ("max_branched", "refills") if self.brancher is None else ():
             if getattr(self.train.rollouts, name) is not None:
                 hint = "pass --brancher NAME, or leave it out"

@@ -14,7 +14,6 @@ from turntree.advantages.credit import CreditRule
 from turntree.core.completion import Sampling
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
-from turntree.filters.allocation import AllocationConfig
 from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.rollouts.live import EpisodeConfig
@@ -365,8 +364,6 @@ class OnlineConfig(ReinforcedConfig):
     greso: GresoConfig | None = None
     """Skip tasks that are predicted to give no variance."""
     local: LocalConfig = field(default_factory=LocalConfig)
-    allocation: AllocationConfig | None = None
-    """Share out the rollouts of an iteration by what is known of each task's pass rate."""
     max_off_policy_steps: int = 0
     """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
     weights of this many updates before its turn (0: synchronous)."""
@@ -374,11 +371,6 @@ class OnlineConfig(ReinforcedConfig):
     def __post_init__(self) -> None:
         at_least(self.rollouts, "rollouts.", group_size=2)
         at_least(self, max_off_policy_steps=0, check_every=0)
-        if self.allocation is not None:
-            self.allocation.bounds(self.rollouts.group_size)
-            if self.rollouts.initial < self.rollouts.group_size:
-                hint = "leave rollouts.initial_rollouts and the brancher out"
-                raise ConfigError("does not go with branching", field="allocation", hint=hint)
         if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
             problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
             raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")

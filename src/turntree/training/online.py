@@ -16,7 +16,6 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from turntree.advantages.comparisons import mean_centred
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import decided
@@ -36,7 +35,6 @@ from turntree.core.protocols import (
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.environments.pool import EnvironmentPool
-from turntree.filters.allocation import Allocation, Allotment
 from turntree.filters.dapo import DapoFilter, allowed, refill
 from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
@@ -171,7 +169,6 @@ class _Begun:
     skipped: list[tuple[str, str]]
     counts: Counter[str]  # groups of the iteration that were begun, by task
     units: list[Begun] | None = None
-    sizes: Sequence[int] | None = None  # of the groups, where they are allocated
 
     def to_json(self) -> dict[str, Any]:
         """Waits for the units."""
@@ -218,9 +215,6 @@ class _Run:
         self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, parts.model, parts.shared)
         self._filters = [*_filters(config), *parts.filters]
         self.credit = parts.estimator or config.loss.estimator(config.credit)
-        self._allocation = self._allocating(config, parts)
-        if self._allocation is not None:
-            self._filters.append(self._allocation)
         self._cap = max((one.refill_cap for one in self._filters), default=0.0)
         self.stream = TaskStream(parts.tasks, config.seed, self._filters)
         self.savings = SavingsLedger()
@@ -230,7 +224,6 @@ class _Run:
         self.account = self._grown = TreeAccount()  # since the start, and in this iteration
         self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
         self._ahead: dict[int, _Begun] = {}  # iterations that were begun, by number
-        self._allotment: Allotment | None = None  # of this iteration
         self._first = 0  # groups of this iteration that are no refills
         self._refills: list[Cost] = []  # what each of its refills cost, without local rollouts
         self._drops: list[_Drop] = []  # of this iteration; the first of them are replaced by the refills, in order
@@ -241,16 +234,6 @@ class _Run:
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
         self._judged_turns: Sequence[JudgedCredits] = ()  # that of their judged turns
-
-    def _allocating(self, config: OnlineConfig, parts: Parts) -> Allocation | None:
-        """Raises `ConfigError` for what does not play groups of different sizes."""
-        if config.allocation is None:
-            return None
-        for name, used in (("brancher", parts.brancher), ("max_off_policy_steps", config.max_off_policy_steps)):
-            if used:
-                raise ConfigError(f"does not go with {name}", field="allocation", hint="leave one of the two out")
-        centred = getattr(self.credit, "advantages", None) is mean_centred
-        return Allocation(config.allocation, config.rollouts.group_size, centred=centred)
 
     def state(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, as plain JSON."""
@@ -320,24 +303,15 @@ class _Run:
         """Draw `count` tasks and, with workers, give them out. `counts` are the iteration's groups by task, so that no
         group repeats another's draws."""
         begun = _Begun(*self.stream.draw(count, iteration), counts)
-        if self._allocation is not None and not counts:  # refills are of equal size
-            self._allot(begun, self._allocation, iteration)
         if isinstance(self.scheduler, Spread):
             begun.units = self.scheduler.begin(
                 begun.tasks,
                 seed=self.config.seed,
                 iteration=iteration,
                 begun=counts,
-                sizes=begun.sizes,
                 urgent=bool(counts),
             )
         return begun
-
-    def _allot(self, begun: _Begun, allocation: Allocation, iteration: int) -> None:
-        """Give each drawn task its rollouts; those that get none are not played."""
-        self._allotment = found = allocation.allot([task.task_id for task in begun.tasks], iteration)
-        played = [(task, size) for task, size in zip(begun.tasks, found.sizes, strict=True) if size]
-        begun.tasks, begun.sizes = [task for task, _ in played], [size for _, size in played]
 
     def _round(self, begun: _Begun, iteration: int) -> list[GrownGroup]:
         """The groups that were begun."""
@@ -346,26 +320,22 @@ class _Run:
             groups = list(self.scheduler.groups(begun.units or ()))
         else:
             seed = self.config.seed
-            groups = list(
-                self.scheduler.run(begun.tasks, seed=seed, iteration=iteration, begun=begun.counts, sizes=begun.sizes)
-            )
-        for group, size in zip(groups, begun.sizes or [self.config.rollouts.group_size] * len(groups), strict=True):
+            groups = list(self.scheduler.run(begun.tasks, seed=seed, iteration=iteration, begun=begun.counts))
+        for group in groups:
             self.cost += group.tree.cost
             self._grown += account(group.tree)
             self.savings.came_back(group)
-            self._filter(group, iteration, size)
+            self._filter(group, iteration)
             if group.decision is not None:
                 outcome = group_outcome(_rewards(group))
                 known = outcome is not GroupOutcome.CENSORED
                 self._judge(group.decision, outcome.zero_variance if known else None)
         return groups
 
-    def _filter(self, group: GrownGroup, iteration: int, size: int) -> None:
+    def _filter(self, group: GrownGroup, iteration: int) -> None:
         """The credit of a finished group; None where it is censored or a filter drops it."""
         rewards = tuple(_rewards(group))
         credit = self._credit(group)
-        if credit is not None and self._allocation is not None:
-            credit = self._allocation.weighed(credit, size)
         shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
         found = None if credit is None else first_reason(self._filters, lambda one: one.drop(shown))
         if found is not None:
@@ -478,8 +448,7 @@ class _Run:
             "censored": sum(reasons.values()),
             "censored_reasons": reasons,
             "groups_dropped": dict(Counter(drop.why for drop in self._drops)),
-            "prompts_skipped": {**Counter(dict(self._skipped).values()), **self._given_none()},
-            **self._allocation_figures(groups),
+            "prompts_skipped": dict(Counter(dict(self._skipped).values())),
             "zero_variance_share": zero / whole if whole else None,
             "predicted_amplification": 1.0 if unmoved or not whole else (whole + cut) / whole,
             "stops": {reason.value: stops[reason] for reason in StopReason if stops[reason]},
@@ -501,27 +470,6 @@ class _Run:
         if not precision.audits:
             return {}
         return {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
-
-    def _given_none(self) -> dict[str, int]:
-        """Drawn tasks to which the allocation gave no rollouts, by reason."""
-        return {} if self._allotment is None else Counter(filter(None, self._allotment.reasons))
-
-    def _allocation_figures(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
-        """The sizes of this iteration's groups, and which share of its rollouts lies in groups without variance: as
-        predicted, and as it was among the scored groups; nothing without an allocation."""
-        if self._allotment is None:
-            return {}
-        sizes = [size for size in self._allotment.sizes if size]
-        outcomes = [group_outcome(_rewards(group)) for group in groups[: self._first]]
-        known = [(n, one) for n, one in zip(sizes, outcomes, strict=True) if one is not GroupOutcome.CENSORED]
-        rollouts = sum(size for size, _ in known)
-        return {
-            "allocation": {
-                "sizes": {str(size): count for size, count in sorted(Counter(self._allotment.sizes).items())},
-                "zero_variance_predicted": self._allotment.zero_variance,
-                "zero_variance": sum(n for n, one in known if one.zero_variance) / rollouts if rollouts else None,
-            },
-        }
 
     def _branch_figures(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
         """What branching made and shared in this iteration; nothing without a brancher."""

@@ -1,0 +1,184 @@
+"""Loads ALFWorld's official games: the tree of `game.tw-pddl` files that `alfworld-download` leaves, or packed lines.
+
+A packed file (`*.jsonl` or `*.jsonl.xz`) has one JSON object a line: game (its id), task_type, pddl_problem, grammar,
+walkthrough, solvable. What the official loader leaves out is left out here as well, counted by reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.errors import InputError
+from turntree.observe.jsonl import parse_object, read_lines, read_text
+from turntree_worlds.household.parse import parse_game
+from turntree_worlds.household.tasks import TASK_TYPES
+from turntree_worlds.household.world import Game
+
+GAME_FILE, TRAJECTORY_FILE = "game.tw-pddl", "traj_data.json"
+_PACKED_ENDINGS = (".jsonl.xz", ".jsonl")
+_DOWNLOAD_FOLDER = "json_2.1.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One game as it lies on disk: its id, the fields of its file, and where they came from."""
+
+    id: str
+    task_type: str
+    fields: dict[str, Any]
+    path: Path
+    line: int | None = None
+
+    def game(self) -> Game:
+        """The parsed game. InputError names the file and the line."""
+        problem, grammar = self.text("pddl_problem"), self.text("grammar")
+        try:
+            return parse_game(problem, grammar, id=self.id, task_type=self.task_type)
+        except InputError as error:
+            raise InputError(
+                f"game {self.id}: {error.problem}",
+                path=self.path,
+                line=self.line,
+                field=error.field,
+                hint=error.hint,
+            ) from error
+
+    def text(self, field: str) -> str:
+        value = self.fields.get(field)
+        if not isinstance(value, str):
+            hint = "fetch the games anew with alfworld-download"
+            raise InputError("is missing or not text", path=self.path, line=self.line, field=field, hint=hint)
+        return value
+
+    def reason_to_skip(self) -> str | None:
+        """Why the official loader would leave this game out, or None."""
+        if "movable" in self.id or "Sliced" in self.id:
+            return "movable or sliced task"
+        if self.task_type not in TASK_TYPES:
+            return f"unknown task type {self.task_type!r}"
+        if "solvable" not in self.fields:
+            return "never checked for solvability"
+        return None if self.fields["solvable"] else "unsolvable"
+
+
+class GameFiles(Iterator[Game]):
+    """An iterator over games that counts what it leaves out.
+
+    `skipped` maps a reason to a number, `loaded` counts the games given out; both are final once it is exhausted.
+    `records` are the same games unparsed: draw from one of the two.
+    """
+
+    def __init__(self, path: str | Path, *, split: str | None = None, limit: int | None = None) -> None:
+        self.skipped: Counter[str] = Counter()
+        self.loaded = 0
+        found = _records(Path(os.path.expanduser(os.path.expandvars(path))), split, self.skipped)
+        self.records: Iterator[Record] = islice(self._playable(found), limit)
+
+    def _playable(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            reason = record.reason_to_skip()
+            if reason is None:
+                self.loaded += 1
+                yield record
+            else:
+                self.skipped[reason] += 1
+
+    def __next__(self) -> Game:
+        return next(self.records).game()
+
+
+def load_games(path: str | Path, *, split: str | None = None, limit: int | None = None) -> GameFiles:
+    """The games of a packed file, of a folder of packed files, or of a tree of `game.tw-pddl` files, in a fixed order.
+
+    `path` may hold variables such as `$ALFWORLD_DATA`; `split` is train, valid_seen, valid_unseen (or any folder
+    name); `limit` counts playable games. InputError names the file and line of anything unreadable.
+    """
+    return GameFiles(path, split=split, limit=limit)
+
+
+def draw_games(
+    path: str | Path, count: int, *, offset: int = 0, seed: int = 0, stratified: bool = False
+) -> tuple[list[Game], dict[str, Any]]:
+    """`count` games drawn from all that can be played, and what they are: how many of how many, by task type, and what
+    was left out, by reason.
+
+    Games lie sorted by task type, so the first ones would be of one or two types. The order is drawn by `seed`, and
+    `offset` games of it are skipped; `stratified`: the task types alternate in it, as far as each has games. Raises
+    `InputError` where there are fewer games.
+    """
+    files = load_games(path)
+    records = seeds.shuffled(seed, files.records, lambda record: record.id)
+    if stratified:
+        by_type = [[one for one in records if one.task_type == name] for name in TASK_TYPES]
+        rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_type))
+        records = [record for record in rounds if record is not None]
+    if len(records) < offset + count:
+        problem = f"holds {len(records)} games that can be played, and games {offset} to {offset + count} are asked for"
+        raise InputError(problem, path=path, field="count", hint=f"ask for {max(0, len(records) - offset)}")
+    drawn = records[offset : offset + count]
+    types = Counter(record.task_type for record in drawn)
+    report = {"path": str(path), "games": count, "of": len(records), "types": dict(sorted(types.items()))}
+    return [record.game() for record in drawn], report | {"skipped": dict(files.skipped)}
+
+
+def _records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:
+    if not path.exists():
+        hint = "run alfworld-download and give its folder ($ALFWORLD_DATA), or give a packed .jsonl.xz file"
+        raise InputError("no such file or folder", path=path, hint=hint)
+    if path.is_file():
+        return _packed_records(path, split, skipped)
+    if split is not None:
+        for ending in _PACKED_ENDINGS:
+            if (path / f"{split}{ending}").is_file():
+                return _packed_records(path / f"{split}{ending}", None, skipped)
+    root = next((folder for folder in (path / _DOWNLOAD_FOLDER, path) if folder.is_dir()), path)
+    if split is not None and root.name != split:
+        root = root / split
+    if not root.is_dir():
+        raise InputError(f"has no split {split!r}", path=path, hint=f"expected the folder {root}")
+    return _tree_records(root, skipped)
+
+
+def _packed_records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:
+    for number, line in _lines(path):
+        fields = parse_object(line, path, number)
+        if not isinstance(fields.get("game"), str):
+            raise InputError("is missing or not text", path=path, line=number, field="game", hint="name the game")
+        if split is not None and fields["game"].split("/")[0] != split:
+            skipped["other split"] += 1
+            continue
+        yield Record(fields["game"], fields.get("task_type", ""), fields, path, number)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    if not path.name.endswith(_PACKED_ENDINGS):
+        raise InputError("is not a packed file of games", path=path, hint="give a .jsonl or .jsonl.xz file or a folder")
+    return read_lines(path)
+
+
+def _tree_records(root: Path, skipped: Counter[str]) -> Iterator[Record]:
+    """Sorted by path, so that `limit` means the same games on every machine (the official order is the disk's)."""
+    folders = sorted({file.parent for name in (GAME_FILE, TRAJECTORY_FILE) for file in root.rglob(name)})
+    if not folders:
+        raise InputError(f"holds no {GAME_FILE}", path=root, hint="run alfworld-download and give its folder")
+    for folder in folders:
+        if not (folder / GAME_FILE).is_file():
+            skipped[f"no {GAME_FILE}"] += 1
+            continue
+        fields = _object(folder / GAME_FILE)
+        task_type = folder.parent.name.split("-")[0]
+        if (folder / TRAJECTORY_FILE).is_file():
+            task_type = _object(folder / TRAJECTORY_FILE).get("task_type", task_type)
+        yield Record("/".join(folder.parts[-3:]), task_type, fields, folder / GAME_FILE)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    return parse_object(read_text(path), path)

@@ -1,0 +1,387 @@
+"""Seeded household games of graded difficulty, in the format of ALFWorld's own game files.
+
+Every game is solvable by construction: the target lies outside its destination, the destination admits it, and
+the appliance or lamp that the task needs is in the room. The text is a function of (seed, task type, difficulty).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from turntree.core import seeds
+from turntree.core.errors import InputError
+from turntree_worlds.household.catalogue import LAMP_HOLDERS, LAMP_KIND, OBJECT_KINDS, OPENABLE_KINDS, ObjectKind
+from turntree_worlds.household.parse import parse_game
+from turntree_worlds.household.tasks import PROPERTY_FACTS, TASK_KINDS, TASK_TYPES, Task, draw_task
+from turntree_worlds.household.world import Game
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """How much there is to search. Ranges are inclusive.
+
+    closed_fraction: share of the freely drawn receptacles that open and close (they all start closed).
+    extra_target: chance of one more object of the target's kind than the task needs.
+    shared_location: chance that a receptacle stands at the same spot as the one of its kind before it.
+    """
+
+    name: str
+    receptacles: tuple[int, int]
+    objects: tuple[int, int]
+    closed_fraction: float = 0.3
+    extra_target: float = 0.3
+    shared_location: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field, least in (("receptacles", 4), ("objects", 2)):
+            low, high = getattr(self, field)
+            if not least <= low <= high:
+                raise InputError(
+                    f"({low}, {high}) is not a range for difficulty {self.name!r}",
+                    field=field,
+                    hint=f"give (low, high) with {least} <= low <= high",
+                )
+
+
+EASY = Difficulty("easy", (6, 9), (5, 9), closed_fraction=0.25)
+MEDIUM = Difficulty("medium", (10, 14), (10, 16), closed_fraction=0.4, shared_location=0.05)
+HARD = Difficulty("hard", (20, 30), (20, 36), closed_fraction=0.55, shared_location=0.1)
+
+
+@dataclass(frozen=True)
+class GeneratedGame:
+    """The text of one game file, as `pddl_problem` and `grammar` of an official `game.tw-pddl`."""
+
+    id: str
+    task_type: str
+    pddl_problem: str
+    grammar: str
+
+    def parse(self) -> Game:
+        return parse_game(self.pddl_problem, self.grammar, id=self.id, task_type=self.task_type)
+
+
+def generate_game(seed: int, *, task_type: str | None = None, difficulty: Difficulty = EASY) -> GeneratedGame:
+    """The game of this seed. Without `task_type` the seed also draws one of `TASK_TYPES`, all equally likely."""
+    if task_type is not None and task_type not in TASK_KINDS:
+        raise InputError(
+            f"unknown task type {task_type!r}", field="task_type", hint=f"use one of {', '.join(TASK_TYPES)}"
+        )
+    rng = seeds.generator(seed, "household game", repr(difficulty), task_type or "any")
+    task_type = task_type or rng.choice(TASK_TYPES)
+    task = draw_task(rng, TASK_KINDS[task_type])
+    furniture = _furnish(rng, task, difficulty)
+    layout = _lay_out(rng, furniture, _fill(rng, task, furniture, difficulty), difficulty)
+    name = f"{task_type}-{task.target.name}-None-{task.goal_name}-{task.room.name}"
+    return GeneratedGame(
+        id=f"{difficulty.name}/{name}/seed_{seed}",
+        task_type=task_type,
+        pddl_problem=render_problem(f"seed_{seed}", _declarations(layout), _facts(layout), task.goal()),
+        grammar=render_grammar(task.sentence(rng)),
+    )
+
+
+def generate_games(
+    seed: int, n: int, *, task_types: Sequence[str] | None = None, difficulty: Difficulty = EASY
+) -> Iterator[GeneratedGame]:
+    """The games of the seeds `seed ... seed + n - 1`; seed s gets `task_types[s % len(task_types)]` (default: all six).
+
+    Ranges of seeds that do not meet give different games, so a split is a range.
+    """
+    kinds = TASK_TYPES if task_types is None else tuple(task_types)
+    for i in range(n):
+        yield generate_game(seed + i, task_type=kinds[(seed + i) % len(kinds)], difficulty=difficulty)
+
+
+def _furnish(rng: random.Random, task: Task, difficulty: Difficulty) -> list[str]:
+    """Receptacle kinds of the room: what the task needs, then free draws up to the wanted number."""
+    limits = task.room.receptacles
+    starts = [place for place in task.target.places if place in limits and task.may_start(place)]
+    kinds = [task.destination]
+    for needed in (task.kind.appliance, _likely(rng, starts)):
+        if needed and needed not in kinds:
+            kinds.append(needed)
+    for _ in range(rng.randint(*difficulty.receptacles) - len(kinds)):
+        closed = rng.random() < difficulty.closed_fraction
+        spare = [kind for kind in limits if kinds.count(kind) < limits[kind][1]]
+        pool = [kind for kind in spare if (kind in OPENABLE_KINDS) == closed] or spare
+        if pool:
+            kinds.append(rng.choices(pool, [limits[kind][0] for kind in pool])[0])
+    return sorted(kinds)
+
+
+def _likely(rng: random.Random, places: Sequence[str]) -> str:
+    """One of `places`, the earlier the likelier (weights 1, 1/2, 1/3, ...)."""
+    return rng.choices(places, [1 / (rank + 1) for rank in range(len(places))])[0]
+
+
+def _fill(rng: random.Random, task: Task, furniture: list[str], difficulty: Difficulty) -> list[tuple[str, int]]:
+    """Objects as (kind, index of the receptacle): targets first, then others, then the lamp."""
+
+    def place(kind: ObjectKind, allowed: set[str]) -> tuple[str, int]:
+        chosen = _likely(rng, [p for p in kind.places if p in allowed])
+        return kind.name, rng.choice([i for i, f in enumerate(furniture) if f == chosen])
+
+    present = set(furniture)
+    starts = {kind for kind in present if task.may_start(kind)}
+    wanted = max(rng.randint(*difficulty.objects), task.kind.count)
+    filled = [place(task.target, starts) for _ in range(task.kind.count)]
+    if len(filled) < wanted and rng.random() < difficulty.extra_target:
+        # An untreated copy at the destination wins nothing, so treated tasks may start with one there.
+        filled.append(place(task.target, present if task.kind.treatment else starts))
+    others = [o for o in task.room.objects if o != task.target and present.intersection(o.places)]
+    if others:
+        filled += [place(rng.choice(others), present) for _ in range(wanted - len(filled))]
+    holders = [i for i, kind in enumerate(furniture) if kind in LAMP_HOLDERS]
+    if task.kind.by_lamp:
+        filled.append((LAMP_KIND, furniture.index(task.destination)))
+    elif holders and task.room.name in TASK_KINDS["look_at_obj_in_light"].rooms and rng.random() < 0.5:
+        filled.append((LAMP_KIND, rng.choice(holders)))
+    return filled
+
+
+def _number(value: int) -> str:
+    return f"{'_minus' if value < 0 else '_plus'}_{abs(value) // 100:02d}_dot_{abs(value) % 100:02d}"
+
+
+def _entity(rng: random.Random, kind: str, taken: set[str]) -> str:
+    """A fresh identifier in ALFRED's style: the kind and three coordinates, in centimetres before mangling."""
+    parent = kind.removesuffix("Basin")
+    while True:
+        coordinates = "_bar_".join(_number(rng.randint(-low, 500)) for low in (400, 0, 400))
+        name = f"{parent}_bar_{coordinates}" + (f"_bar_{kind}" if parent != kind else "")
+        if name not in taken:
+            taken.add(name)
+            return name
+
+
+def _locations(rng: random.Random, furniture: list[str], shared: float) -> list[str]:
+    """One spot per receptacle, plus (last) the one where the player starts."""
+    spots = [(x, z) for x in range(1, 13) for z in range(1, 13)]
+    drawn = rng.sample(spots, len(furniture) + 1)
+    names = [f"loc_bar_{x}_bar__minus_{z}_bar_{rng.randint(0, 3)}_bar_{rng.choice((30, 45, 60))}" for x, z in drawn]
+    for i, (before, kind) in enumerate(pairwise(furniture), start=1):
+        if before == kind and rng.random() < shared:
+            names[i] = names[i - 1]
+    return names
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The entities of one game: parallel lists of ids and kinds; `inside[i]` is the receptacle index of object i."""
+
+    receptacles: list[str]
+    furniture: list[str]
+    objects: list[str]
+    kinds: list[str]
+    inside: list[int]
+    spots: list[str]
+
+
+def _lay_out(
+    rng: random.Random, furniture: list[str], contents: list[tuple[str, int]], difficulty: Difficulty
+) -> _Layout:
+    taken: set[str] = set()
+    return _Layout(
+        receptacles=[_entity(rng, kind, taken) for kind in furniture],
+        furniture=furniture,
+        objects=[_entity(rng, kind, taken) for kind, _ in contents],
+        kinds=[kind for kind, _ in contents],
+        inside=[receptacle for _, receptacle in contents],
+        spots=_locations(rng, furniture, difficulty.shared_location),
+    )
+
+
+def _declarations(layout: _Layout) -> list[tuple[str, str]]:
+    typed = [(f"{kind}Type", "otype") for kind in layout.kinds]
+    typed += [(f"{kind}Type", "rtype") for kind in layout.furniture]
+    typed += [(entity, "object") for entity in layout.objects]
+    typed += [(entity, "receptacle") for entity in layout.receptacles]
+    return typed + [(spot, "location") for spot in layout.spots]
+
+
+def _facts(layout: _Layout) -> list[tuple[str, ...]]:
+    facts: list[tuple[str, ...]] = [("atLocation", AGENT, layout.spots[-1])]
+    for entity, kind, spot in zip(layout.receptacles, layout.furniture, layout.spots, strict=False):
+        facts += [("receptacleType", entity, f"{kind}Type"), ("receptacleAtLocation", entity, spot)]
+        if kind in OPENABLE_KINDS:
+            facts.append(("openable", entity))
+    for entity, kind, i in zip(layout.objects, layout.kinds, layout.inside, strict=True):
+        facts += [("objectType", entity, f"{kind}Type"), ("inReceptacle", entity, layout.receptacles[i])]
+        facts.append(("objectAtLocation", entity, layout.spots[i]))
+        if kind == LAMP_KIND:
+            facts.append(("toggleable", entity))
+        else:
+            facts.append(("pickupable", entity))
+            facts += [(PROPERTY_FACTS[p], entity) for p in sorted(OBJECT_KINDS[kind].properties)]
+    present = set(layout.furniture)
+    for kind in sorted(set(layout.kinds) - {LAMP_KIND}):
+        places = sorted(present.intersection(OBJECT_KINDS[kind].places))
+        facts += [("canContain", f"{place}Type", f"{kind}Type") for place in places]
+    return facts
+
+
+# The text of a game file: a PDDL problem over ALFRED's domain and the TextWorld grammar that words it. Both are what
+# `game.tw-pddl` holds besides the domain, so the official `alfworld` package, given its own `alfred.pddl`, reads these
+# games as it reads its own. Only what differs between games is passed in.
+
+AGENT = "agent1"
+# Named as constants inside ALFRED's actions, so that every problem has to declare them.
+_DOMAIN_CONSTANTS = (
+    ("SinkType", "rtype"),
+    ("SinkBasinType", "rtype"),
+    ("MicrowaveType", "rtype"),
+    ("FridgeType", "rtype"),
+    ("KnifeType", "otype"),
+    ("ButterKnifeType", "otype"),
+)
+
+_SEEN_IN = "[{o.indefinite + ' ' + o.name | inreceptacle(o:object, r:receptacle)}]"
+_FACED = "atlocation(a:agent, l:location) & receptacleatlocation(r:receptacle, l:location)"
+_LOOSE = f"{_FACED} & objectatlocation(o:object, l:location) & not_inreceptacle(o:object, r:receptacle)"
+
+# action -> command; then symbol -> cases (condition, text), tried in order; "" holds always.
+_COMMANDS = {
+    "GotoLocation": "go to [{r.name | receptacleatlocation(r:receptacle, lend:location)}]",
+    "OpenObject": "open {r}",
+    "CloseObject": "close {r}",
+    "PickupObject": "take {o} from {r}",
+    "PutObject": "move {o} to {r}",
+    "CleanObject": "clean {o} with {r}",
+    "HeatObject": "heat {o} with {r}",
+    "CoolObject": "cool {o} with {r}",
+    "ToggleObject": "use {o}",
+    "SliceObject": "slice {co} with {ko}",
+    "examineReceptacle": "examine {r}",
+    "examineObject": "examine {o}",
+    "inventory": "inventory",
+    "look": "look",
+    "help": "help",
+}
+
+
+_HELP = "Available commands:\n" + "\n".join(
+    f"  {command}"
+    for command in (
+        "look",
+        "inventory",
+        "go to (receptacle)",
+        "open (receptacle)",
+        "close (receptacle)",
+        "take (object) from (receptacle)",
+        "move (object) to (receptacle)",
+        "examine (something)",
+        "use (object)",
+        "heat (object) with (receptacle)",
+        "clean (object) with (receptacle)",
+        "cool (object) with (receptacle)",
+        "slice (object) with (object)",
+    )
+)
+
+
+def _states() -> list[tuple[str, str]]:
+    """Cases of examining an object: temperature and cleanliness in every combination, most specific first."""
+    cases = []
+    for sliced in (True, False):
+        for clean in (True, False):
+            for fact, word in (("ishot", "hot"), ("iscool", "cool"), ("", "")):
+                facts = [f for f, on in (("isclean", clean), (fact, fact), ("issliced", sliced)) if on]
+                if not facts or facts == ["issliced"]:
+                    continue
+                # The official wording says "cold" for this one state and "cool" elsewhere.
+                heat = "cold" if facts == ["iscool"] else word
+                words = " and ".join(w for w in (heat, "clean" if clean else "") if w)
+                condition = " & ".join(f"{f}(o:object)" for f in facts)
+                cases.append((condition, f"This is a {words}{' sliced' if sliced else ''} {{o.name}}."))
+    return cases
+
+
+_SYMBOLS: dict[str, list[tuple[str, str]]] = {
+    "intro": [("", "-= Welcome to TextWorld, ALFRED! =-\n\n#look.feedback#\n\n#task#")],
+    "notImplemented": [("", "TODO")],
+    "GotoLocation.feedback": [("", "You arrive at {r.name}. #examineReceptacle.feedback#")],
+    "OpenObject.feedback": [("", "You open the {r.name}. #examineReceptacle.feedback#")],
+    "CloseObject.feedback": [("", "You close the {r.name}.")],
+    "PickupObject.feedback": [("", "You pick up the {o.name} from the {r.name}.")],
+    "PutObject.feedback": [("", "You move the {o.name} to the {r.name}.")],
+    "CleanObject.feedback": [("", "You clean the {o.name} using the {r.name}.")],
+    "HeatObject.feedback": [("", "You heat the {o.name} using the {r.name}.")],
+    "CoolObject.feedback": [("", "You cool the {o.name} using the {r.name}.")],
+    "SliceObject.feedback": [("", "You sliced the {co.name} with the {ko.name}.")],
+    "ToggleObject.feedback": [
+        ("toggleable(o:object) & istoggled(o:object)", "You turn on the {o.name}."),
+        ("toggleable(o:object)", "You turn off the {o.name}."),
+        ("", "You don't see any switch on the {o.name}."),
+    ],
+    "help.feedback": [("", _HELP)],
+    "inventory.feedback": [
+        ("holdsany(a:agent)", "You are carrying: [{o.indefinite + ' ' + o.name | holds(a:agent, o:object)}]."),
+        ("", "You are not carrying anything."),
+    ],
+    "examineReceptacle.feedback": [
+        ("openable(r:receptacle) & opened(r:receptacle)", f"The {{r.name}} is open. In it, you see {_SEEN_IN}."),
+        ("openable(r:receptacle)", "The {r.name} is closed."),
+        ("", f"On the {{r.name}}, you see {_SEEN_IN}."),
+    ],
+    "examineObject.feedback": [
+        (
+            "isreceptacleobject(o:object)",
+            "This is a normal {o.name}. In it, you see"
+            " [{o2.indefinite + ' ' + o2.name | inreceptacleobject(o2:object, o:object)}].",
+        ),
+        *_states(),
+        ("toggleable(o:object) & istoggled(o:object)", "This {o.name} is on."),
+        ("toggleable(o:object) & not_istoggled(o:object)", "This {o.name} is off."),
+        ("sliceable(o:object) & issliced(o:object)", "This is a sliced {o.name}."),
+        ("", "There's nothing special about {o.name}."),
+    ],
+    "look.feedback": [
+        (_FACED, f"You are facing the [{{r.name | {_FACED}}}]. Next to it, you see #loose#."),
+        ("", "You are in the middle of a room. Looking quickly around you, you see #appliances#."),
+    ],
+    "loose": [(_LOOSE, f"[{{#overview(o)# | {_LOOSE}}}]"), ("", "nothing")],
+    "appliances": [
+        (
+            "receptacleatlocation(r:receptacle, l:location)",
+            "[{#overview(r)# | receptacleatlocation(r:receptacle, l:location)}]",
+        ),
+        ("", "nothing"),
+    ],
+    "overview(o)": [("", "{o.indefinite} {o.name}")],
+    "overview(r)": [("", "{r.indefinite} {r.name or r.id}")],
+    "list_empty": [("", "nothing")],
+    "list_separator": [("", ", ")],
+    "list_last_separator": [("", ", and ")],
+}
+
+
+def _case(condition: str, text: str) -> dict[str, str]:
+    return {"condition": condition, "rhs": text} if condition else {"rhs": text}
+
+
+def render_grammar(task: str) -> str:
+    """The grammar of a game whose task sentence is `task`, such as "put a mug in desk."."""
+    symbols = {**_SYMBOLS, "task": [("", f"Your task is to: {task}")]}
+    table = {name: [_case(*case) for case in cases] for name, cases in symbols.items()}
+    actions = "".join(
+        f'action {name} {{\n    template :: "{command}";\n    feedback :: "#{name}.feedback#";\n}}\n\n'
+        for name, command in _COMMANDS.items()
+    )
+    return f'grammar :: """\n{json.dumps(table, indent=1)}\n""";\n\n{actions}'
+
+
+def render_problem(
+    name: str, declarations: Iterable[tuple[str, str]], facts: Sequence[tuple[str, ...]], goal: str
+) -> str:
+    """The PDDL problem `name`: typed constants (name, type), facts of the initial state, and the goal formula."""
+    constants = sorted({*declarations, *_DOMAIN_CONSTANTS, (AGENT, "agent")})
+    objects = "\n".join(f"    {constant} - {kind}" for constant, kind in constants)
+    init = "\n".join(f"    ({' '.join(fact)})" for fact in facts)
+    return (
+        f"(define (problem {name})\n(:domain alfred)\n(:objects\n{objects}\n)\n(:init\n{init}\n)\n(:goal {goal})\n)\n"
+    )

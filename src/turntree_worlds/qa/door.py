@@ -1,0 +1,204 @@
+"""Questions as an environment (`--environment qa`): generated questions over a generated world, or your own questions
+over your own documents. All episodes share a search tool and sandboxed Python."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from turntree.core import seeds
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.observe.files import read_json
+from turntree.tools.pool import ThreadPool
+from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
+from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
+from turntree_worlds.qa.experts import gold, gold_of_evidence
+from turntree_worlds.qa.formats import QuestionFile, read_questions
+from turntree_worlds.qa.generate import Posed, Split
+from turntree_worlds.qa.hierarchical import HierarchicalConfig, HierarchicalReward
+from turntree_worlds.qa.questions import Question
+from turntree_worlds.sandboxes.limits import SandboxConfig
+from turntree_worlds.search import SearchIndex
+
+POLICY = Path(__file__).resolve().parents[1] / "models" / "qa_tiny"  # answers a third of the generated questions
+EMBEDDED = "qa"  # the name of that policy
+GENERATED = "generated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions:
+    """Questions, and the tools to answer them.
+
+    Generated questions have splits. Of a file (`domains.qa.formats`) the split "train" is drawn by the seed of the
+    tasks; a command that trains on it checks on others of the file, or on some of `held_out` (`Question.key`). A
+    command that plays only held-out questions needs `held_out`. A `model` is told how to answer, unless
+    `episodes.instructions` say it in other words, or it is the embedded one or was trained from it.
+    """
+
+    questions: str = GENERATED
+    """'generated', or a file of questions, which needs an index."""
+    index: str | None = None
+    """With a file of questions: the index of your documents, made by `turntree index build`."""
+    held_out: str | None = None
+    """A file of questions for checks; none of them is trained on, even if it is not used in a check."""
+    offset: int = 0
+    """Skip this many generated questions to train on, as those of traces that the policy learned from; or of those to
+    play, where nothing is trained."""
+    world: QaWorldConfig = field(default_factory=QaWorldConfig)
+    episodes: QaConfig = field(default_factory=QaConfig)
+    reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
+    threads: int = 64
+    """Concurrent tool calls."""
+    model: str = EMBEDDED
+    """The policy that answers. It gets instructions about the answer format, unless it is the embedded one or was
+    trained from it (it has the same tokenizer): these have learned the format without them."""
+
+    def __post_init__(self) -> None:
+        at_least(self, threads=1, offset=0)
+        if (self.questions == GENERATED) != (self.index is None):
+            raise ConfigError(
+                "a file of questions needs an index of the documents to search; generated questions have their own",
+                field="index",
+                hint="make one with `turntree index build`",
+            )
+        if self.questions == GENERATED and self.held_out is not None:
+            raise ConfigError("goes with a file of questions; generated ones have splits", field="held_out")
+        if self.questions != GENERATED and self.offset:
+            raise ConfigError("goes with generated questions", field="offset", hint="leave rows out of your file")
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """`seed` draws questions of a file; the generated world has its own (`world.seed`)."""
+        with self.play(splits, seed) as opened:
+            files = {} if self.index is None else {"questions": self.questions, "index": self.index}
+            yield TaskSet(
+                tasks=opened.tasks,
+                pool=opened.pool,
+                figures=opened.tools.ledger.figures,
+                read=opened.read,
+                contents=contents({**files, "held_out": self.held_out}),
+            )
+
+    @contextlib.contextmanager
+    def play(self, splits: Mapping[str, int], seed: int = 0) -> Iterator[Opened]:
+        """Build what has to be built and close it again. Raises `InputError` on a machine without a sandbox."""
+        with contextlib.ExitStack() as stack:
+            posed: dict[str, Sequence[Posed]] = {}
+            shown: dict[str, Sequence[Message]] = {}
+            read: list[dict[str, Any]] = []
+            if self.index is None:
+                world = QaWorld(self.world)
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                index = stack.enter_context(world.build_index(folder / "index.sqlite"))
+                posed = self.generated(world, splits)
+                asked = {split: [each.question for each in found] for split, found in posed.items()}
+                every = (each for found in posed.values() for each in found)
+                shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
+            else:
+                index = stack.enter_context(SearchIndex(Path(self.index)))
+                asked, read = self.read(splits, seed)
+                every = (question for found in asked.values() for question in found)
+                shown = {each.id: gold_of_evidence(each, index, self.search.pages) for each in every}
+            tools = stack.enter_context(
+                open_tools(index, search=self.search, sandbox=self.sandbox, runtime=self.runtime)
+            )
+            pool = stack.enter_context(ThreadPool(self.threads))
+            reward, episodes = HierarchicalReward(self.reward), self._episodes()
+            tasks = {split: environments(found, tools, reward, episodes, shown) for split, found in asked.items()}
+            for split, found in posed.items():
+                for environment, each in zip(tasks[split], found, strict=True):
+                    environment.posed = each
+            yield Opened(tasks, pool, tools, posed, read)
+
+    def generated(self, world: QaWorld, splits: Mapping[str, int]) -> dict[str, Sequence[Posed]]:
+        """The questions of each split; `offset` is of those to train on, or of those to play where there are none."""
+        skipped = {split: self.offset if split == TRAIN or TRAIN not in splits else 0 for split in splits}
+        return {split: world.questions(cast(Split, split), n, skipped[split]) for split, n in splits.items()}
+
+    def read(self, splits: Mapping[str, int], seed: int) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
+        """The questions of each split from files, of which none has one of another, and what reading them counted."""
+        must_be_held_out(splits, self.questions, self.held_out)
+        (first, count), *others = sorted(splits.items(), key=lambda item: item[0] != TRAIN)
+        if not others:
+            source = self.questions if first == TRAIN else self.held_out or self.questions
+            found = read_questions([source])
+            return {first: _drawn(found, seed)[:count]}, [found.report.to_json()]
+        ((checked, wanted),) = others
+        trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted, seed)
+        return {first: trained, checked: held_out}, read
+
+    def _episodes(self) -> QaConfig:
+        """As they are given; else instructions for policies that have not learned the format."""
+        if self.episodes.instructions is not None:
+            return self.episodes
+        learned = self.model == EMBEDDED or _has_tokenizer_of_embedded(Path(self.model))
+        return QaConfig(max_calls=self.episodes.max_calls, instructions="" if learned else INSTRUCTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Browsing(Questions):
+    """Questions over pages: a search shows titles and a few words, and a page has to be opened to be read."""
+
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(count=5, passage_chars=60, pages=True))
+    episodes: QaConfig = field(default_factory=lambda: QaConfig(max_calls=24))
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Environments by split with the pool to step them in. They share their tools. `posed` says how generated ones are
+    answered."""
+
+    tasks: Mapping[str, Sequence[QaEnvironment]]
+    pool: ThreadPool
+    tools: ToolRuntime
+    posed: Mapping[str, Sequence[Posed]]
+    read: Sequence[dict[str, Any]] = ()
+
+
+def _has_tokenizer_of_embedded(folder: Path) -> bool:
+    """By its vocabulary: another release of Transformers may write the rest of the file in other words."""
+    theirs, own = (place / "tokenizer.json" for place in (folder, POLICY))
+    return theirs.is_file() and _vocabulary(theirs) == _vocabulary(own)
+
+
+def _vocabulary(path: Path) -> Any:
+    return read_json(path).get("model", {}).get("vocab")
+
+
+def read_splits(
+    source: str, count: int, held_out: str | None, held_out_count: int, seed: int = 0
+) -> tuple[Sequence[Question], Sequence[Question], list[dict[str, Any]]]:
+    """Those to train on and those to check on, drawn by `seed`, which have none in common, and what reading them
+    counted."""
+    first = read_questions([source])
+    if held_out is None:
+        drawn = _drawn(first, seed)
+        checked = drawn[count : count + held_out_count]
+        if not checked:
+            raise InputError(
+                f"all {len(first.questions)} questions would be trained on and none is left to check on",
+                path=source,
+                hint=f"lower --count (now {count}), or name a file as --held-out",
+            )
+        return drawn[:count], checked, [first.report.to_json()]
+    second = read_questions([held_out])
+    rest = first.without(second.questions, "held out")
+    if not rest.questions:
+        raise InputError("holds no question that is not held out too", path=source, field="held_out")
+    reports = [rest.report.to_json(), second.report.to_json()]
+    return _drawn(rest, seed)[:count], _drawn(second, seed)[:held_out_count], reports
+
+
+def _drawn(found: QuestionFile, seed: int) -> list[Question]:
+    return seeds.shuffled(seed, found.questions, lambda question: question.id)

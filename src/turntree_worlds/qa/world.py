@@ -1,0 +1,197 @@
+"""A generated world: people, firms, towns and countries, their relations, and documents that state them.
+
+Names are combined from small pools of words: a tiny tokenizer holds each word as one token, and a search for one
+person finds others who share a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from turntree.core import seeds
+from turntree.core.errors import ConfigError
+from turntree_worlds.documents import Document
+
+Kind = Literal["person", "firm", "town", "country", "number"]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+FIRST_NAMES = _words(
+    "Ada Alma Bea Cora Dora Edda Ella Emma Freya Gwen Hana Ida Iris Jana Kira Lena Lily Lucy Mara Maya Mina Nora Olga "
+    "Petra Rita Rosa Ruth Sara Tina Vera Wanda Zoe Abel Adam Axel Ben Carl Dan Emil Eric Finn Fred Gary Hugo Ivan Jack "
+    "Jon Karl Leo Lars Luke Max Milo Nick Noel Omar Otto Paul Ralf Sean Theo Tom Victor Yuri"
+)
+WOMEN = frozenset(FIRST_NAMES[:32])
+LAST_NAMES = _words(
+    "Abbott Adler Barton Becker Blake Bowen Brask Burke Carver Cole Conrad Cross Dalton Doyle Drake Dunn Eaton Ellis "
+    "Farrow Finch Fisher Foster Garner Gibbs Grant Hale Hardy Harlow Hayes Holt Hudson Irving Jarvis Keller Kemp Lang "
+    "Larkin Lowell Marsh Mercer Morrow Nash Nolan Orwell Osborn Parker Pryce Quill Ramsey Reed Rowan Sawyer Sharp "
+    "Slater Stone Tanner Thorne Tucker Vance Wade Walsh Webber Weller York"
+)
+FIRM_WORDS = _words("Mills Works Bank Press Foods Glass Motors Steel")
+TOWNS = _words(
+    "Alden Arbor Ashby Avon Balin Barrow Belmar Birk Calder Carrick Colby Corvin Dorn Dunmore Elgin Elsted Fallow "
+    "Farley Galway Gorst Halden Harrow Hexham Inver Jarrow Kelby Kirk Lanark Linden Lorne Malden Marlow Milford "
+    "Norwell Oakham Orford Penrith Quorn Redcar Rugby Selby Stroud Tarn Thirsk Ulster Wells Whitby Yarm"
+)
+COUNTRIES = _words("Arland Borvia Cadia Dravia Estmark Fenland Gallia Hestia Istria Jutia Kelland Lumia")
+
+RELATIONS: dict[Kind, dict[str, Kind]] = {
+    "person": {
+        "mother": "person",
+        "father": "person",
+        "spouse": "person",
+        "teacher": "person",
+        "employer": "firm",
+        "birthplace": "town",
+        "birth year": "number",
+    },
+    "firm": {"founder": "person", "seat": "town", "founding year": "number"},
+    "town": {"mayor": "person", "country": "country", "population": "number"},
+    "country": {"capital": "town", "leader": "person"},
+}
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`value` is the name of an entity, or digits."""
+
+    subject: str
+    relation: str
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldConfig:
+    """How many entities of each kind there are."""
+
+    people: int = 160
+    """People of the world."""
+    firms: int = 40
+    """Firms."""
+    towns: int = 30
+    """Towns."""
+    countries: int = 8
+    """Countries."""
+    told: int = 3
+    """Least number of facts that are told of a person."""
+
+    def __post_init__(self) -> None:
+        most = {
+            "people": len(FIRST_NAMES) * len(LAST_NAMES) // 4,
+            "firms": len(LAST_NAMES) * len(FIRM_WORDS) // 4,
+            "towns": len(TOWNS),
+            "countries": len(COUNTRIES),
+        }
+        for field, limit in most.items():
+            if not 2 <= getattr(self, field) <= limit:
+                raise ConfigError(f"{getattr(self, field)} is impossible", field=field, hint=f"use 2 to {limit}")
+        if not 1 <= self.told <= 5:
+            raise ConfigError(f"{self.told} facts a person are impossible", field="told", hint="use 1 to 5")
+
+
+@dataclass(frozen=True)
+class World:
+    """Every (subject, relation) has at most one fact: `value` is a function, and so is a chain of relations."""
+
+    seed: int
+    kinds: dict[str, Kind]  # of every entity, by name
+    facts: tuple[Fact, ...]  # by subject
+
+    @functools.cached_property
+    def told(self) -> dict[str, dict[str, str]]:
+        """{subject: {relation: value}}"""
+        told: dict[str, dict[str, str]] = {name: {} for name in self.kinds}
+        for fact in self.facts:
+            told[fact.subject][fact.relation] = fact.value
+        return told
+
+    @functools.cached_property
+    def numbers(self) -> frozenset[str]:
+        """Every number that a document tells."""
+        return frozenset(fact.value for fact in self.facts if fact.value not in self.kinds)
+
+    def documents(self) -> Iterator[Document]:
+        """One for each entity, in sentences `The RELATION is VALUE.`"""
+        for subject, group in itertools.groupby(self.facts, lambda fact: fact.subject):
+            yield Document(subject, subject, " ".join(f"The {fact.relation} is {fact.value}." for fact in group))
+
+
+def generate_world(seed: int, config: WorldConfig | None = None) -> World:
+    """The world of a seed. Parents and teachers are older, marriages mutual, founders grown up, names unique."""
+    config = config or WorldConfig()
+    rng = seeds.generator(seed, "qa", "world")
+    people = _names(rng, config.people, FIRST_NAMES, LAST_NAMES)
+    firms = _names(rng, config.firms, LAST_NAMES, FIRM_WORDS)
+    towns, countries = rng.sample(TOWNS, config.towns), rng.sample(COUNTRIES, config.countries)
+    born = {name: rng.randint(1900, 1985) for name in people}
+    told = {name: _life(rng, name, born, firms, towns, config.told) for name in people}
+    _marry(rng, people, told)
+    for name in firms:
+        founder = rng.choice(people)
+        told[name] = {
+            "founder": founder,
+            "seat": rng.choice(towns),
+            "founding year": str(born[founder] + rng.randint(20, 35)),
+        }
+    for name in towns:
+        people_of = f"{rng.randint(1, 9)}{rng.randint(1, 9)}000"
+        told[name] = {"mayor": rng.choice(people), "country": rng.choice(countries), "population": people_of}
+    for name in countries:
+        told[name] = {"capital": rng.choice(towns), "leader": rng.choice(people)}
+    kinds: dict[str, Kind] = {
+        **dict.fromkeys(people, "person"),
+        **dict.fromkeys(firms, "firm"),
+        **dict.fromkeys(towns, "town"),
+        **dict.fromkeys(countries, "country"),
+    }
+    facts = tuple(Fact(name, *fact) for name in kinds for fact in _shuffled(rng, told[name].items()))
+    return World(seed, kinds, facts)
+
+
+def _names(rng: random.Random, count: int, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    numbers = rng.sample(range(len(first) * len(second)), count)
+    return [f"{first[number % len(first)]} {second[number // len(first)]}" for number in numbers]
+
+
+def _life(
+    rng: random.Random, name: str, born: dict[str, int], firms: Sequence[str], towns: Sequence[str], count: int
+) -> dict[str, str]:
+    """`count` facts of a person, drawn from those that there can be."""
+    elders = [other for other, year in born.items() if 18 <= born[name] - year <= 50]
+    women = [other for other in elders if other.split()[0] in WOMEN]
+    men = [other for other in elders if other.split()[0] not in WOMEN]
+    sources: dict[str, Sequence[str]] = {
+        "mother": women,
+        "father": men,
+        "teacher": elders,
+        "employer": firms,
+        "birthplace": towns,
+        "birth year": [str(born[name])],
+    }
+    possible = [relation for relation, values in sources.items() if values]
+    return {relation: rng.choice(sources[relation]) for relation in rng.sample(possible, min(count, len(possible)))}
+
+
+def _marry(rng: random.Random, people: Sequence[str], told: dict[str, dict[str, str]]) -> None:
+    """Marry half of the people, in couples. The fact about the spouse replaces another fact of the person."""
+    single = list(people)
+    rng.shuffle(single)
+    for one, other in zip(single[0 : len(single) // 2 : 2], single[1 : len(single) // 2 : 2], strict=False):
+        for name, spouse in ((one, other), (other, one)):
+            told[name].pop(rng.choice(list(told[name])))
+            told[name]["spouse"] = spouse
+
+
+def _shuffled(rng: random.Random, facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    listed = list(facts)
+    rng.shuffle(listed)
+    return listed

@@ -1,0 +1,127 @@
+"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file, and bugs
+in generated packages (`--environment swe`)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message
+from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.environments.tool_environment import ToolEnvironment
+from turntree.tools.pool import ThreadPool
+from turntree_worlds.sandboxes.limits import Limits, SandboxConfig
+from turntree_worlds.sandboxes.sandbox import Sandbox
+from turntree_worlds.workbench import bugs, families
+from turntree_worlds.workbench.files import read_tasks
+from turntree_worlds.workbench.shell import Editor, Shell
+from turntree_worlds.workbench.tasks import Task, messages
+
+GENERATED = "generated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terminal:
+    """Tasks at a shell.
+
+    Generated tasks have splits. Of a file (docs/environments.md) the first are the split "train"; a command that trains
+    on them checks on the next ones, or on the first of `held_out`. A command that plays only held-out tasks needs
+    `held_out`.
+    """
+
+    tasks: str = GENERATED
+    """'generated', or a file of tasks: your own (JSON lines), AgentBench's or InterCode's."""
+    held_out: str | None = None
+    """A second such file, for held-out tasks."""
+    files: str | None = None
+    """With a file of tasks: a tar archive of files that each of them begins with, such as InterCode's fs_1.tar.xz."""
+    instructions: str = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
+    """The system's message that opens every episode."""
+    sandbox: SandboxConfig = field(
+        default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64))
+    )
+    threads: int = 16
+    """Concurrent commands; at most `sandbox.boxes` of them run at once."""
+
+    tools: ClassVar[type[Shell]] = Shell
+
+    def __post_init__(self) -> None:
+        at_least(self, threads=1)
+        if self.files is not None and self.tasks == GENERATED:
+            raise ConfigError("goes with a file of tasks", field="files", hint="name one as --tasks")
+        if self.held_out is not None and self.tasks == GENERATED:
+            raise ConfigError("goes with a file of tasks; generated ones have splits", field="held_out")
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """`seed` draws tasks of a file; a generated one is defined by its split and number. Raises `InputError` on a
+        machine without a sandbox."""
+        with Sandbox(self.sandbox) as sandbox, ThreadPool(self.threads) as pool:
+            read: list[dict[str, Any]] = []
+            if self.tasks == GENERATED:
+                made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}
+            else:
+                read, made = self.read(splits, sandbox, seed)
+            tasks = {name: [self._played(task, sandbox) for task in each] for name, each in made.items()}
+            mine = {"tasks": self.tasks, "held_out": self.held_out, "files": self.files}
+            given = {} if self.tasks == GENERATED else mine
+            yield TaskSet(tasks=tasks, pool=pool, read=read, contents=contents(given))
+
+    def read(
+        self, splits: Mapping[str, int], sandbox: Sandbox, seed: int
+    ) -> tuple[list[dict[str, Any]], dict[str, Sequence[Task]]]:
+        """What reading counted, and the tasks of each split from files."""
+        must_be_held_out(splits, self.tasks, self.held_out)
+        files = {split: self.tasks if split == TRAIN else self.held_out or self.tasks for split in splits}
+        counted: list[dict[str, Any]] = []
+        made: dict[str, Sequence[Task]] = {}
+        for path in dict.fromkeys(files.values()):
+            of = {split: count for split, count in splits.items() if files[split] == path}
+            found = read_tasks(path, sandbox, sum(of.values()), self.files, seed=seed)
+            counted.append(found.to_json())
+            made |= _split(found.tasks, of, path)
+        return counted, made
+
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        """A generated task."""
+        return families.generated(split, number)
+
+    def _played(self, task: Task, sandbox: Sandbox) -> ToolEnvironment:
+        return ToolEnvironment(
+            self.tools,
+            task_id=task.id,
+            arguments={"task": task, "sandbox": sandbox},
+            prompt=(Message("system", self.instructions), Message("user", "")),
+            task_type=task.kind,
+            gold=messages(task.gold),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software(Terminal):
+    """Bugs in small packages, with tools to read and edit files beside the shell."""
+
+    instructions: str = "You work in a repository, through tools. Find the bug, fix it, and then submit."
+    """The system's message that opens every episode."""
+
+    tools: ClassVar[type[Shell]] = Editor
+
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        return bugs.generated(split, number, sandbox)
+
+
+def _split(found: Sequence[Task], splits: Mapping[str, int], path: str) -> dict[str, Sequence[Task]]:
+    """The first tasks for the split that is trained on, the next ones for the others."""
+    made: dict[str, Sequence[Task]] = {}
+    start = 0
+    for split in sorted(splits, key=lambda name: name != TRAIN):
+        made[split] = found[start : start + splits[split]]
+        start += splits[split]
+        if not made[split]:
+            problem = f"holds {len(found)} tasks, and none is left for split {split!r}"
+            raise InputError(problem, path=path, hint=f"lower --count (now {splits[split]})")
+    return made

@@ -1,0 +1,254 @@
+"""Generated shell tasks: a folder of small files, and something to find, count, change, move or pack in it.
+
+What is expected is computed here in Python; the expert's commands are another way to it. A test holds the two together.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import random
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from turntree.core import seeds
+from turntree_worlds.sandboxes.limits import EPOCH, File
+from turntree_worlds.workbench.tasks import Task, commands, texts
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_WORDS = _words(
+    "amber birch cedar delta ember fjord grove hazel inlet jade kelp lark maple north ocean pearl quartz river "
+    "stone tulip umber vale willow yarrow zephyr"
+)
+_FOLDERS = ("docs", "notes", "src", "data", "logs", "old", "docs/drafts", "src/lib", "data/raw")
+_LEVELS = ("INFO", "WARN", "ERROR")
+
+
+@dataclass
+class _Draft:
+    """What a family makes of a folder. `gold` and one of `answer`, `expected` and `check` are filled in."""
+
+    rng: random.Random
+    files: dict[str, File]
+    say: str = ""
+    gold: list[str] = field(default_factory=list[str])
+    answer: str | None = None
+    expected: Mapping[str, File | None] | None = None
+    check: str | None = None
+
+    def text(self, path: str) -> str:
+        return self.files[path].data.decode()
+
+    def ending(self, suffix: str) -> list[str]:
+        return sorted(path for path in self.files if path.endswith(suffix))
+
+    def file(self, name: str, text: str) -> str:
+        """Add a file in a folder of the tree; its path."""
+        path = f"{self.rng.choice(_FOLDERS)}/{name}"
+        self.files[path] = File(text.encode())
+        return path
+
+    def words(self, count: int) -> list[str]:
+        return self.rng.choices(_WORDS, k=count)
+
+    def write(self, path: str, text: str) -> None:
+        self.expected = {**(self.expected or {}), path: File(text.encode())}
+
+
+def _count_files(draft: _Draft) -> None:
+    suffix = draft.rng.choice((".txt", ".md", ".log"))
+    draft.say = f"How many files here and in all folders below have a name that ends in {suffix}? Submit the number."
+    draft.gold = [f"find . -type f -name '*{suffix}' | wc -l"]
+    draft.answer = str(len(draft.ending(suffix)))
+
+
+def _count_lines(draft: _Draft) -> None:
+    level = draft.rng.choice(_LEVELS)
+    path = draft.file("app.log", _log(draft))
+    draft.say = f"How many lines of {path} hold the word {level}? Submit the number."
+    draft.gold = [f"grep -c {level} {path}"]
+    draft.answer = str(sum(level in line for line in draft.text(path).splitlines()))
+
+
+def _largest(draft: _Draft) -> None:
+    sizes = draft.rng.sample(range(600, 2000), 4)
+    paths = [
+        draft.file(f"{word}.bin", "x" * size) for word, size in zip(draft.rng.sample(_WORDS, 4), sizes, strict=True)
+    ]
+    draft.say = "Which file here or in the folders below is the largest? Submit its path without ./ at the beginning."
+    draft.gold = ["find . -type f -printf '%s %P\\n' | sort -n | tail -n 1"]
+    draft.answer = paths[sizes.index(max(sizes))]
+
+
+def _find_word(draft: _Draft) -> None:
+    secret = f"{draft.rng.choice(_WORDS)}-{draft.rng.randrange(1000, 9999)}"
+    path = draft.rng.choice(draft.ending(".txt"))
+    draft.files[path] = File(f"{draft.text(path)}code {secret}\n".encode())
+    draft.say = "One file here or in the folders below has a line that begins with `code`. Submit the word after it."
+    draft.gold = ["grep -rh '^code' . | cut -d' ' -f2"]
+    draft.answer = secret
+
+
+def _rename(draft: _Draft) -> None:
+    old, new = draft.rng.sample((".txt", ".md", ".log", ".bak"), 2)
+    draft.file(f"{draft.rng.choice(_WORDS)}{old}", "one more\n")
+    draft.files = {path: file for path, file in draft.files.items() if not path.endswith(new)}
+    draft.say = f"Rename every file here and in the folders below that ends in {old} so that it ends in {new}."
+    draft.gold = [f'find . -type f -name "*{old}" | while read -r f; do mv "$f" "${{f%{old}}}{new}"; done']
+    moved = {path.removesuffix(old) + new: draft.files[path] for path in draft.ending(old)}
+    draft.expected = {**dict.fromkeys(draft.ending(old)), **moved}
+
+
+def _replace(draft: _Draft) -> None:
+    old, new = draft.rng.sample(_WORDS, 2)
+    for path in draft.ending(".txt"):
+        draft.files[path] = File(f"{draft.text(path)}{old} {old}s\n".encode())
+    draft.say = f"Replace the text {old} by {new}, wherever it stands, in all .txt files here and in the folders below."
+    draft.gold = [f"find . -name '*.txt' -exec sed -i 's/{old}/{new}/g' {{}} +"]
+    draft.expected = texts({path: draft.text(path).replace(old, new) for path in draft.ending(".txt")})
+
+
+def _sort_unique(draft: _Draft) -> None:
+    path = draft.file("names.csv", "".join(f"{word}\n" for word in draft.words(12)))
+    draft.say = f"Write the lines of {path}, sorted and each of them once, to names.out."
+    draft.gold = [f"sort -u {path} > names.out"]
+    draft.write("names.out", "".join(f"{line}\n" for line in sorted(set(draft.text(path).split()))))
+
+
+def _delete(draft: _Draft) -> None:
+    for word in draft.rng.sample(_WORDS, draft.rng.randint(2, 4)):
+        draft.file(f"{word}.tmp", "scratch\n")
+    draft.say = "Delete every file that ends in .tmp, here and in the folders below, and nothing else."
+    draft.gold = ["find . -type f -name '*.tmp' -delete"]
+    draft.expected = dict.fromkeys(draft.ending(".tmp"))
+
+
+def _collect(draft: _Draft) -> None:
+    word = draft.rng.choice(_WORDS).upper()
+    chosen = draft.rng.sample(draft.ending(".txt"), 2)
+    for path in chosen:
+        draft.files[path] = File(f"{draft.text(path)}{word}\n".encode())
+    draft.say = f"Move every .txt file that holds the word {word} to a new folder called {word.lower()}."
+    draft.gold = [f"mkdir {word.lower()}", f"grep -rl --include='*.txt' {word} . | xargs mv -t {word.lower()}"]
+    moved = {f"{word.lower()}/{path.rpartition('/')[2]}": draft.files[path] for path in chosen}
+    draft.expected = {**dict.fromkeys(chosen), **moved}
+
+
+def _sum_column(draft: _Draft) -> None:
+    rows = [(draft.rng.choice(("north", "south", "east")), draft.rng.randint(1, 99)) for _ in range(12)]
+    path = draft.file("sales.csv", "region,amount\n" + "".join(f"{region},{amount}\n" for region, amount in rows))
+    region = rows[0][0]
+    draft.say = f"Add up the amounts of the region {region} in {path}, and submit the sum."
+    draft.gold = [f"awk -F, '$1 == \"{region}\" {{ sum += $2 }} END {{ print sum }}' {path}"]
+    draft.answer = str(sum(amount for name, amount in rows if name == region))
+
+
+def _last_lines(draft: _Draft) -> None:
+    path, count = draft.file("app.log", _log(draft)), draft.rng.randint(2, 6)
+    draft.say = f"Write the last {count} lines of {path} to tail.log."
+    draft.gold = [f"tail -n {count} {path} > tail.log"]
+    draft.write("tail.log", "".join(draft.text(path).splitlines(keepends=True)[-count:]))
+
+
+def _executable(draft: _Draft) -> None:
+    for word in draft.rng.sample(_WORDS, 3):
+        draft.file(f"{word}.sh", "#!/bin/sh\necho ready\n")
+    draft.say = "Make every file that ends in .sh executable for its owner, here and in the folders below."
+    draft.gold = ["find . -name '*.sh' -exec chmod u+x {} +"]
+    draft.expected = {path: replace(draft.files[path], mode=0o755) for path in draft.ending(".sh")}
+
+
+def _unpack(draft: _Draft) -> None:
+    held = {f"pack/{word}.txt": f"{' '.join(draft.words(3))}\n" for word in draft.rng.sample(_WORDS, 3)}
+    draft.files["pack.tar.gz"] = File(_archive(held))
+    draft.say = "Unpack pack.tar.gz here."
+    draft.gold = ["tar -xzf pack.tar.gz"]
+    draft.expected = texts(held)
+
+
+def _pack(draft: _Draft) -> None:
+    folder = draft.rng.choice(sorted({path.split("/")[0] for path in draft.files if "/" in path}))
+    inside = [path for path in draft.files if path.startswith(f"{folder}/")]
+    draft.say = f"Pack the folder {folder} into the archive {folder}.tar.gz, and keep the folder."
+    draft.gold = [f"tar -czf {folder}.tar.gz {folder}"]
+    draft.check = f"mkdir .check && tar -xzf {folder}.tar.gz -C .check && diff -r {folder} .check/{folder}"
+    draft.expected = {path: draft.files[path] for path in inside}
+
+
+def _setting(draft: _Draft) -> None:
+    port = draft.rng.randrange(2000, 9000)
+    path = draft.file("server.conf", f"host=localhost\nport={port - 1000}\nuser={draft.rng.choice(_WORDS)}\n")
+    draft.say = f"Set the port in {path} to {port}. Leave the other settings as they are."
+    draft.gold = [f"cat {path}", f"sed -i 's/^port=.*/port={port}/' {path}"]
+    draft.write(path, draft.text(path).replace(f"port={port - 1000}", f"port={port}"))
+
+
+def _errors(draft: _Draft) -> None:
+    path = draft.file("app.log", _log(draft))
+    draft.say = (
+        f"Write the modules (the third word of a line) of the ERROR lines of {path} to errors.txt, sorted, once each."
+    )
+    draft.gold = [f"head -n 3 {path}", f"grep ERROR {path} | cut -d' ' -f3 | sort -u > errors.txt"]
+    found = {line.split()[2] for line in draft.text(path).splitlines() if " ERROR " in line}
+    draft.write("errors.txt", "".join(f"{name}\n" for name in sorted(found)))
+
+
+FAMILIES: Mapping[str, Callable[[_Draft], None]] = {
+    "count_files": _count_files, "count_lines": _count_lines, "largest": _largest, "find_word": _find_word,
+    "rename": _rename, "replace": _replace, "sort_unique": _sort_unique, "delete": _delete, "collect": _collect,
+    "sum_column": _sum_column, "last_lines": _last_lines, "executable": _executable, "unpack": _unpack, "pack": _pack,
+    "setting": _setting, "errors": _errors,
+}  # fmt: skip
+
+
+def generated(split: str, number: int) -> Task:
+    """Task `number` of a split. The families alternate."""
+    kind = list(FAMILIES)[number % len(FAMILIES)]
+    rng = seeds.generator(0, "terminal", split, str(number))
+    draft = _Draft(rng, _tree(rng))
+    FAMILIES[kind](draft)
+    return Task(
+        id=f"terminal-{split}-{number}",
+        kind=kind,
+        instruction=draft.say,
+        files=draft.files,
+        gold=commands(*draft.gold, answer=draft.answer or ""),
+        answer=draft.answer,
+        expected=draft.expected,
+        check=draft.check,
+    )
+
+
+def _tree(rng: random.Random) -> dict[str, File]:
+    """Some small files in some folders, of which each name occurs once."""
+    names = rng.sample(_WORDS, 9)
+    suffixes = (".txt", ".txt", ".txt", ".md", ".md", ".log", ".log", ".bak", ".txt")
+    lines = {
+        f"{rng.choice(('.', *_FOLDERS))}/{name}{suffix}".removeprefix("./"): f"{' '.join(rng.choices(_WORDS, k=4))}\n"
+        for name, suffix in zip(names, suffixes, strict=True)
+    }
+    return texts(lines)
+
+
+def _log(draft: _Draft) -> str:
+    rng, modules = draft.rng, draft.rng.sample(_WORDS, 4)
+    lines = [
+        f"{hour:02}:{rng.randrange(60):02} {rng.choice(_LEVELS)} {rng.choice(modules)} step {hour}"
+        for hour in range(8, 8 + rng.randint(8, 14))
+    ]
+    return "".join(f"{line}\n" for line in (*lines, f"23:59 ERROR {modules[0]} end"))
+
+
+def _archive(held: Mapping[str, str]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path, text in held.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mtime = len(text.encode()), EPOCH
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return gzip.compress(packed.getvalue(), mtime=0)
