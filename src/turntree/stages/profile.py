@@ -64,8 +64,6 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     chosen = surveyed.draw(config.limit, config.profile.seed)
     with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
-        states = stream_candidates(config.traces, config.split, chosen)
-        say_lengths(states, config.profile.sampling.max_tokens, profiler.policy.renderer)
         prior = Prior(config.profile.rollouts)
 
         def made(batches: Iterator[Sequence[TurnState]]) -> Iterator[Wave]:
@@ -77,6 +75,9 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         require_same_profile(out, header, overwrite=overwrite)
         identity = {**_identity(config), "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
+            if not log.finished:  # a resumed run has said it
+                states = stream_candidates(config.traces, config.split, chosen)
+                say_lengths(states, config.profile.sampling.max_tokens, profiler.policy.renderer)
             states = stream_candidates(config.traces, config.split, chosen)
             work(log, states, len(chosen), config.profile.wave, made, lambda wave: prior.learn(wave["rows"]))
             return write_profile(
