@@ -27,7 +27,6 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "stages/retention.py _tasks": "lm-eval's loading of data",
     "tools/runtime.py work": "a thread, whose error is read by who waits for it",
     "training/checkpoints.py restore": "torch and safetensors reading a checkpoint",
-    "training/launch.py main": "a rank, whose error rank 0 says",
     "verifiers/arguments.py *": "jsonschema",
     "verifiers/symbolic_worker.py answer": "SymPy, in a process of its own",
 }
