@@ -1,4 +1,4 @@
-"""The size of the house: `python tests/structure/house.py [--against CHECKOUT]` prints the table, of one checkout or of two.
+"""The size of the house: `python tests/structure/house.py [--against CHECKOUT]` prints it, of one or two checkouts.
 
 Lines are lines of files. Statements are those of the syntax tree, so that denser lines gain nothing. `test_budgets.py`
 holds the library to what is measured here.
