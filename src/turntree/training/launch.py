@@ -153,8 +153,9 @@ def _watched(others: multiprocessing.SpawnContext) -> Iterator[None]:
 def _described(error: multiprocessing.ProcessExitedException | multiprocessing.ProcessRaisedException) -> str:
     if isinstance(error, multiprocessing.ProcessExitedException):
         how = f"was killed by {error.signal_name}" if error.signal_name else f"ended with code {error.exit_code}"
-    else:  # the last line of its traceback
-        how = f"ended: {error.msg.strip().splitlines()[-1][:300]}"
+    else:  # the line after the places of its traceback
+        lines = error.msg.strip().splitlines()
+        how = f"ended: {lines[max(number for number, line in enumerate(lines) if line[:1] == ' ') + 1][:300]}"
     rank = f"rank {error.error_index + 1} (process {error.error_pid})"
     return f"{rank} {how}; run the same command to resume from the last checkpoint"
 
