@@ -13,8 +13,8 @@ ASKS = {"reason_of", "described"}
 WIDE = {"Exception", "BaseException"}
 NOT_FOREIGN = {  # these call what we chose ourselves
     "cli/main.py main": "the end of every command: whatever comes this far is said in one line",
-    "cluster/crew.py _serve": "our own thread: who waits for it is told",
-    "cluster/worker.py _told": "our own stage: who waits for it is told",
+    "cluster/pool.py _serve": "our own thread: who waits for it is told",
+    "cluster/worker.py _reply": "our own stage: who waits for it is told",
     "core/foreign.py described": "the text of an error",
     "openenv.py _actions": "the standard library's request",
     "tau2.py end": "tau2's own gold, whose look-ups may fail; faults of the machine are raised again",

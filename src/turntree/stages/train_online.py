@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
@@ -142,7 +142,7 @@ def _train(
     filters: Sequence[Filter],
     inside: Inside | None,
     group: ProcessGroup,
-    crew: Crew | None,
+    crew: WorkerPool | None,
     shared: bool,
 ) -> TrainedOnline:
     """Train from the run's current state to its end, and write the results; the cost last."""
@@ -233,7 +233,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
 
 
 def _spread(
-    crew: Crew, policy: Policy, tasks: Sequence[Environment], brancher: Brancher | None, rollouts: SchedulerConfig
+    crew: WorkerPool, policy: Policy, tasks: Sequence[Environment], brancher: Brancher | None, rollouts: SchedulerConfig
 ) -> Spread:
     return Spread(crew, rollouts, tasks, Published(crew, policy), brancher)
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import UnitLost, WorkerPool
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
@@ -224,7 +224,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
 
 
 def _drawn(
-    crew: Crew, weights: Published, prompted: Sequence[Prompted], seed: int
+    crew: WorkerPool, weights: Published, prompted: Sequence[Prompted], seed: int
 ) -> list[tuple[RolloutTree, Rewards]]:
     """The groups of a wave, by the workers. One whose workers were lost is a censored leaf."""
     size, occurrences, now = crew.config.batch or _STATES, occurrences_of(prompted), weights()
