@@ -70,7 +70,7 @@ test-exports:  ## Exports in the real TRL, verl, SkyRL and NeMo Gym (installs th
 	$$pip --no-deps --ignore-requires-python verl skyrl skyrl-gym nemo-gym && \
 	$$pip cachetools uvicorn fastapi tensordict codetiming hydra-core pandas ray loguru omegaconf aiohttp orjson openai \
 	  itsdangerous httptools yappi gprof2dot pydot uvloop mcp anthropic wandb
-	OMP_NUM_THREADS=1 $(EXPORTS)/bin/python -m pytest tests/integrations/test_export_packages.py -rs -W ignore
+	OMP_NUM_THREADS=1 $(EXPORTS)/bin/python -m pytest tests/interop/test_export_packages.py -rs -W ignore
 
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers

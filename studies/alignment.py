@@ -40,13 +40,13 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome, group_outcome
+from turntree.core.progress import notice, progress
 from turntree.core.protocols import Environment
 from turntree.core.tree import RolloutTree
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.experiments.config import playing
 from turntree.experiments.paired import claim, over_seeds
 from turntree.observe.files import read_json, write_json
-from turntree.observe.run import notice, progress
 from turntree.rollouts.acceptance import Acceptance
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.local import Limits, Prompted, sample_local, score_wave

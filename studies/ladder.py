@@ -29,12 +29,12 @@ from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Und
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
+from turntree.core.progress import notice
 from turntree.core.protocols import BranchDecision, Brancher, Environment, ForkMoment
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.experiments.paired import claim, over_seeds
 from turntree.observe.files import read_json, write_json
-from turntree.observe.run import notice
 from turntree.rollouts.accounting import account
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Policy, load_sharing, policy_name

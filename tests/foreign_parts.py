@@ -281,7 +281,7 @@ class Discrete:
 
 
 def _gymnasium(place: str) -> Callable[[Behave], str]:
-    from turntree.adapters.gymnasium import GymnasiumGame
+    from turntree_interop.gymnasium import GymnasiumGame
 
     class Game:
         action_space = observation_space = Discrete()
@@ -312,7 +312,7 @@ for _name in ("step", *AT):
 
 
 def _openenv(place: str) -> Callable[[Behave], str]:
-    from turntree.adapters.openenv import OpenEnvGame
+    from turntree_interop.openenv import OpenEnvGame
 
     def play(behave: Behave) -> str:
         class Client:
@@ -342,7 +342,7 @@ for _name in ("step", "reward", "done"):
 
 
 def _textarena(place: str) -> Callable[[Behave], str]:
-    from turntree.adapters.textarena import TextArenaGame
+    from turntree_interop.textarena import TextArenaGame
 
     def play(behave: Behave) -> str:
         class Game:
@@ -369,7 +369,7 @@ for _name in ("step", "reward", "done"):
 
 @part("`reasoning_gym:` `score_answer`")
 def _(behave: Behave) -> str:
-    from turntree.adapters.reasoning_gym import Question
+    from turntree_interop.reasoning_gym import Question
 
     scores = SimpleNamespace(score_answer=lambda **_: behave())
     with modules(reasoning_gym__utils={"extract_answer": lambda text: text}):
@@ -383,7 +383,7 @@ class Client:
 
 
 def _verifiers(place: str) -> Callable[[Behave], str]:
-    from turntree.adapters.verifiers import VerifiersGame
+    from turntree_interop.verifiers import VerifiersGame
 
     def play(behave: Behave) -> str:
         async def same(state: Any, *_: Any) -> Any:
@@ -422,7 +422,7 @@ part("`verifiers:` the rubric's reward", limited=True)(_verifiers("reward"))
 
 
 def _tau2(place: str) -> Callable[[Behave], str]:
-    from turntree.adapters.tau2 import _Case, _Conversation
+    from turntree_interop.tau2 import _Case, _Conversation
 
     def play(behave: Behave) -> str:
         kit = SimpleNamespace(has_tool=lambda name: True, tool_type=lambda name: SimpleNamespace(value="read"))
@@ -451,7 +451,7 @@ part("`tau2:` an assertion")(_tau2("assertion"))
 
 @part("`mcp:` a tool", limited=True)
 def _(behave: Behave) -> str:
-    from turntree.adapters.mcp import McpGame
+    from turntree_interop.mcp import McpGame
 
     make = partial(McpGame, runtime(behave), weakref.WeakSet(), "server", ASKED, "yes")
     found = stepped(AdaptedEnvironment(make, task_id="mcp", can_copy=False), PRESS)
@@ -731,7 +731,7 @@ def _(behave: Behave) -> str:
 
 @part("MCP row: `answer`")
 def _(behave: Behave) -> str:
-    from turntree.adapters.mcp import McpTasks
+    from turntree_interop.mcp import McpTasks
 
     tasks: Any = McpTasks(argument="server", tasks="rows.jsonl")
     try:

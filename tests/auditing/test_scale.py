@@ -18,7 +18,7 @@ from turntree.filters.dapo import DapoFilter
 from turntree.filters.greso import GresoConfig
 from turntree.gates.signals import SIGNALS
 from turntree.gates.table import progress_at
-from turntree.logs.formats import generic
+from turntree.logs.generic import generic
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.read import open_log

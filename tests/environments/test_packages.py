@@ -93,7 +93,7 @@ class TestGymnasium:
         """It was cut off, and another action was played than the one that was said."""
         from gymnasium import spaces
 
-        from turntree.adapters.gymnasium import read
+        from turntree_interop.gymnasium import read
 
         for space, said in ((spaces.MultiDiscrete([3, 3]), "[1.7, 2]"), (spaces.Box(0, 9, (2,), np.uint8), "[256, 0]")):
             assert read(space, "[1, 2]").tolist() == [1, 2]

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.progress import notice, progress
 from turntree.observe.files import write_json
 from turntree.observe.identity import require_same
-from turntree.observe.run import Extent, checkpoint_path, notice, open_folder, open_run, progress
+from turntree.observe.run import Extent, checkpoint_path, open_folder, open_run
 from turntree.report.read import read_metrics
 
 CONFIG = {"seed": 0, "checkpoints": {"every": 10}}

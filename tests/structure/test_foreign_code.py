@@ -6,8 +6,9 @@ import ast
 import functools
 from pathlib import Path
 
-PACKAGES = [Path(__file__).resolve().parents[2] / "src" / name for name in ("turntree", "turntree_worlds")]
-GUEST = PACKAGES[1] / "sandboxes" / "guest"  # runs in the box, without turntree
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+PACKAGES = [SOURCE / name for name in ("turntree", "turntree_interop", "turntree_worlds")]
+GUEST = PACKAGES[2] / "sandboxes" / "guest"  # runs in the box, without turntree
 ASKS = {"reason_of", "described"}
 WIDE = {"Exception", "BaseException"}
 NOT_FOREIGN = {  # these call what we chose ourselves
@@ -15,8 +16,8 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "cluster/crew.py _serve": "our own thread: who waits for it is told",
     "cluster/worker.py _told": "our own stage: who waits for it is told",
     "core/foreign.py described": "the text of an error",
-    "adapters/openenv.py _actions": "the standard library's request",
-    "adapters/tau2.py end": "tau2's own gold, whose look-ups may fail; faults of the machine are raised again",
+    "openenv.py _actions": "the standard library's request",
+    "tau2.py end": "tau2's own gold, whose look-ups may fail; faults of the machine are raised again",
     "engines/*": "engines are parts whose failure ends the run (docs/how-to/engine.md)",
     "environments/tool_environment.py tool_schemas": "Transformers' reader of signatures",
     "gateway/*": "servers, whose requests are answered",
@@ -90,7 +91,8 @@ def test_every_place_that_is_listed_as_not_foreign_is_there() -> None:
 def test_only_two_modules_know_what_a_reward_or_a_flag_may_be() -> None:
     """`float(...)` of a foreign value takes texts, and `bool(...)` takes everything."""
     for name in ("gymnasium", "mcp", "openenv", "reasoning_gym", "tau2", "textarena", "verifiers", "base"):
-        tree = ast.parse((PACKAGES[0] / "adapters" / f"{name}.py").read_text())
+        folder = PACKAGES[0] / "adapters" if name == "base" else PACKAGES[1]
+        tree = ast.parse((folder / f"{name}.py").read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("float", "bool"):
                 assert not isinstance(node.args[0], ast.Attribute | ast.Subscript | ast.BoolOp), (name, node.lineno)

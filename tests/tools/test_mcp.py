@@ -8,9 +8,9 @@ import pytest
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentGone
 from turntree.core.messages import ToolCall
-from turntree.tools.mcp import McpServer, _output
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolSource, ToolStatus
+from turntree_interop.mcp import McpServer, _output
 
 mcp = pytest.importorskip("mcp")
 ODD = [sys.executable, str(Path(__file__).with_name("odd_mcp_server.py"))]

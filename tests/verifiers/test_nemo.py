@@ -9,7 +9,7 @@ import pytest
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.verifiers.nemo import Nemo
+from turntree_interop.nemo_gym import Nemo
 
 
 def act(*arguments: Any, name: str = "f") -> Message:

@@ -19,7 +19,7 @@ from turntree.cli.common import (
 )
 from turntree.cli.options import OutputCommand, StageCommand, short
 from turntree.cli.pipeline import REWARD
-from turntree.observe.run import notice
+from turntree.core.progress import notice
 
 if TYPE_CHECKING:
     from turntree.stages.config import EvaluateConfig, RetentionConfig

@@ -27,7 +27,7 @@ from typing import Any
 from turntree.cluster.config import WorkersConfig
 from turntree.cluster.worker import Told, Worker, end_process, raised
 from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.observe.run import notice
+from turntree.core.progress import notice
 
 _PULSE_SECONDS = 2.0  # between two signs of life of a worker
 _LOOK_SECONDS = 0.5  # the longest that the thread waits for news before it looks at the clock

@@ -33,10 +33,10 @@ from transformers.integrations import peft as peft_integration
 from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.progress import notice
 from turntree.engines.hub import folder_of
 from turntree.observe.files import replace_folder, writing
 from turntree.observe.jsonl import read_config
-from turntree.observe.run import notice
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAVED = _DTYPES | {"float16": torch.float16}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from turntree.core.errors import InputError
+from turntree.core.progress import notice
 from turntree.core.protocols import StreamingEngine
 from turntree.engines.limits import EngineConfig, VllmConfig
-from turntree.observe.run import notice
 
 
 def hf(policy: Any, config: EngineConfig) -> StreamingEngine:

@@ -23,11 +23,12 @@ from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.progress import notice
 from turntree.engines.answers import AnswerReader, fault_of, one_line, refusal
 from turntree.engines.hub import context_of
 from turntree.engines.requests import check_idle, check_requests
 from turntree.engines.server import Server
-from turntree.observe.run import CONNECTION, notice
+from turntree.observe.identity import CONNECTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

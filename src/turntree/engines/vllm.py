@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any
 
 from turntree.core.completion import Completion, GenerationRequest
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.progress import notice
 from turntree.engines.answers import AnswerReader, Unusable, choice_of, pause_before, refusal, status_of, words_of
 from turntree.engines.endpoint import ServerEngine
 from turntree.engines.limits import VllmConfig
 from turntree.engines.requests import check_idle
 from turntree.engines.routing import Router
 from turntree.engines.server import Server
-from turntree.observe.run import notice
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

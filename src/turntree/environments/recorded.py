@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.core.protocols import Observation
 from turntree.environments.loop import LOOP, run, start
 from turntree.environments.pool import Session, replay
-from turntree.observe.run import notice
 
 _CLOSING_SECONDS = 10.0  # for an asynchronous `close`
 

@@ -22,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.progress import notice
 from turntree.gateway.chat import chunks, completion_body, flag, read_chat
 from turntree.gateway.config import Refused, bad_request
 from turntree.gateway.lineage import Kept
@@ -29,7 +30,6 @@ from turntree.gateway.responses import events, read_responses, response_body
 from turntree.gateway.rewards import only, read_reward
 from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
 from turntree.observe.jsonl import parse_object
-from turntree.observe.run import notice
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]

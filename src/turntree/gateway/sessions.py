@@ -19,6 +19,7 @@ from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.core.protocols import Renderer
 from turntree.core.tree import StopReason
 from turntree.gateway.calls import Session
@@ -27,7 +28,6 @@ from turntree.gateway.driver import EngineDriver, Fault, Pending
 from turntree.gateway.lineage import Kept, Lineage, Tools, again
 from turntree.gateway.rewards import equal
 from turntree.gateway.store import SCHEMA, SessionStore, StoredSession, call_to_json
-from turntree.observe.run import notice
 
 T = TypeVar("T")
 

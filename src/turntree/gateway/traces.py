@@ -18,10 +18,10 @@ from typing import Any, cast
 
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.gateway.lineage import chained, digest_of
 from turntree.observe.files import json_line, writing
 from turntree.observe.jsonl import parse_json, parse_object
-from turntree.observe.run import notice
 from turntree.traces.schema import FILE_SCHEMA, Trace
 from turntree.traces.splits import assign_split
 

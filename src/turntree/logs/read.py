@@ -19,7 +19,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
 from turntree.logs import rollouts, trees
-from turntree.logs.formats import TextOptions, generic
+from turntree.logs.generic import TextOptions, generic
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row

@@ -20,8 +20,7 @@ from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.observe.files import parse_line, stream_table, write_table
-from turntree.observe.identity import require_same
-from turntree.observe.run import CONNECTION, FREE
+from turntree.observe.identity import CONNECTION, FREE, require_same
 
 MOST_ROLLOUTS = 10_000  # of one candidate
 

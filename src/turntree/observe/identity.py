@@ -16,6 +16,13 @@ from typing import Any
 
 from turntree.core.errors import InputError
 
+# how often to save, where to step environments, how many processes, which loggers, how a server is reached: no result
+# changes beyond rounding
+CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder")
+FREE = (
+    *("config.checkpoints", "config.workers", "config.cluster", "config.loggers"),
+    *(f"config.device.engine.{key}" for key in CONNECTION),
+)
 _BLOCK = 2**20
 _MOST_KEYS = 8  # in a message
 _MOST_SHOWN = 60  # characters of a value in a message

@@ -31,8 +31,9 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
+from turntree.core.progress import notice
 from turntree.observe import files
-from turntree.observe.run import LOGGER_MARKS, RunDirectory, notice
+from turntree.observe.run import LOGGER_MARKS, RunDirectory
 
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
 _MOST_AT_ONCE = 1000  # the most metrics that MLflow accepts in one call

@@ -16,32 +16,19 @@ import contextlib
 import json
 import os
 import shutil
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from tqdm import tqdm
+from typing import Any
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
+from turntree.core.progress import notice
 from turntree.observe import files
-from turntree.observe.identity import file_digest, locked, require_same
+from turntree.observe.identity import FREE, file_digest, locked, require_same
 from turntree.observe.jsonl import read_lines
 
-T = TypeVar("T")
-
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
-# how often to save, where to step environments, how many processes, which loggers, how a server is reached: no result
-# changes beyond rounding
-CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder")
-FREE = (
-    *("config.checkpoints", "config.workers", "config.cluster", "config.loggers"),
-    *(f"config.device.engine.{key}" for key in CONNECTION),
-)
-LOG_EVERY = 30.0  # seconds between two lines of progress where standard error is not a terminal
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`observe.loggers`)
 _LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl", "pass_rates.jsonl")  # of all stages
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
@@ -301,39 +288,3 @@ def _check_rows(path: Path, seen: dict[str, Any]) -> None:
         raise InputError(f"{problem}: {seen['rows'] - held} are missing", path=path, hint=hint)
     if checksum != seen["digest"]:
         raise InputError(f"its first {seen['rows']} rows are not those that the run wrote", path=path, hint=hint)
-
-
-class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
-    def set_postfix(self, ordered_dict: Any = None, refresh: bool | None = True, **kwargs: Any) -> None:
-        """In a file the figures wait for the next line: tqdm would write one at once."""
-        super().set_postfix(ordered_dict, refresh=bool(refresh) and sys.stderr.isatty(), **kwargs)
-
-    def refresh(self, *args: Any, **kwargs: Any) -> Any:
-        """Not before the delay: tqdm would draw a bar after every notice, and never end the line of one so young."""
-        young = getattr(self, "delay", 0) > 0 and time.time() - self.start_t < self.delay
-        return None if young else super().refresh(*args, **kwargs)
-
-
-def progress(
-    items: Iterable[T], what: str, total: int | None = None, *, initial: int = 0, quiet: bool = False
-) -> tqdm[T]:
-    """Progress on standard error (standard output carries results only); `quiet` inside another bar. In a log file,
-    where every update is a line, there is one each 30 s, and none for what takes less."""
-    terminal = sys.stderr.isatty()
-    return _Bar(
-        items,
-        desc=what,
-        total=total,
-        initial=initial,
-        file=sys.stderr,
-        mininterval=1.0 if terminal else LOG_EVERY,
-        maxinterval=10.0 if terminal else LOG_EVERY,
-        delay=0 if terminal else LOG_EVERY,
-        dynamic_ncols=True,
-        disable=quiet,
-    )
-
-
-def notice(text: str) -> None:
-    """Write one line to standard error, above the progress bar if one is drawn."""
-    tqdm.write(f"turntree: {text}", file=sys.stderr)

@@ -12,9 +12,9 @@ from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.observe.artifacts import MOST_ROLLOUTS
-from turntree.observe.run import notice
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule

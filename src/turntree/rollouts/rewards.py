@@ -20,10 +20,10 @@ from turntree.core.config import Between, Part, converted
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.core.protocols import Observation
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
-from turntree.observe.run import notice
 
 WEIGHT = "weight"
 _Weight = Annotated[float, Between(-scalars.MOST_WEIGHT, scalars.MOST_WEIGHT)]

@@ -10,7 +10,7 @@ from typing import Any, cast
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.observe.run import progress
+from turntree.core.progress import progress
 from turntree.traces.schema import Trace, write_traces
 
 

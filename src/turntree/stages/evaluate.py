@@ -15,6 +15,7 @@ from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
+from turntree.core.progress import progress
 from turntree.core.protocols import Environment
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.core.verdict import Verdict, censored, most_frequent
@@ -23,7 +24,6 @@ from turntree.environments.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
 from turntree.observe.jsonl import write_lines
-from turntree.observe.run import progress
 from turntree.observe.statistics import wilson
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow, require_rendered, require_steppable

@@ -14,6 +14,7 @@ from typing import Any
 from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.progress import notice
 from turntree.engines.endpoint import EndpointConfig
 from turntree.gateway.config import ServingConfig
 from turntree.gateway.driver import EngineDriver
@@ -24,7 +25,7 @@ from turntree.gateway.store import CLOSED, DAMAGED, SessionStore, read_session
 from turntree.gateway.traces import Redaction, TraceWriter
 from turntree.logs.trees import KeptTree
 from turntree.observe.jsonl import write_lines
-from turntree.observe.run import notice, open_folder
+from turntree.observe.run import open_folder
 from turntree.stages.config import Device
 
 KEY = "TURNTREE_GATEWAY_KEY"

@@ -16,9 +16,9 @@ from turntree import __version__
 from turntree.core import parts
 from turntree.core.config import Between, Part, to_value
 from turntree.core.errors import InputError
+from turntree.core.progress import notice, progress
 from turntree.observe.files import parse_line, read_json, write_json
 from turntree.observe.jsonl import located, parse_json, read_text
-from turntree.observe.run import notice, progress
 from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
 from turntree.traces.formats.row import chat_tools, fingerprint
 from turntree.traces.readers import AUTO

@@ -17,10 +17,10 @@ from typing import Any
 from turntree.core import parts, seeds
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
+from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifier
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.observe.jsonl import parse_json, read_lines, write_lines
-from turntree.observe.run import notice
 from turntree.profiling.importance import weigh
 from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
 from turntree.profiling.samples import Sampler, together

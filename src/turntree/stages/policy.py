@@ -17,12 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
 from turntree.engines.hub import folder_of
 from turntree.engines.limits import Prefixes
-from turntree.observe.run import notice
 from turntree.renderers.families import FamilyRenderer
 from turntree.renderers.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device

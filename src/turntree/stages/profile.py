@@ -20,11 +20,11 @@ from turntree.core import parts
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
+from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState
 from turntree.engines.endpoint import connection_free
 from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.observe.files import file_hash
-from turntree.observe.run import notice, progress
 from turntree.observe.statistics import wilson
 from turntree.observe.wave_log import WaveLog, open_log
 from turntree.profiling.profile import Judge, profile_wave

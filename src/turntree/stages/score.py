@@ -27,7 +27,7 @@ from turntree.traces.formats.row import chat_tools
 from turntree.traces.schema import Split, check_schemas, check_tools
 from turntree.verifiers import audit, rewrites
 from turntree.verifiers.judge import agreement
-from turntree.verifiers.nemo import MALFORMED
+from turntree.verifiers.strict import MALFORMED
 
 _HINT = "write a chat message, Responses items, or {messages: [..., the action], tools?}; one a line"
 

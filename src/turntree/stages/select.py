@@ -9,8 +9,8 @@ from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
+from turntree.core.progress import notice
 from turntree.observe.artifacts import PIVOTS, PROFILE, policy_of
-from turntree.observe.run import notice
 from turntree.profiling.rows import Class, Stop
 from turntree.profiling.select import THRESHOLDS, SelectConfig, preview, select
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
+from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer
 from turntree.engines.checkpoint import save_model
 from turntree.engines.compatibility import check_positions, positions_of
 from turntree.observe import loggers
 from turntree.observe.files import file_hash
-from turntree.observe.run import RunDirectory, notice, open_run, progress
+from turntree.observe.run import RunDirectory, open_run
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.policy import Policy, load_policy, load_trained

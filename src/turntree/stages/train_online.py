@@ -16,6 +16,7 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
+from turntree.core.progress import notice, progress
 from turntree.core.protocols import Brancher, Environment, Filter
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
@@ -23,7 +24,7 @@ from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks, sa
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
-from turntree.observe.run import RunDirectory, notice, open_run, progress
+from turntree.observe.run import RunDirectory, open_run
 from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import require_whole_paths

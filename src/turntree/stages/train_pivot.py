@@ -18,6 +18,7 @@ from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
+from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.engines.checkpoint import save_model
@@ -28,7 +29,7 @@ from turntree.logs.trees import KeptTree
 from turntree.observe import loggers
 from turntree.observe.artifacts import PASS_RATES, POLICY, policy_of
 from turntree.observe.files import file_hash
-from turntree.observe.run import RunDirectory, notice, open_run, progress
+from turntree.observe.run import RunDirectory, open_run
 from turntree.rollouts.local import (
     PATH_TOO_LONG,
     Limits,

@@ -23,10 +23,11 @@ from typing import Annotated, Any
 
 from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError
+from turntree.core.progress import notice
 from turntree.observe.files import write_json, writing
 from turntree.observe.identity import digest, file_digest, require_same
 from turntree.observe.jsonl import read_bytes
-from turntree.observe.run import Extent, RunDirectory, checkpoint_path, notice, saved_steps
+from turntree.observe.run import Extent, RunDirectory, checkpoint_path, saved_steps
 from turntree.training.config import CheckpointConfig, OptimizerConfig
 from turntree.training.trainer import Trainers
 

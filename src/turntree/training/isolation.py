@@ -17,11 +17,11 @@ from transformers import PreTrainedModel
 
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
+from turntree.core.progress import notice
 from turntree.core.seeds import generator
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.engines.compatibility import check_positions, check_window
 from turntree.engines.limits import Prefixes
-from turntree.observe.run import notice
 from turntree.training.attention import Layout, layouts
 from turntree.training.forward import policy_logprobs
 from turntree.training.head import vocabulary_size

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.training.config import LossConfig
+from turntree.training.loss_config import LossConfig
 from turntree.training.packing import PackedBatch, PackingStats
 from turntree.training.sharded import ALONE, Alone
 

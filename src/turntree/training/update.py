@@ -22,10 +22,10 @@ from turntree.core.foreign import decided
 from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Engine, Estimator
 from turntree.core.tree import RolloutTree
-from turntree.training.config import LossConfig
 from turntree.training.forward import SlotScores, slot_scores, with_old_logprobs, with_reference_logprobs
 from turntree.training.head import vocabulary_size
 from turntree.training.lora import Reference, reference_model
+from turntree.training.loss_config import LossConfig
 from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
 from turntree.training.optimizer import Optimizer
 from turntree.training.packing import PackedBatch, PackingStats, pack, pack_ranks, packed_slots

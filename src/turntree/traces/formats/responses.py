@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import joined_text
-from turntree.traces.formats.events import acts_in
 from turntree.traces.formats.row import (
     ACT,
     BrokenMessage,
     ChatRow,
+    acts_in,
     call_of,
     chat_tools,
     count_unknown,

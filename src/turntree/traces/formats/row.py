@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_json
+from turntree.observe.jsonl import parse_json, parse_object
 
 F = TypeVar("F", bound=Callable[..., Any])
 Rule = Literal["turns", "tool_calls", "bash", "search"]
@@ -284,3 +284,20 @@ def fingerprint(value: Any) -> str:
     """A short name for JSON content: equal values, equal names."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def acts_in(content: Any) -> dict[str, Any]:
+    """The mark of a Terminus turn, whose text is a JSON object with `commands`: it acts where there is a command."""
+    text = str(content).rpartition("</think>")[2]
+    start, end = text.find("{"), text.rfind("}")
+    try:
+        answer = parse_object(text[start : end + 1])
+    except InputError:
+        return {ACT: "bash" if "<keystrokes" in text else ""}
+    return {ACT: "bash" if answer.get("commands") else ""}
+
+
+def answers(ids: list[Any], content: Any, **marks: Any) -> list[dict[str, Any]]:
+    """The results of calls that one text answers: the last call's is the text, those of the others are empty."""
+    texts = [*([""] * (len(ids) - 1)), content]
+    return [{"role": "tool", "content": c, "tool_call_id": i, **marks} for i, c in zip(ids, texts, strict=True)]

@@ -21,12 +21,12 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.integrations.judging import Judge, pack_state, unpack_state
-from turntree.integrations.trl import export_trl, verifier_reward
 from turntree.observe.artifacts import PIVOTS
 from turntree.stages.export import MANIFEST, ExportConfig, bundle_of, run_export, tools_as_rendered
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace
+from turntree_interop.judging import Judge, pack_state, unpack_state
+from turntree_interop.trl import export_trl, verifier_reward
 
 FORMATS = ("hf", "trl", "verl", "skyrl", "nemo-gym")
 SAID = "I will look.\n<tool_call>\n" + json.dumps({"name": "find_order", "arguments": {"order_id": "W1"}})

@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import pytest
 
-from turntree.adapters import tau2
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import InputError
@@ -24,6 +23,7 @@ from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import run_train_online
 from turntree.training.config import OnlineConfig
+from turntree_interop import tau2
 
 SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
 

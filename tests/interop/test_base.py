@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.adapters.base import AdaptedEnvironment, Scored, held_apart, key_of, of_split, rows_of
-from turntree.adapters.mcp import McpGame
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
@@ -26,6 +25,7 @@ from turntree.environments.check import check_environment
 from turntree.environments.inline import InlinePool
 from turntree.environments.tasks import Replayed
 from turntree.tools.runtime import ToolRuntime
+from turntree_interop.mcp import McpGame
 
 
 class Draws:

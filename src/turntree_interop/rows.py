@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.integrations.judging import pack_state
 from turntree.stages.export import ExportedPivot
+from turntree_interop.judging import pack_state
 
 
 def columns(pivot: ExportedPivot) -> dict[str, Any]:

@@ -1,26 +1,16 @@
-"""Session files of coding agents on the command line: JSON lines of which all belong to one session.
-
-| format | the file |
-|---|---|
-| `codex` | `rollout-*.jsonl` of Codex: lines `{timestamp, type, payload}`, Responses items in `response_item` |
-| `claude_code` | `<session>.jsonl` of Claude Code: lines of `type` user and assistant with the API's `message` |
+"""Claude Code: `<session>.jsonl`, lines of `type` user and assistant with the API's `message`, of one session.
 
 A session holds several traces where its context was compacted (the policy then sees the summary) and where it ran
-sub-agents. All of them share one group. Neither format records the schemas of its tools. Every non-error tool call is a
+sub-agents. All of them share one group. The schemas of its tools are not recorded. Every non-error tool call is a
 candidate (PivotRL, appendix A.2).
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
-from turntree.core.errors import InputError
-from turntree.core.messages import joined_text
-from turntree.observe.jsonl import parse_object
-from turntree.traces.formats.responses import read_item
 from turntree.traces.formats.row import (
     FAILED,
     RESPONSE,
@@ -28,7 +18,6 @@ from turntree.traces.formats.row import (
     ChatRow,
     call_of,
     count_unknown,
-    failed_exit,
     list_of,
     one_turn_a_response,
     text_of,
@@ -38,105 +27,10 @@ from turntree.traces.formats.row import (
 
 _DOMAIN = "software engineering"
 
-# Codex
-
-_LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
-_EXIT = re.compile(r"(?:(?!Output:).*\n){0,4}?(?:Exit code:|Process exited with code) (\d{1,9})[ \t]*(?:\n|\Z)")
-_CODEX_KEYS = ("timestamp", "type", "payload", "ordinal")
-
-
-def _is_codex(first: dict[str, Any]) -> str:
-    known = first.get("type") in _LINES and isinstance(first.get("payload"), dict)
-    return "" if known else f"no line of type {', '.join(_LINES)} with a 'payload'"
-
-
-@told_by(session=_is_codex)
-def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
-    """A Codex session, one trace for each context. Events that only tell the user what happens are counted."""
-    chat = _part(None, 1)
-    parts, sessions = 1, list[str]()
-    for line in list_of(row, "events", "the lines of a session"):
-        if not isinstance(line, dict) or not isinstance(line.get("payload"), dict):
-            chat.messages.append(
-                line if not isinstance(line, dict) else BrokenMessage("has no payload", field="payload")
-            )
-            continue
-        kind, payload = line.get("type"), cast("dict[str, Any]", line["payload"])
-        count_unknown(line, _CODEX_KEYS, "lines[].", chat.ignored)
-        if kind == "session_meta":
-            _codex_meta(payload, chat, sessions)
-        elif kind == "response_item":
-            message = read_item(payload, chat.ignored)
-            chat.messages += [] if message is None else [_codex_result(payload, message)]
-        elif kind == "compacted":
-            yield _closed(chat, sessions)
-            parts += 1
-            chat = _part(next((m for m in chat.messages if _role(m) == "system"), None), parts)
-            again = payload.get("replacement_history")
-            items = again if isinstance(again, list) else [{"role": "user", "content": payload.get("message")}]
-            kept = [read_item(item, chat.ignored) for item in items]
-            chat.messages += [m | {"weight": 0} if _role(m) == "assistant" else m for m in kept if m is not None]
-        else:
-            chat.ignored[f"lines of type {kind}"] += 1
-    yield _closed(chat, sessions)
-
-
-def _codex_meta(payload: dict[str, Any], chat: ChatRow, sessions: list[str]) -> None:
-    """The first line names the session; later ones name the sessions that it continues."""
-    sessions += [one for key in ("id", "session_id", "forked_from_id") if (one := text_of(payload, (key,)))]
-    told: Any = payload.get("base_instructions") or payload.get("instructions")
-    prompt = told.get("text") if isinstance(told, dict) else told
-    if prompt and not any(_role(message) == "system" for message in chat.messages):
-        chat.messages.insert(0, {"role": "system", "content": prompt})
-
-
-def _codex_result(payload: dict[str, Any], message: Any) -> Any:
-    """Older versions wrap what a tool returned: `{output, metadata: {exit_code}}`, also as JSON text, or `{content,
-    success}`; newer ones tell the exit code in the first lines of the text."""
-    output = payload.get("output")
-    if not isinstance(message, dict) or message.get("role") != "tool":
-        return message
-    if isinstance(output, dict):
-        content = next((output[key] for key in ("output", "content") if output.get(key) is not None), None)
-        return message | {
-            "content": content,
-            FAILED: output.get("success") is False or failed_exit(output) is True,
-        }
-    failed = _failed_in(joined_text(output, Counter()))
-    return message if failed is None else message | {FAILED: failed}
-
-
-def _failed_in(text: Any) -> bool | None:
-    """`failed_exit` of what a tool returned as text."""
-    if not isinstance(text, str):
-        return None
-    if (told := _EXIT.match(text)) is not None:
-        return int(told[1]) > 0
-    try:
-        return failed_exit(parse_object(text)) if text.startswith("{") else None
-    except InputError:
-        return None
-
-
-def _closed(chat: ChatRow, sessions: list[str]) -> ChatRow:
-    """All traces that stem from one session are one group."""
-    if sessions:
-        chat.id = sessions[0] if chat.id == "1" else f"{sessions[0]}#{chat.id}"
-        chat.group = sessions[-1]
-    else:
-        chat.id = None
-    return chat
-
-
-def _part(system: Any, number: int) -> ChatRow:
-    return ChatRow(messages=[system] if system else [], id=str(number), domain=_DOMAIN, rule="tool_calls")
-
 
 def _role(message: Any) -> Any:
     return cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
 
-
-# Claude Code
 
 _SAID = ("user", "assistant")
 _CLAUDE_KEYS = words(

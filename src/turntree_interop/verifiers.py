@@ -8,6 +8,9 @@ rollout (verifiers itself would count 0). Success is a reward of at least the en
 What an episode knows must be in its `state`: that is what a fork copies. An episode that turntree's own limit of turns
 cuts off is not scored and counts as failed: allow at least as many turns as the environment does. Rubrics over whole
 groups are refused.
+
+Records: `prompt` and `completion` of chat messages, with `reward`: verifiers' results and prime-rl's rollouts. Every
+assistant turn is a candidate.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import logging
 import signal
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from turntree.adapters.base import AdaptedEnvironment, held_apart, named, of_split, package
 from turntree.core import parts
@@ -29,7 +32,21 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.environments.loop import run, start
+from turntree.observe.jsonl import parse_json
 from turntree.tools.tool import ToolSpec
+from turntree.traces.formats.row import (
+    ChatRow,
+    chat_tools,
+    count_unknown,
+    first_object,
+    list_of,
+    object_of,
+    outcome,
+    text_of,
+    told_by,
+    words,
+)
+from turntree.traces.schema import MESSAGE_KEYS
 
 
 def tasks(
@@ -239,3 +256,72 @@ def _tools(environment: Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], ..
     own = info.get("tool_defs") if isinstance(info, Mapping) else None
     found = environment._normalize_tool_defs(own) if own else environment.tool_defs
     return tuple(ToolSpec(tool.name, tool.description, tool.parameters).to_chat() for tool in found or ())
+
+
+_RECORD_KEYS = words(
+    "example_id id prompt completion answer info task reward advantage metrics tool_defs tools error error_chain "
+    "long_error_chain timing is_completed is_truncated stop_condition token_usage generation_ms scoring_ms total_ms "
+    "trajectory trajectory_id env_name sampling_args temperature rollout_index group_id problem_id step"
+)
+
+
+def _is_record(row: dict[str, Any]) -> str:
+    if "completion" not in row or "prompt" not in row:
+        return "no 'prompt' beside 'completion'"
+    known = isinstance(row["completion"], str) or bool(first_object(row["completion"]))
+    return "" if known and "messages" not in row else "'completion' has no messages"
+
+
+@told_by(_is_record)
+def read_record(row: dict[str, Any]) -> ChatRow:
+    """A rollout of the verifiers library. One that failed with an error is not a demonstration and is left out."""
+    meta = {key: row[key] for key in ("task", "env_name", "answer", "stop_condition") if row.get(key)}
+    chat = ChatRow(
+        messages=[],
+        id=text_of(row, ("trajectory_id",)),
+        group=text_of(row, ("example_id", "problem_id", "id")),
+        domain=text_of(row, ("env_name",)) or "",
+        success=outcome({"reward": row.get("reward")}, meta),
+        meta=meta,
+    )
+    key = "tool_defs" if row.get("tool_defs") is not None else "tools"
+    chat.tools = chat_tools(list_of(row, key, "a list of tool declarations"), chat.ignored)
+    metrics = object_of(row, "metrics")
+    count_unknown(row, _RECORD_KEYS | set(metrics), "", chat.ignored)
+    for part, role in (("prompt", "user"), ("completion", "assistant")):
+        value = row.get(part)
+        said = _parsed(row, part) if not isinstance(value, str) or value.lstrip().startswith("[{") else [
+            {"role": role, "content": value}
+        ]  # fmt: skip
+        for raw in said:
+            message = raw
+            if isinstance(raw, dict):
+                count_unknown(raw, {*MESSAGE_KEYS, "reasoning_content", "type"}, f"{part}[].", chat.ignored)
+                message = {key: value for key, value in raw.items() if key in MESSAGE_KEYS and key != "cut"}
+                if isinstance(message.get("tool_calls"), list):
+                    message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+            chat.messages.append(message)
+    if row.get("error"):
+        chat.left_out["rollout_failed"] += sum(_is_turn(message) for message in chat.messages)
+        chat.messages = [message for message in chat.messages if not _is_turn(message)]
+    if row.get("is_truncated") and chat.messages and _is_turn(chat.messages[-1]):
+        chat.messages[-1] = cast("dict[str, Any]", chat.messages[-1]) | {"weight": 0}  # the token limit ended it
+    return chat
+
+
+def _parsed(row: dict[str, Any], part: str) -> list[Any]:
+    return list_of(row, part, "text or a list of chat messages")
+
+
+def _call(call: Any) -> Any:
+    """Some versions write each call as JSON text."""
+    if isinstance(call, str):
+        try:
+            return parse_json(call)
+        except InputError:
+            return {"function": {"name": "unreadable", "arguments": call}}
+    return call
+
+
+def _is_turn(message: Any) -> bool:
+    return isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant"

@@ -1,14 +1,14 @@
-"""Trajectories of software-engineering agents whose messages are chat messages already, under other names.
+"""Trajectories of SWE-agent and of data sets in its forms: chat messages under other names.
 
 | format | the row |
 |---|---|
-| `sweagent` | a `.traj` file: `history` of messages that also name their `agent`, `message_type`, `action`, `tool_call_ids`; or a row of a data set whose `trajectory` has roles system, user and ai with `text` |
-| `openhands` | `trajectory` of chat messages, with `tools`, `resolved`, `exit_status` |
+| `sweagent` | a `.traj` file: `history` of messages that also name their `agent`, `message_type`, `action`, |
+| | `tool_call_ids`; or a row of a data set whose `trajectory` has roles system, user and ai with `text` |
 | `swe_gym` | `messages` beside `test_result`, `run_id`, `model_patch`, `patch` or `traj_id` |
 
 Every non-error tool call is a candidate (PivotRL, appendix A.2). In text-only trajectories the action is part of the
 message, and the observation a message of the user.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from turntree.traces.formats.row import (
     ACT,
     SKIP,
     ChatRow,
+    answers,
     chat_tools,
     count_unknown,
     each_object,
     fingerprint,
     first_object,
     list_of,
-    needs,
     outcome,
     reasoning_in,
     text_of,
@@ -44,7 +44,7 @@ _TRAJ_KEYS = words(
     "environment history trajectory info replay_config instance_id model_name target exit_status generated_text "
     "eval_logs resolved reward"
 )
-_ROW_KEYS = words(
+ROW_KEYS = words(
     "trajectory messages trajectory_id traj_id run_id instance_id repo tools model_patch patch exit_status resolved "
     "reward test_result gen_tests_correct pred_passes_gen_tests model name"
 )
@@ -66,7 +66,7 @@ def _is_traj(row: dict[str, Any]) -> str:
 def read_traj(row: dict[str, Any]) -> ChatRow:
     """A SWE-agent trajectory. Demonstrations that stood in its prompt stay in the history and are no candidates."""
     key = "history" if "history" in row else "trajectory"
-    chat = _read(row, key)
+    chat = chat_row(row, key)
     info: Any = row.get("info")
     if isinstance(info, dict) and "exit_status" in info:
         chat.meta["exit_status"] = cast("dict[str, Any]", info)["exit_status"]
@@ -80,20 +80,6 @@ def read_traj(row: dict[str, Any]) -> ChatRow:
     return chat
 
 
-def _is_openhands(row: dict[str, Any]) -> str:
-    problem = needs(row, trajectory=list)
-    first = first_object(row.get("trajectory"))
-    return problem or ("" if "role" in first and "content" in first else "'trajectory' has no chat messages")
-
-
-@told_by(_is_openhands)
-def read_openhands(row: dict[str, Any]) -> ChatRow:
-    """OpenHands trajectories in chat form."""
-    chat = _read(row, "trajectory")
-    count_unknown(row, _ROW_KEYS, "", chat.ignored)
-    return chat
-
-
 def _is_swe_gym(row: dict[str, Any]) -> str:
     known = isinstance(row.get("messages"), list | str) and any(key in row for key in _PATCHES)
     return "" if known else f"no 'messages' beside one of {', '.join(_PATCHES)}"
@@ -102,15 +88,15 @@ def _is_swe_gym(row: dict[str, Any]) -> str:
 @told_by(_is_swe_gym)
 def read_swe_gym(row: dict[str, Any]) -> ChatRow:
     """SWE-Gym's and SWE-smith's rows: chat messages, and what the tests said of the patch."""
-    chat = _read(row, "messages")
-    count_unknown(row, _ROW_KEYS, "", chat.ignored)
+    chat = chat_row(row, "messages")
+    count_unknown(row, ROW_KEYS, "", chat.ignored)
     for message in chat.messages:
         if isinstance(message, dict) and message.get("role") == "tool" and isinstance(message.get("content"), str):
             message["content"] = message["content"].removeprefix("OBSERVATION:\n")
     return chat
 
 
-def _read(row: dict[str, Any], key: str) -> ChatRow:
+def chat_row(row: dict[str, Any], key: str) -> ChatRow:
     meta = {k: row[k] for k in ("instance_id", "repo", "exit_status") if row.get(k) is not None}
     chat = ChatRow(
         messages=[],
@@ -150,9 +136,3 @@ def _messages(row: dict[str, Any], ignored: Counter[str]) -> list[Any]:
     if row.get("is_demo") or row.get("message_type") == "demonstration":
         message[SKIP] = DEMONSTRATION
     return [message]
-
-
-def answers(ids: list[Any], content: Any, **marks: Any) -> list[dict[str, Any]]:
-    """The results of calls that one text answers: the last call's is the text, those of the others are empty."""
-    texts = [*([""] * (len(ids) - 1)), content]
-    return [{"role": "tool", "content": c, "tool_call_id": i, **marks} for i, c in zip(ids, texts, strict=True)]

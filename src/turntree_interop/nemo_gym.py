@@ -1,4 +1,11 @@
-"""The verifier `nemo`: the rewards of NVIDIA's released NeMo-Gym servers, flaws included, so that numbers can be
+"""NeMo Gym: pivot rows as its single-step servers read them, its rollout logs, and NVIDIA's comparison of actions.
+
+Logs (`ng_collect_rollouts`, one file a collection, in order of completion): `responses_create_params.input` (the
+prompt), `response.output` (OpenAI Responses items), `response.usage`, `reward`, `_ng_task_index`, `_ng_rollout_index`;
+`mask_sample` where an agent says that its reward must not be trained on, `_ng_failure_class` in the sidecar of
+failures.
+
+The verifier `nemo`: the rewards of NVIDIA's released NeMo-Gym servers, flaws included, so that numbers can be
 compared.
 
 Behaviour of NeMo-Gym 07d6b0d (August 2026): `single_step_tool_use_with_argument_comparison` (domains tau2,
@@ -11,17 +18,243 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
+from itertools import groupby, takewhile
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
+from turntree.logs.generic import Options
+from turntree.logs.grouping import by_rows
+from turntree.logs.groups import LoggedGroup, LoggedRollout, call_text
+from turntree.logs.rows import (
+    LoggedRow,
+    ReadReport,
+    RowRefused,
+    count,
+    facts_of,
+    named_prompt,
+    reward,
+    text,
+)
+from turntree.observe.jsonl import write_lines
+from turntree.stages.export import Bundle, ExportedPivot
 from turntree.verifiers.matching import most_pairs
 from turntree.verifiers.strict import MALFORMED, action_kind
 from turntree.verifiers.texts import THOUGHT, terminus_in
+from turntree_interop.rows import columns
+
+AGENT = "single_step_tool_use_with_argument_comparison_agent"
+BATCH = "function_call_batch"  # the type of several calls at once
+
+
+def export_nemo_gym(bundle: Bundle, out: Path, *, agent: str = AGENT) -> dict[str, Any]:
+    """Write `pivots.jsonl`. The reward is NVIDIA's comparison, which our verifier `nemo` reproduces; `pass_rate` is
+    that of the verifier of the profile.
+
+    Args:
+        agent: The agent of NeMo Gym whose resources server judges.
+    """
+    write_lines(out / "pivots.jsonl", (_row(pivot, agent) for pivot in bundle.pivots))
+    notes: list[str] = []
+    if bundle.verifier.name != "nemo":
+        notes.append(f"NeMo Gym judges with the server of {agent!r}; pass_rate is under {bundle.profiled!r}")
+    if several := sum(len(pivot.state.demonstration.tool_calls) > 1 for pivot in bundle.pivots):
+        notes.append(f"{several} pivots make several calls at once ({BATCH}), which NeMo Gym 0.4.0 and older refuse")
+    return {"files": ["pivots.jsonl"], "notes": notes}
+
+
+def _row(pivot: ExportedPivot, agent: str) -> dict[str, Any]:
+    request: dict[str, Any] = {"input": [item for message in pivot.state.history for item in _items(message)]}
+    if pivot.state.tools:
+        request |= {"tools": [_tool(tool) for tool in pivot.state.tools], "parallel_tool_calls": True}
+    told = columns(pivot)
+    return {
+        "responses_create_params": request,
+        "expected_action": _expected(pivot.state.demonstration),
+        "trajectory_id": told.pop("trace_id"),
+        "instance_id": pivot.group,  # so that pivots of one task stay in one split
+        "pass_rate": told.pop("pass_rate"),
+        "meta_info": told,
+        "agent_ref": {"type": "responses_api_agents", "name": agent},
+    }
+
+
+def _items(message: Message) -> list[dict[str, Any]]:
+    """A chat message as Responses items."""
+    if message.role == "tool":
+        return [{"type": "function_call_output", "call_id": message.tool_call_id or "", "output": message.content}]
+    said = [{"type": "message", "role": message.role, "content": message.content}]
+    thought = [{"type": "summary_text", "text": message.reasoning}]
+    reasoning = [{"type": "reasoning", "id": "", "summary": thought}] if message.reasoning else []
+    calls = [{**_call(call), "call_id": call.id or ""} for call in message.tool_calls]
+    return [*reasoning, *(said if message.content or not calls else []), *calls]
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"type": "function_call", "name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+
+
+def _expected(message: Message) -> dict[str, Any]:
+    calls = [_call(call) for call in message.tool_calls]
+    if not calls:
+        return {"type": "message", "content": message.content}
+    return calls[0] if len(calls) == 1 else {"type": BATCH, "calls": calls}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function: dict[str, Any] = tool["function"]
+    return {
+        "type": "function",
+        "name": function["name"],
+        "description": function.get("description"),
+        "parameters": function.get("parameters") or {"type": "object", "properties": {}},
+        "strict": function.get("strict", False),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemoGym(Options):
+    """Rollouts of NeMo Gym. A file is an iteration."""
+
+    rewards: tuple[str, ...] = ("reward",)
+    """Columns whose sum is the reward."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        for number, path in enumerate(paths):
+            yield from by_rows(partial(_nemo_row, rewards=self.rewards, iteration=number), [path], report)
+
+
+def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) -> LoggedRow:
+    """A group are the rollouts of one task index in one file; without an index, of one instance, else of one prompt. An
+    index that begins again stands for other tasks, or for another collection where its rollouts have the same numbers.
+    Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused` where nothing says which
+    rollouts belong together."""
+    response = row.get("response")
+    items = cast("dict[str, Any]", response).get("output") if isinstance(response, dict) else None
+    if not isinstance(items, list):
+        raise RowRefused("no list in field 'response.output'")
+    index, task, asked = text(row, "_ng_task_index"), text(row, "instance_id"), _asked(row)
+    group = task or _prompt_name(asked["prompt"]) if index is None else f"task {index}"
+    if group is None:
+        raise RowRefused("no task index, instance or prompt: its group is not known")
+    stop = text(row, "_ng_failure_class") or ("masked" if _masked(row) else None)
+    actions, observations = _turns(_flat(cast("list[Any]", items)))
+    return LoggedRow(
+        group=group,
+        task=task or group,
+        rollout=LoggedRollout(
+            actions=actions,
+            reward=None if stop else reward(row, rewards),
+            observations=observations,
+            tokens=_output_tokens(cast("dict[str, Any]", response)),
+            characters=sum(map(len, actions)),
+            stop=stop,
+        ),
+        iteration=iteration,
+        facts=facts_of(row, uuid=row.get("uuid"), task=row.get("task"), **asked),
+        sample=count(row, "_ng_rollout_index"),
+    )
+
+
+def _asked(row: dict[str, Any]) -> dict[str, Any]:
+    """The prompt and what is said of it. Where a row names its task, a simulated user may speak in the prompt, other
+    words in every rollout: then it goes as far as the policy's first."""
+    asked = (
+        cast("dict[str, Any]", row["responses_create_params"])
+        if isinstance(row.get("responses_create_params"), dict)
+        else {}
+    )
+    prompt: Any = asked.get("input")
+    if row.get("task") is not None and isinstance(prompt, list):
+        prompt = list(takewhile(lambda item: not _is_by_model(item), _flat(cast("list[Any]", prompt))))
+    return {"prompt": prompt or None, "metadata": asked.get("metadata")}
+
+
+def _prompt_name(prompt: Any) -> str | None:
+    """None for a prompt without a word: an agent that makes its own prompt logs an empty one for every task."""
+    said = [_words(item) for item in _flat(prompt)] if isinstance(prompt, list) else [str(prompt or "")]
+    return named_prompt(json.dumps(prompt, sort_keys=True)) if any(words.strip() for words in said) else None
+
+
+def _flat(items: list[Any]) -> list[dict[str, Any]]:
+    """The items in order, those of lists inside the list too. Raises `RowRefused` for what is not an item."""
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, list):
+            found += _flat(cast("list[Any]", item))
+        elif isinstance(item, dict):
+            found.append(cast("dict[str, Any]", item))
+        else:
+            raise RowRefused("an item of the prompt or the output is not an object")
+    return found
+
+
+def _masked(row: dict[str, Any]) -> bool:
+    instance = row.get("instance_config")
+    return bool(
+        row.get("mask_sample") or (isinstance(instance, dict) and cast("dict[str, Any]", instance).get("mask_sample"))
+    )
+
+
+def _output_tokens(response: dict[str, Any]) -> int | None:
+    """None where usage is absent or zero: several agents write zeros for what they do not count."""
+    usage = response.get("usage")
+    return count(cast("dict[str, Any]", usage), "output_tokens") or None if isinstance(usage, dict) else None
+
+
+def _turns(items: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A turn is a run of items by the model (words, reasoning, calls); what lies between two is observed."""
+    actions, observations, seen = [], [], ""
+    for by_model, run in groupby(items, key=_is_by_model):
+        if by_model:
+            actions.append(_action(list(run)))
+            observations.append(seen)
+        else:
+            seen = "\n".join(_words(item) for item in run)
+    return tuple(actions), tuple(observations)
+
+
+def _is_by_model(item: dict[str, Any]) -> bool:
+    kind = item.get("type") or "message"
+    return kind in ("function_call", "reasoning") or (kind == "message" and item.get("role") == "assistant")
+
+
+def _action(items: list[dict[str, Any]]) -> str:
+    """The calls of a turn, or its text where it calls nothing (reasoning alone is not an action: an empty text)."""
+    calls = [_call_text(item) for item in items if item.get("type") == "function_call"]
+    said = [_words(item) for item in items if (item.get("type") or "message") == "message"]
+    return "\n".join(calls or said)
+
+
+def _call_text(item: dict[str, Any]) -> str:
+    """Raises `RowRefused` for a call whose arguments stand elsewhere: it would read as one without any."""
+    if not isinstance(name := item.get("name"), str) or not isinstance(item.get("arguments"), str | dict):
+        raise RowRefused("a call without 'name' or 'arguments' in field 'response.output'")
+    return call_text(name, item["arguments"])
+
+
+def _words(item: dict[str, Any]) -> str:
+    return _text(item.get("output") if item.get("type") == "function_call_output" else item.get("content"))
+
+
+def _text(content: Any) -> str:
+    """Text as it is, or in parts, which may hold parts; what is no text stands as its JSON, for two of them differ."""
+    if isinstance(content, list):
+        return "".join(map(_text, cast("list[Any]", content)))
+    if isinstance(content, dict):
+        part = cast("dict[str, Any]", content)
+        held = next((part[key] for key in ("text", "content", "output", "refusal") if part.get(key) is not None), None)
+        content = json.dumps(part, sort_keys=True) if held is None else held
+        return content if held is None else _text(held)
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content)
+
 
 Domain = Literal["tau2", "function_calling", "search", "swe", "droid", "terminal", "swe_pivot"]
 Counting = Literal["ignore", "binary_strict", "fractional", "f1"]
@@ -166,8 +399,6 @@ def _terminus(text: str) -> dict[str, Any] | None:
 def _ratio(one: str, other: str) -> float:
     return SequenceMatcher(None, one, other).ratio()
 
-
-# swe_pivot: what a tool is, what it works on, and how alike its arguments are
 
 _CATEGORIES: Mapping[str, str] = {
     "edit": "str_replace_editor text_editor file_editor code_editor edit_file modify_file update_file file_edit edit"

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from turntree.integrations.judging import Judge, pack_state, required, write_reward
-from turntree.integrations.rows import columns, write_parquet
 from turntree.renderers.tool_calls import ToolFormat
 from turntree.rollouts.local import CutTurns
 from turntree.stages.export import Bundle
+from turntree_interop.judging import Judge, pack_state, required, write_reward
+from turntree_interop.rows import columns, write_parquet
 
 ENVIRONMENT = "turntree_pivot"
 
@@ -65,7 +65,7 @@ def export_skyrl(bundle: Bundle, out: Path) -> dict[str, Any]:
         for pivot in bundle.pivots
     ]
     write_parquet(out / "pivots.parquet", rows, ("prompt", "reward_spec", "extra_info"))
-    names = ("turntree.integrations.skyrl", "pivot_environment", "PivotEnvironment")
+    names = ("turntree_interop.skyrl", "pivot_environment", "PivotEnvironment")
     says = "Registers the environment of these pivots in skyrl_gym: import it before training starts."
     write_reward(out, says, names, bundle.reward_settings())
     return {"files": ["pivots.parquet", "reward.py"]}

@@ -19,11 +19,10 @@ from turntree.cli.main import main
 from turntree.core.config import Part
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.integrations.judging import unpack_state
-from turntree.integrations.nemo_gym import BATCH
 from turntree.stages.export import ExportConfig, run_export
 from turntree.stages.policy import resolve
-from turntree.verifiers.nemo import Nemo
+from turntree_interop.judging import unpack_state
+from turntree_interop.nemo_gym import BATCH, Nemo
 
 SERVER = "resources_servers.single_step_tool_use_with_argument_comparison"
 CALL = "<tool_call>\n" + json.dumps({"name": "find_order", "arguments": {"order_id": "W1"}}) + "\n</tool_call>"
@@ -246,7 +245,7 @@ class TestTrl:
                 assert verifier.judge(unpack_state(state), Message("assistant", text)).reward == reward
 
     def test_pivots_are_a_data_set_without_an_export_too(self, tmp_path: Path, model: Path) -> None:
-        from turntree.integrations.trl import dataset
+        from turntree_interop.trl import dataset
 
         rows = dataset(str(write_pivots(tmp_path)), model=str(model))
         assert isinstance(rows[0]["prompt"], str) and "find_order" in rows[0]["prompt"]

@@ -1,0 +1,59 @@
+"""AgentBench: a line of `runs.jsonl`, `output` with `history` of `{role: user or agent, content}`. Every bash action is
+a candidate (PivotRL, appendix A.2); in other environments every turn.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+from turntree.traces.formats.row import (
+    ACT,
+    ChatRow,
+    count_unknown,
+    list_of,
+    needs,
+    object_of,
+    text_of,
+    told_by,
+    words,
+)
+
+_RUN_KEYS = words("index error info output time")
+_ROLES = {"agent": "assistant"}
+_BASH = re.compile(r"Act(?:ion)?:\s*bash\b|```(?:bash|sh)\b", re.IGNORECASE)
+
+
+def _is_agentbench(row: dict[str, Any]) -> str:
+    problem = needs(row, output=dict)
+    return problem or needs(row["output"], history=list)
+
+
+@told_by(_is_agentbench)
+def read_agentbench(row: dict[str, Any]) -> ChatRow:
+    """A sample of an AgentBench run."""
+    output = object_of(row, "output")
+    result: Any = output.get("result")
+    won = cast("dict[str, Any]", result).get("result") if isinstance(result, dict) else result
+    meta = {"status": output["status"]} if output.get("status") is not None else {}
+    chat = ChatRow(
+        messages=[],
+        group=text_of(row, ("index",)),
+        success=won if isinstance(won, bool) else None,
+        meta=meta,
+    )
+    count_unknown(row, _RUN_KEYS, "", chat.ignored)
+    for raw in list_of(output, "history", "a list of {role, content}"):
+        if not isinstance(raw, dict):
+            chat.messages.append(raw)
+            continue
+        said = cast("dict[str, Any]", raw)
+        count_unknown(said, ("role", "content"), "output.history[].", chat.ignored)
+        role = _ROLES.get(str(said.get("role")), said.get("role"))
+        message = {"role": role, "content": said.get("content")}
+        if role == "assistant":
+            message[ACT] = "bash" if _BASH.search(str(said.get("content"))) else ""
+        chat.messages.append(message)
+    if any(isinstance(message, dict) and message.get(ACT) for message in chat.messages):
+        chat.rule, chat.domain = "bash", "terminal"
+    return chat

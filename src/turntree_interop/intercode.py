@@ -1,0 +1,66 @@
+"""InterCode: `query` and `turn_history` of `actions`, `observations`, `rewards`, `valid_action`. Every bash action is a
+candidate (PivotRL, appendix A.2); in other environments every turn.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from turntree.traces.formats.row import (
+    ACT,
+    FAILED,
+    BrokenMessage,
+    ChatRow,
+    RowRefused,
+    count_unknown,
+    list_of,
+    needs,
+    object_of,
+    outcome,
+    text_of,
+    told_by,
+    words,
+)
+
+_INTERCODE_KEYS = words("environment dataset task_id query turn_history summary info hardness")
+
+
+def _is_intercode(row: dict[str, Any]) -> str:
+    return needs(row, query=str, turn_history=dict)
+
+
+@told_by(_is_intercode)
+def read_intercode(row: dict[str, Any]) -> ChatRow:
+    """An episode of InterCode: the query, then each action with what it printed. Its system prompt is not recorded."""
+    turns = object_of(row, "turn_history")
+    columns = {
+        key: list_of(turns, key, "a list, one item a turn")
+        for key in ("actions", "observations", "rewards", "valid_action")
+    }
+    best = object_of(row, "summary").get("max_reward")
+    meta = {key: row[key] for key in ("task_id", "dataset", "environment") if row.get(key) is not None}
+    shell = "bash" in str(row.get("environment", "bash"))
+    chat = ChatRow(
+        messages=[{"role": "user", "content": row.get("query")}],
+        group=f"{row.get('dataset', '')}#{text_of(row, ('task_id',)) or row.get('query')}",
+        domain="terminal" if shell else "",
+        success=outcome({"reward": best}, meta),
+        meta=meta,
+        rule="bash" if shell else "turns",
+    )
+    count_unknown(row, _INTERCODE_KEYS, "", chat.ignored)
+    actions, seen, valid = columns["actions"], columns["observations"], columns["valid_action"]
+    if len(seen) > len(actions):
+        problem = f"holds {len(seen)} observations of {len(actions)} actions"
+        raise RowRefused("malformed_field", problem, field="turn_history", hint="write one observation an action")
+    for i, action in enumerate(actions):
+        if not isinstance(action, str):
+            chat.messages.append(BrokenMessage(f"is {type(action).__name__}, not text", turn=True, field="actions"))
+            continue
+        failed = i < len(valid) and valid[i] is False
+        chat.messages.append({"role": "assistant", "content": action, ACT: "bash" if shell else "tool"})
+        if i < len(seen):
+            shown = seen[i] if isinstance(seen[i], str | None) else json.dumps(seen[i])
+            chat.messages.append({"role": "user", "content": shown, FAILED: failed})
+    return chat

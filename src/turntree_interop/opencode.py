@@ -1,0 +1,97 @@
+"""opencode: what `opencode export` prints, `info` and `messages` of `{info, parts}`. Every non-error tool call is a
+candidate (PivotRL, appendix A.2).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from turntree.traces.formats.row import (
+    FAILED,
+    BrokenMessage,
+    ChatRow,
+    call_of,
+    count_unknown,
+    first_object,
+    list_of,
+    object_of,
+    part_of,
+    text_of,
+    told_by,
+    words,
+)
+
+_PART_KEYS = words(
+    "id sessionID messageID type text synthetic ignored time metadata callID tool state mime filename url source "
+    "reason snapshot cost tokens hash files name attempt error prompt description agent auto overflow"
+)
+_STATE_KEYS = words("status input output title metadata time error attachments raw")
+
+
+def _is_opencode(row: dict[str, Any]) -> str:
+    first = first_object(row.get("messages"))
+    return (
+        "" if "info" in row and "info" in first and "parts" in first else "no 'info' beside messages of {info, parts}"
+    )
+
+
+@told_by(_is_opencode)
+def read_opencode(row: dict[str, Any]) -> ChatRow:
+    """An exported OpenCode session. It holds no system prompt and no tool schemas."""
+    info = object_of(row, "info")
+    chat = ChatRow(
+        messages=[],
+        id=text_of(info, ("id",)),
+        group=text_of(info, ("parentID", "id")),
+        domain="software engineering",
+        meta={key: info[key] for key in ("title", "version") if info.get(key) is not None},
+        rule="tool_calls",
+    )
+    count_unknown(row, ("info", "messages"), "", chat.ignored)
+    for raw in list_of(row, "messages", "a list of {info, parts}"):
+        if not isinstance(raw, dict) or not isinstance(raw.get("info"), dict) or not isinstance(raw.get("parts"), list):
+            chat.messages.append(BrokenMessage("holds an item that is not {info, parts}", field="messages"))
+            continue
+        chat.messages += _opencode_message(raw["info"].get("role"), raw["parts"], chat)
+    return chat
+
+
+def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
+    """A message; of the agent, one turn for each model call, which "step-start" begins, with the results behind it."""
+    found: list[Any] = []
+    turn: dict[str, Any] = {"role": role, "content": "", "tool_calls": []}
+    results: list[dict[str, Any]] = []
+
+    def close() -> None:
+        if turn["content"] or turn["tool_calls"] or role != "assistant":
+            found.extend([{k: v for k, v in turn.items() if v or k != "tool_calls"}, *results])
+        turn.update(content="", tool_calls=[])
+        results.clear()
+
+    for part in parts:
+        if not isinstance(part, dict):
+            return [
+                *found,
+                BrokenMessage("has a part that is not an object", turn=role == "assistant", field="parts"),
+            ]
+        kind = part.get("type")
+        unread = count_unknown(part, _PART_KEYS, "parts[].", chat.ignored)
+        if kind == "text" and isinstance(part.get("text"), str):
+            turn["content"] = "\n".join(text for text in (turn["content"], part["text"]) if text)
+        elif kind == "tool":
+            state = part_of(part, "state")
+            unread |= count_unknown(state, _STATE_KEYS, "parts[].state.", chat.ignored)
+            turn["tool_calls"].append(call_of(part.get("tool"), state.get("input"), part.get("callID"), unread))
+            if state.get("status") in ("completed", "error"):
+                failed = state["status"] == "error"
+                output = state.get("error" if failed else "output")
+                output = output if isinstance(output, str | None) else json.dumps(output)
+                results.append({"role": "tool", "content": output, "tool_call_id": part.get("callID"), FAILED: failed})
+        elif kind == "step-start":
+            if role == "assistant":
+                close()
+        else:
+            chat.ignored[f"parts[] of type {kind}"] += 1
+    close()
+    return found

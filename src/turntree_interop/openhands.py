@@ -1,0 +1,212 @@
+"""OpenHands.
+
+| format | the row, or the file |
+|---|---|
+| `openhands` | `trajectory` of chat messages, with `tools`, `resolved`, `exit_status` |
+| `openhands_events` | `history` of events in a row of an evaluation's output, or a file that is a list of them: of |
+| | version 0 (`action` and `observation` with `args`), or of the agent SDK (`kind`) |
+
+Every non-error tool call is a candidate (PivotRL, appendix A.2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+from turntree.core.messages import joined_text
+from turntree.traces.formats.row import (
+    FAILED,
+    RESPONSE,
+    BrokenMessage,
+    ChatRow,
+    call_of,
+    chat_tools,
+    count_unknown,
+    each_object,
+    failed_exit,
+    first_object,
+    list_of,
+    needs,
+    object_of,
+    one_turn_a_response,
+    outcome,
+    part_of,
+    reasoning_in,
+    text_of,
+    told_by,
+    words,
+)
+from turntree_interop.sweagent import ROW_KEYS, chat_row
+
+
+def _is_openhands(row: dict[str, Any]) -> str:
+    problem = needs(row, trajectory=list)
+    first = first_object(row.get("trajectory"))
+    return problem or ("" if "role" in first and "content" in first else "'trajectory' has no chat messages")
+
+
+@told_by(_is_openhands)
+def read_openhands(row: dict[str, Any]) -> ChatRow:
+    """OpenHands trajectories in chat form."""
+    chat = chat_row(row, "trajectory")
+    count_unknown(row, ROW_KEYS, "", chat.ignored)
+    return chat
+
+
+_V0_SILENT = words("recall change_agent_state agent_state_changed null system initialize condensation")
+_V0_KEYS = words(
+    "id timestamp source message cause action args observation content extras success tool_call_metadata timeout "
+    "llm_metrics log status error error_code hidden security_risk"
+)
+_V0_HARNESS = words(  # what the harness adds to the arguments of an action
+    "thought blocking hidden is_input is_static confirmation_state include_extra kernel_init_code impl_source "
+    "security_risk"
+)
+_SDK_KEYS = words(
+    "id timestamp source kind llm_message activated_skills activated_microagents extended_content sender thought "
+    "reasoning_content thinking_blocks responses_reasoning_item action tool_name tool_call_id tool_call "
+    "llm_response_id security_risk summary critic_result observation action_id rejection_reason rejection_source error "
+    "system_prompt tools dynamic_context llm_metrics"
+)
+_SDK_CALL_KEYS = words("id type name arguments function origin responses_item_id")
+_OPENHANDS_ROW_KEYS = words(
+    "instance_id test_result instruction metadata history metrics error instance attempt resolved reward id "
+    "status_code conversation_stats events runtime_runs"
+)
+
+
+def _is_event(event: dict[str, Any]) -> str:
+    if "kind" in event and str(event["kind"]).endswith(("Event", "Observation", "Condensation")):
+        return ""
+    known = ("action" in event or "observation" in event) and "source" in event and ("id" in event or "args" in event)
+    return "" if known else "no event with 'kind', or with 'source' and 'action' or 'observation'"
+
+
+def _is_history(row: dict[str, Any]) -> str:
+    history = row.get("history")
+    if not isinstance(history, list):
+        return "no 'history' of events"
+    first = cast("list[Any]", history)[0] if history else None
+    pair = cast("list[Any]", first)[0] if isinstance(first, list) and first else first
+    return _is_event(cast("dict[str, Any]", pair)) if isinstance(pair, dict) else "'history' holds no events"
+
+
+@told_by(_is_history, session=_is_event)
+def read_openhands_events(row: dict[str, Any]) -> ChatRow:
+    """The events of one conversation, of either version."""
+    meta = {key: row[key] for key in ("instance_id",) if row.get(key) is not None}
+    report = object_of(object_of(row, "test_result"), "report") or row
+    chat = ChatRow(
+        messages=[],
+        group=text_of(row, ("instance_id",)),
+        success=outcome({key: report.get(key) for key in ("resolved",)} | {"reward": row.get("reward")}, meta),
+        domain="software engineering",
+        meta=meta,
+        rule="tool_calls",
+    )
+    count_unknown(row, _OPENHANDS_ROW_KEYS, "", chat.ignored)
+    events = list_of(row, "events" if "events" in row else "history", "a list of events")
+    if any(isinstance(event, list) for event in events):  # old evaluations wrote pairs of action and observation
+        events = [one for event in events for one in (event if isinstance(event, list) else [event])]
+    said = each_object(events, lambda event: (_sdk_event if "kind" in event else _v0_event)(event, chat))
+    chat.messages = one_turn_a_response(said)
+    instruction = row.get("instruction")
+    if isinstance(instruction, str) and not any(isinstance(m, dict) and m.get("role") == "user" for m in chat.messages):
+        chat.messages.insert(0, {"role": "user", "content": instruction})
+    return chat
+
+
+def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
+    unread = count_unknown(event, _V0_KEYS, "events[].", chat.ignored)
+    args = part_of(event, "args")
+    action, observation = event.get("action"), event.get("observation")
+    for key, value in (("action", action), ("observation", observation)):
+        if not isinstance(value, str | None):
+            return [BrokenMessage(f"is {type(value).__name__}, not text", turn=key == "action", field=f"events.{key}")]
+    told: Any = event.get("tool_call_metadata")
+    call_id = part_of(event, "tool_call_metadata").get("tool_call_id")
+    if action == "system":
+        chat.tools = chat_tools(list_of(args, "tools", "a list of tool declarations"), chat.ignored)
+        return [{"role": "system", "content": args.get("content")}]
+    if action == "message":
+        role = "user" if event.get("source") == "user" else "assistant"
+        return [{"role": role, "content": args.get("content") or event.get("message")}]
+    if action is not None and action not in _V0_SILENT and event.get("source") != "environment":
+        if event.get("source") == "user":
+            chat.ignored[f"events[] of action {action!r} by the user"] += 1
+            return []
+        call = _v0_call(str(action), args, told, unread)
+        response = part_of(told, "model_response").get("id")
+        turn = {"role": "assistant", "content": args.get("thought") or "", "tool_calls": [call]}
+        return [turn | {RESPONSE: response}]
+    if observation is not None and observation not in _V0_SILENT:
+        exited = failed_exit(event.get("extras"))  # without success, but with -1, a command is still running
+        ended = event.get("success") is False if exited is None else exited
+        failed = observation == "error" or event.get("error") is True or ended
+        content = event.get("content") or event.get("message")
+        return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
+    chat.ignored[f"events[] of {action or observation or 'no'} kind"] += 1
+    return []
+
+
+def _v0_call(action: str, args: dict[str, Any], told: Any, unread: dict[str, Any]) -> dict[str, Any]:
+    """The call as the model made it, where the event still has it; else the action with its arguments."""
+    call_id = part_of({"told": told}, "told").get("tool_call_id")
+    try:
+        message = told["model_response"]["choices"][0]["message"]
+        for call in message["tool_calls"]:
+            if call["id"] == call_id and call["function"].keys() > {"name"}:
+                return call
+    except (KeyError, TypeError, IndexError, AttributeError):
+        pass
+    name = told.get("function_name") if isinstance(told, dict) else None
+    arguments = {key: value for key, value in args.items() if key not in _V0_HARNESS and value is not None}
+    if args.get("is_input") is True:
+        arguments["is_input"] = "true"  # as the tool declares it
+    return call_of(name or action, arguments, call_id, unread)
+
+
+def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
+    unread = count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
+    kind, call_id = str(event["kind"]), event.get("tool_call_id")
+    if kind == "SystemPromptEvent":
+        tools = list_of(event, "tools", "a list of tool declarations")
+        specs = [tool.get("tool_spec", tool) if isinstance(tool, dict) else tool for tool in tools]
+        known = [spec for spec in specs if isinstance(spec, dict) and "function" in spec]
+        chat.tools = chat_tools(known, chat.ignored)
+        chat.ignored += Counter({"events[].tools[] without 'function'": len(specs) - len(known)})
+        return [{"role": "system", "content": _blocks(chat, event.get("system_prompt"), event.get("dynamic_context"))}]
+    if kind == "MessageEvent":
+        said = object_of(event, "llm_message")
+        role = said.get("role") or ("assistant" if event.get("source") == "agent" else "user")
+        content = _blocks(chat, said.get("content"), event.get("extended_content"))
+        return [{"role": role, "content": content, **reasoning_in(said, chat.ignored)}]
+    if kind == "ActionEvent":
+        call = part_of(event, "tool_call")
+        unread |= count_unknown(call, _SDK_CALL_KEYS, "events[].tool_call.", chat.ignored)
+        if function := part_of(call, "function"):
+            unread |= count_unknown(function, ("name", "arguments"), "events[].tool_call.function.", chat.ignored)
+        function = function or call
+        arguments = function.get("arguments")
+        if arguments is None and isinstance(event.get("action"), dict):
+            arguments = {key: value for key, value in event["action"].items() if key != "kind" and value is not None}
+        name = event.get("tool_name") or function.get("name")
+        content = joined_text(event.get("thought") or "", chat.ignored)
+        turn = {"role": "assistant", "content": content, "tool_calls": [call_of(name, arguments, call_id, unread)]}
+        return [turn | {RESPONSE: event.get("llm_response_id")} | reasoning_in(event, chat.ignored)]
+    if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
+        seen = part_of(event, "observation")
+        content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), None)
+        content = content if content is not None else event.get("error") or event.get("rejection_reason")
+        failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error") or failed_exit(seen))
+        return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
+    chat.ignored[f"events[] of kind {kind}"] += 1
+    return []
+
+
+def _blocks(chat: ChatRow, said: Any, more: Any) -> Any:
+    """A message's content, and what the agent's context adds to it (skills, the repository): the model is sent both."""
+    texts = [joined_text([one] if isinstance(one, dict) else one, chat.ignored) for one in (said, more)]
+    odd = next((text for text in texts if not isinstance(text, str | None)), None)  # refused later
+    return "\n".join(filter(None, texts)) if odd is None else odd

@@ -1,0 +1,100 @@
+"""ShareGPT: `conversations` or `conversation` of `{from, value}`. Every turn is a candidate (PivotRL, appendix A.2)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any, cast
+
+from turntree.core.errors import InputError
+from turntree.observe.jsonl import parse_json
+from turntree.traces.formats.row import (
+    CALL_IN_TEXT,
+    ChatRow,
+    call_of,
+    chat_tools,
+    count_unknown,
+    each_object,
+    first_object,
+    list_of,
+    outcome,
+    text_of,
+    told_by,
+    words,
+)
+
+_SPEAKERS = {
+    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "model": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+    "tool": "tool", "observation": "tool",
+    "function_response": "tool", "function": "tool", "ipython": "tool", "function_call": "call", "tool_call": "call",
+}  # fmt: skip
+_SHAREGPT_KEYS = words("conversations conversation tools id system source task_id success reward resolved")
+_RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
+
+
+def _talk(row: dict[str, Any]) -> Any:
+    return row.get("conversations", row.get("conversation"))
+
+
+def _is_sharegpt(row: dict[str, Any]) -> str:
+    first = first_object(_talk(row))
+    return "" if "from" in first and "value" in first else "no 'conversations' of {from, value}"
+
+
+@told_by(_is_sharegpt)
+def read_sharegpt(row: dict[str, Any]) -> ChatRow:
+    """Calls are messages from "function_call" (JSON), or `<tool_call>` in the text, results likewise."""
+    meta: dict[str, Any] = {}
+    chat = ChatRow(
+        messages=[],
+        id=text_of(row, ("id",)),
+        group=text_of(row, ("task_id",)),
+        success=outcome(row, meta),
+        meta=meta,
+    )
+    chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
+    count_unknown(row, _SHAREGPT_KEYS, "", chat.ignored)
+    if isinstance(row.get("system"), str) and row["system"]:
+        chat.messages.append({"role": "system", "content": row["system"]})
+    key = "conversations" if "conversations" in row else "conversation"
+    items = list_of(row, key, "a list of {from, value}")
+    chat.messages += each_object(items, lambda said: _said(said, f"{key}[].", chat.ignored))
+    return chat
+
+
+def _said(said: dict[str, Any], inside: str, ignored: Counter[str]) -> list[Any]:
+    count_unknown(said, ("from", "value", "weight", "loss"), inside, ignored)
+    role, value = _SPEAKERS.get(str(said.get("from")), said.get("from")), said.get("value")
+    weight = {"weight": 0} if said.get("weight") == 0 or said.get("loss") is False else {}
+    if role == "call":
+        return [{"role": "assistant", "content": "", "tool_calls": _calls(value), **weight}]
+    if role == "tool" and isinstance(value, str) and (results := _RESULT.findall(value)):
+        if _RESULT.sub("", value).strip():
+            ignored["text beside <tool_response>"] += 1
+        return [{"role": "tool", "content": result} for result in results]
+    message: dict[str, Any] = {"role": role, "content": value, **weight}
+    if role == "assistant" and isinstance(value, str):
+        thought, ended, text = value.rpartition("</think>")  # a call that is only thought of is none
+        if calls := CALL_IN_TEXT.findall(text):
+            content = f"{thought}{ended}{CALL_IN_TEXT.sub('', text)}".strip()
+            message |= {"content": content, "tool_calls": [one for call in calls for one in _calls(call)]}
+    return [message]
+
+
+def _calls(text: Any) -> list[Any]:
+    """A call written as JSON `{name, arguments}`, or a list of parallel ones. Other text is passed on and later refused
+    as arguments that are not JSON."""
+    try:
+        found = parse_json(text) if isinstance(text, str) else text
+    except InputError:
+        return [call_of("unreadable", text)]
+    return [_named(call) for call in cast("list[Any]", found)] if isinstance(found, list) else [_named(found)]
+
+
+def _named(call: Any) -> Any:
+    """The call with its `parameters`, as Llama calls them, under the usual name."""
+    if not isinstance(call, dict):
+        return call_of("unreadable", str(call))
+    other = "parameters" in call and "arguments" not in call
+    return {("arguments" if other and key == "parameters" else key): call[key] for key in cast("dict[str, Any]", call)}
