@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import UnitLost, WorkerPool
 from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import from_mapping, to_mapping
@@ -64,7 +64,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
 
 
 def evaluate_policy(
-    policy: Policy, config: EvaluateConfig, kept: list[KeptTree] | None = None, crew: Crew | None = None
+    policy: Policy, config: EvaluateConfig, kept: list[KeptTree] | None = None, crew: WorkerPool | None = None
 ) -> dict[str, Any]:
     """The evaluation as a value. The trees of its episodes are added to `kept`."""
     splits = {config.split: config.count}
@@ -110,7 +110,7 @@ def play(
     *,
     quiet: bool = False,
     kept: list[KeptTree] | None = None,
-    crew: Crew | None = None,
+    crew: WorkerPool | None = None,
     pool: EnvironmentPool | None = None,
     functions: RewardSum | None = None,
 ) -> tuple[dict[str, Any], Cost]:
@@ -201,7 +201,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
 
 
 def _spread(
-    crew: Crew,
+    crew: WorkerPool,
     environments: Sequence[Environment],
     episodes: EpisodeConfig,
     samples: int,

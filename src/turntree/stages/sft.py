@@ -23,12 +23,14 @@ from turntree.stages.config import SFTStageConfig
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.traces.schema import Trace, read_traces
 from turntree.training.checkpoints import extent, resume
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.sft import Example, check_head, examples, train_sft
-from turntree.training.sharded import ALONE, Alone
 
 
 @on_ranks
-def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE) -> dict[str, Any]:
+def run_sft(
+    config: SFTStageConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
+) -> dict[str, Any]:
     """Train on the assistant turns of a split; the policy is written to `out/model`. An unfinished run of the same
     configuration and contents in `out` is resumed; any other is refused unless `overwrite`."""
     loggers.check(config.loggers)
@@ -141,7 +143,9 @@ def _say_unfit(unfit: Sequence[tuple[str, Example]], kept: int, limits: _Limits)
         notice(f"{what} and are left out; {hint}")
 
 
-def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig, group: Alone) -> None:
+def _train(
+    run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig, group: ProcessGroup
+) -> None:
     checkpoints, done = resume(run, config.checkpoints)
     with (
         loggers.following(run, config.loggers),

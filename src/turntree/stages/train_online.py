@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
@@ -40,11 +40,11 @@ from turntree.stages.policy import Policy, load_policy, load_trained, policy_nam
 from turntree.stages.unrewarded import Beginning, reasons, require_rewards
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.training.checkpoints import extent, resume
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import vocabulary_size
 from turntree.training.inside import Inside
 from turntree.training.isolation import shares_prefixes
 from turntree.training.online import Parts, TrainedOnline, train_online
-from turntree.training.sharded import ALONE, Alone
 
 GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
 SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the domain counts for itself
@@ -52,7 +52,7 @@ SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the d
 
 @on_ranks
 def run_train_online(
-    config: TrainOnlineConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+    config: TrainOnlineConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
 ) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), whole trees in `out/trees.jsonl`,
@@ -141,8 +141,8 @@ def _train(
     summed: RewardSum | None,
     filters: Sequence[Filter],
     inside: Inside | None,
-    group: Alone,
-    crew: Crew | None,
+    group: ProcessGroup,
+    crew: WorkerPool | None,
     shared: bool,
 ) -> TrainedOnline:
     """Train from the run's current state to its end, and write the results; the cost last."""
@@ -233,7 +233,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
 
 
 def _spread(
-    crew: Crew, policy: Policy, tasks: Sequence[Environment], brancher: Brancher | None, rollouts: SchedulerConfig
+    crew: WorkerPool, policy: Policy, tasks: Sequence[Environment], brancher: Brancher | None, rollouts: SchedulerConfig
 ) -> Spread:
     return Spread(crew, rollouts, tasks, Published(crew, policy), brancher)
 

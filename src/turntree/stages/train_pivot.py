@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import UnitLost, WorkerPool
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
@@ -55,9 +55,9 @@ from turntree.stages.workers import Follower, Published, open_crew, require_poli
 from turntree.traces.schema import read_traces
 from turntree.training.checkpoints import extent, resume
 from turntree.training.curriculum import PivotRecord
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.isolation import shares_prefixes
 from turntree.training.pivot import Check, Checked, Draw, OwnPath, Pivot, PivotGroup, Trained, draw_local, train_pivot
-from turntree.training.sharded import ALONE, Alone
 
 _FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch
@@ -65,7 +65,7 @@ _STATES = 8  # that a worker plays in one batch
 
 @on_ranks
 def run_train_pivot(
-    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
 ) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the pass rate of every pivot in
     `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
@@ -145,7 +145,7 @@ def _train(
     check: Check | None,
     own: OwnPath | None,
     config: TrainPivotConfig,
-    group: Alone,
+    group: ProcessGroup,
     draw: Draw | None,
     shared: bool,
 ) -> Trained:
@@ -224,7 +224,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
 
 
 def _drawn(
-    crew: Crew, weights: Published, prompted: Sequence[Prompted], seed: int
+    crew: WorkerPool, weights: Published, prompted: Sequence[Prompted], seed: int
 ) -> list[tuple[RolloutTree, Rewards]]:
     """The groups of a wave, by the workers. One whose workers were lost is a censored leaf."""
     size, occurrences, now = crew.config.batch or _STATES, occurrences_of(prompted), weights()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.cluster.worker import fetched
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
@@ -25,7 +25,7 @@ from turntree.training.sharded import parameters_of
 
 
 @contextlib.contextmanager
-def open_crew(stage: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[Crew | None]:
+def open_crew(stage: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[WorkerPool | None]:
     """The workers of the stage in module `stage`; None where rollouts run in this process. They must load the policy
     of this `identity`. `settings` are what they need beside the stage's configuration."""
     cluster: ClusterConfig = config.cluster
@@ -34,7 +34,7 @@ def open_crew(stage: str, config: Any, identity: Mapping[str, str], **settings: 
         return
     gpus = 1.0 if config.device.name.startswith("cuda") else 0.0
     told = {"config": to_mapping(config), "policy": dict(identity), **settings}
-    with Crew(f"{stage}:worker", told, cluster, gpus=gpus) as crew:
+    with WorkerPool(f"{stage}:worker", told, cluster, gpus=gpus) as crew:
         yield crew
 
 
@@ -53,7 +53,7 @@ def require_policy(settings: Mapping[str, Any], identity: Mapping[str, str]) -> 
 class Published:
     """The weights of the command's policy, for the units of a crew: put into the cluster once a version."""
 
-    crew: Crew
+    crew: WorkerPool
     policy: Policy
     _last: dict[str, Any] = field(default_factory=dict[str, Any])
 

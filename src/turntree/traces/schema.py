@@ -143,16 +143,20 @@ def write_traces(path: str | Path, traces: Iterable[Trace], header_extra: Mappin
     Raises `InputError` for two traces with one id and for values that are not JSON.
     """
     counted = {"traces": len(traces)} if isinstance(traces, Sized) else {}
-    header = {"schema": FILE_SCHEMA} | dict(header_extra or {}) | {"schema": FILE_SCHEMA, **counted}
+    return write_rows(path, (trace.to_json() for trace in traces), {**(header_extra or {}), **counted})
 
-    def rows() -> Iterator[dict[str, Any]]:
+
+def write_rows(path: str | Path, rows: Iterable[dict[str, Any]], header: Mapping[str, Any]) -> int:
+    """`write_traces` of traces as JSON values."""
+
+    def unique() -> Iterator[dict[str, Any]]:
         ids: dict[str, int] = {}
-        yield header
-        for number, trace in enumerate(traces, start=2):
-            _check_unique(trace.id, ids, number, path)
-            yield trace.to_json()
+        yield {"schema": FILE_SCHEMA} | dict(header) | {"schema": FILE_SCHEMA}
+        for number, row in enumerate(rows, start=2):
+            _check_unique(row["id"], ids, number, path)
+            yield row
 
-    return write_lines(path, rows()) - 1
+    return write_lines(path, unique()) - 1
 
 
 def tool_names(tools: Iterable[dict[str, Any]]) -> frozenset[str]:

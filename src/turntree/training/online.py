@@ -47,11 +47,11 @@ from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.rollouts.spread import Begun, Spread
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.inside import Inside, JudgedCredits, LocalCredits
 from turntree.training.lora import Reference
 from turntree.training.prompts import TaskStream, first_reason
 from turntree.training.savings import SavingsLedger
-from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
 from turntree.training.update import Learner, credit_of
 
@@ -99,7 +99,7 @@ def train_online(
     keep: Keep = lambda iteration, groups, credits: None,
     check: Check | None = None,
     checkpoints: Checkpoints | None = None,
-    group: Alone = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> TrainedOnline:
     """Update `parts.model` in place. `log` gets one row per iteration. Before it, `keep` gets all groups of the
     iteration with the credit of those that were trained on (None: cut, dropped, censored). `check(iteration)` adds
@@ -198,7 +198,7 @@ def _name_of(part: Filter) -> str:
 class _Run:
     """The state of a run between two iterations, and the steps of one iteration."""
 
-    def __init__(self, parts: Parts, config: OnlineConfig, checker: Check | None, group: Alone) -> None:
+    def __init__(self, parts: Parts, config: OnlineConfig, checker: Check | None, group: ProcessGroup) -> None:
         self.config, self.checker, self._engine = config, checker, parts.engine
         steps = config.iterations * config.updates
         trainers = open_trainers(parts.model, parts.reference, config.optimizer, steps, group)

@@ -13,6 +13,7 @@ Shape suffixes
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,6 @@ from torch import Tensor
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
-from turntree.training.sharded import partition
 from turntree.training.slots import Action, Segment, cut, longest_path, path_segments, tree_segment
 
 Row = list[Segment]
@@ -117,7 +117,7 @@ def pack_ranks(
     shared: bool = True,
 ) -> list[list[PackedBatch]]:
     """The batches of each rank, as `pack` makes them: a tree (a rollout without `shared`) is on one rank, and ranks are
-    alike in their unique tokens (`sharded.partition`). All have as many batches, because ranks make their passes
+    alike in their unique tokens (`partition`). All have as many batches, because ranks make their passes
     together: blank ones fill up, which add zero to every sum. No batches where nothing is trained."""
     segments = _segments(trees, credits, shared)
     found = [segment for of_tree in segments for segment in of_tree]
@@ -130,6 +130,21 @@ def pack_ranks(
     cut_trees = sum(len(segment) > max_tokens for segment in found)
     dealt[0] = _counted(dealt[0], PackingStats(untrained_trees=segments.count([]), cut_trees=cut_trees))
     return dealt
+
+
+def partition(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """The numbers of the items of each rank: each item on one rank, ranks alike in their sum of sizes.
+
+    Longest first, each to the rank with the least so far (Graham 1969): the largest sum is at most 4/3 of the best
+    possible one. Ties go to the lower number, so the same sizes give the same parts. Ranks may stay without an item.
+    """
+    loads = [(0, rank) for rank in range(ranks)]
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
+        load, rank = heapq.heappop(loads)
+        parts[rank].append(item)
+        heapq.heappush(loads, (load + sizes[item], rank))
+    return [sorted(part) for part in parts]
 
 
 flat_batches = partial(pack, shared=False)

@@ -23,8 +23,8 @@ from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import PivotConfig
 from turntree.training.curriculum import Curriculum, PivotRecord
 from turntree.training.drift import DriftMonitor
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.lora import Reference
-from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import open_trainers
 from turntree.training.update import Learner, credit_of
 
@@ -132,7 +132,7 @@ def train_pivot(
     own: OwnPath | None = None,
     estimator: Estimator | None = None,
     checkpoints: Checkpoints | None = None,
-    group: Alone = ALONE,
+    group: ProcessGroup = SINGLE,
     draw: Draw | None = None,
     shared: bool = True,
 ) -> Trained:

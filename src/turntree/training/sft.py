@@ -22,9 +22,11 @@ from turntree.traces.schema import Trace
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
 from turntree.training.forward import head_scores
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import decoder_of
 from turntree.training.isolation import TOLERANCES
-from turntree.training.sharded import ALONE, Alone, in_pass, partition
+from turntree.training.packing import partition
+from turntree.training.sharded import in_pass
 from turntree.training.trainer import Trainer, open_trainers
 
 
@@ -156,7 +158,7 @@ def train_sft(
     log: Callable[[dict[str, Any]], None],
     *,
     checkpoints: Checkpoints | None = None,
-    group: Alone = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> Cost:
     """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns what it cost.
 
