@@ -74,12 +74,12 @@ class LocalEngine(ABC):
         """Raises `ConfigError` for another model than the engine's own, which is updated in place."""
         if model is not self.model:
             raise ConfigError("is not the model that the engine samples from", field="model", hint="train that one")
-        self.weights_changed(policy_version)
-
-    def weights_changed(self, policy_version: int) -> None:
-        """Raises `TurntreeError` while requests are in flight: a completion is sampled by one policy."""
-        check_idle(self.in_flight)
+        self.clear_cache()
         self._version = policy_version
+
+    def clear_cache(self) -> None:
+        """Raises `TurntreeError` while requests are in flight."""
+        check_idle(self.in_flight)
         self._forget()
         _give_back()
 
@@ -158,7 +158,7 @@ class LocalEngine(ABC):
         weights = _weights_stamp(self._model)
         if self._holds and weights != self._weights:
             self._abandon()
-            raise TurntreeError("the weights changed behind the engine; call weights_changed after an update")
+            raise TurntreeError("the weights changed behind the engine; call update_weights after an update")
         self._weights = weights
 
     def _completed(
