@@ -50,13 +50,9 @@ class HFEngine(LocalEngine):
         model: PreTrainedModel,
         stop_ids: Collection[int],
         config: EngineConfig | None = None,
-        *,
-        pad_id: int = 0,
-        policy_version: int = 0,
     ) -> None:
         config = config or EngineConfig()
-        own = context_of(model)
-        super().__init__(model, stop_ids, config, own=own, pad_id=pad_id, policy_version=policy_version)
+        super().__init__(model, stop_ids, config, positions=context_of(model))
         check_attention(model, self.max_context)
         self._kept = KeptSequences(config.max_kept_tokens)
         self._decoder = Decoder(model, stop_ids, config.max_batch_rows)
@@ -66,22 +62,6 @@ class HFEngine(LocalEngine):
         self._clock = 0.0  # seconds of decoding that one request was charged, had it been there all the time
         self._check("with shared prefixes")
         self._kept.clear()
-
-    def cancel(self, ticket: int) -> Cost:
-        if ticket in self._done:
-            return self._done.pop(ticket).cost
-        if (request := self._queue.pop(ticket, None)) is not None:
-            self._waiting[request.prompt_ids] -= 1
-            if (prefix := self._prefixes.get(request.prompt_ids)) is not None:
-                self._release(prefix)
-            return NO_COST
-        cell = self._cells.get(ticket)
-        if cell is None:
-            return NO_COST
-        cost = self._cost(cell)
-        with torch.inference_mode():
-            self._leave([cell])
-        return cost
 
     # a step
 
@@ -107,6 +87,18 @@ class HFEngine(LocalEngine):
     def _enqueue(self, request: GenerationRequest) -> int:
         self._waiting[request.prompt_ids] += 1
         return super()._enqueue(request)
+
+    def _dequeued(self, request: GenerationRequest) -> None:
+        self._waiting[request.prompt_ids] -= 1
+        if (prefix := self._prefixes.get(request.prompt_ids)) is not None:
+            self._release(prefix)
+
+    def _stop(self, ticket: int) -> Cost:
+        if (cell := self._cells.get(ticket)) is None:
+            return NO_COST
+        cost = self._cost(cell)
+        self._leave([cell])
+        return cost
 
     # admission
 
@@ -143,8 +135,7 @@ class HFEngine(LocalEngine):
         """Prefill a pool and begin to decode its requests, given in order of `pool.requests`. The first request of a
         row's longest prompt pays for its prefill; all others reuse."""
         started = time.perf_counter()
-        tokens, pad = self.config.max_prefill_tokens, self._pad
-        cache, logits_PV = prefill(self._model, pool, room=_ROOM, max_tokens=tokens, pad_id=pad)
+        cache, logits_PV = prefill(self._model, pool, room=_ROOM, max_tokens=self.config.max_prefill_tokens)
         block = pool.block or KeptBlock(cache)
         after = iter(logits_PV)
         prefixes: list[Prefix] = []
