@@ -544,7 +544,7 @@ class _Run:
             return {}
         figures, cost = self.checker(iteration)
         self.checks += cost
-        self._engine.weights_changed(self._engine.policy_version)  # what a check kept must not serve the next step
+        self._engine.clear_cache()  # what a check kept must not serve the next step
         return figures
 
 
