@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from configs import REFERENCE_SEEDS, AlignmentConfig
+from configs import REFERENCE_SEEDS, AlignmentConfig, playing
 from theory_spaces import (
     Floats,
     Vector,
@@ -44,7 +44,6 @@ from turntree.core.progress import notice, progress
 from turntree.core.protocols import Environment
 from turntree.core.tree import RolloutTree
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
-from turntree.experiments.config import playing
 from turntree.experiments.paired import claim, over_seeds
 from turntree.observe.files import read_json, write_json
 from turntree.rollouts.acceptance import Acceptance
