@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from turntree.core import parts
 from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError
-from turntree.experiments.config import ANSWER, ComposeConfig
+from turntree.experiments.config import ANSWER
 from turntree.rollouts.live import EpisodeConfig
-from turntree.stages.config import Device, Playing, TrainOnlineConfig
-from turntree.training.config import LocalConfig
+from turntree.stages.config import Device, Playing
 
 LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 
@@ -78,44 +77,6 @@ class TheoryConfig:
     def __post_init__(self) -> None:
         at_least(self, instances=2, candidates=2, samples=2, mixed=2, draws=2, steps=2, group_size=2)
         _on_cpu(self.device)
-
-
-REFERENCE_SEEDS = (1000, 1001)  # of the two halves of the reference of `studies/run.py alignment`
-
-
-def _joint() -> TrainOnlineConfig:
-    online = ComposeConfig().online
-    local = LocalConfig(states=64, labels=1)
-    return replace(
-        online, train=replace(online.train, local=local), teacher=Part("household"), verifier=Part("household")
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignmentConfig:
-    """`studies/run.py alignment`: a frozen policy."""
-
-    online: TrainOnlineConfig = field(default_factory=_joint)
-    """Who plays what, the groups of a batch, and the local rollouts in their trees."""
-    batches: int = 6
-    """Batches of tasks; the same tasks with every seed."""
-    reference: int = 64
-    """Independent rollouts of a task, for the true gradient; half of them, played apart, measure its noise."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Of the rollouts that are held against it."""
-    demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """Whose play of the same tasks gives the expert's states."""
-
-    def __post_init__(self) -> None:
-        _on_cpu(self.online.device)
-        if len(set(self.seeds)) < len(self.seeds) or len(self.seeds) < 2:
-            raise ConfigError("must be at least two, each once: noise is what differs between them", field="seeds")
-        if shared := set(self.seeds) & set(REFERENCE_SEEDS):
-            raise ConfigError(f"has {min(shared)}, a seed of the reference", field="seeds", hint="use another seed")
-        if self.batches < 1 or self.reference < 4 or self.reference % 2:
-            raise ConfigError("needs a batch, and an even number of rollouts from 4", field="reference")
-        if not self.online.train.local.states:
-            raise ConfigError("must be above 0", field="online.train.local.states")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.config import OwnPathConfig, TrainOnlineConfig
-from turntree.training.config import LocalConfig, LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
+from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
 BranchingArm = Literal[
@@ -154,14 +154,14 @@ def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -
 
 
 STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "gate", "branching", "local", "verdicts")  # what a GRPO stage can have
+ADDED = ("dapo", "greso", "gate", "branching", "verdicts")  # what a GRPO stage can have
 
 
 _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
     "held_out_count": "held_out",
     "held_out_temperature": "pivot.sampling.temperature",
-    "train.local": "local",
+    "train.local": "verdicts",
     **dict.fromkeys(("train.dapo", "train.greso"), ""),
 }
 
@@ -201,7 +201,6 @@ class ComposeConfig(SeededExperiment):
         "own",
         "own/grpo",
         "own/grpo+dapo+greso",
-        "grpo+local",
         "grpo+verdicts",
     )
     """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states; comes first), own (on the policy's
@@ -212,8 +211,6 @@ class ComposeConfig(SeededExperiment):
     """The gate of `+gate`."""
     brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
     """The brancher of `+branching`, which forks half of the rollouts."""
-    local: LocalConfig = field(default_factory=lambda: LocalConfig(states=32))
-    """The local rollouts of `+local`."""
     verdicts: float = 2.0
     """Weight of the verdicts on the episodes' own turns in `+verdicts`."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
@@ -225,7 +222,7 @@ class ComposeConfig(SeededExperiment):
     pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
     """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md), own states search twice."""
     teacher: Part = field(default_factory=lambda: Part("household"))
-    """Labels the states of the stage own, of `+local` and of `+verdicts`."""
+    """Labels the states of the stage own and of `+verdicts`."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """Judges them."""
     own: OwnPathConfig = field(default_factory=household_own)
