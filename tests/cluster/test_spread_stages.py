@@ -104,7 +104,7 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
 def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
     rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
     judging = dict.fromkeys(("environment", "teacher", "verifier"), Part("household"))
-    train = replace(ONLINE.train, rollouts=rollouts, local=LocalConfig(states=3, samples=2, verdicts=2.0))
+    train = replace(ONLINE.train, rollouts=rollouts, local=LocalConfig(verdicts=2.0))
     here = replace(ONLINE, brancher=None, gate=None, train=train, **judging)
     run_train_online(here, tmp_path / "here")
     run_train_online(replace(here, cluster=TWO), tmp_path / "there")

@@ -122,10 +122,9 @@ class ServerEngine:
     def in_flight(self) -> int:
         return len(self._open)
 
-    def weights_changed(self, policy_version: int) -> None:
-        """The server now serves other weights (the engine does not put them there)."""
+    def clear_cache(self) -> None:
+        """The server keeps what it has: it decides for itself what goes, and its weights are the same."""
         check_idle(self.in_flight)
-        self._version = policy_version
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         check_requests(requests, vocab_size=self._reader.known, max_context=self.max_context)

@@ -133,14 +133,6 @@ class VllmEngine(ServerEngine):
         if before is not None:
             shutil.rmtree(before.folder, ignore_errors=True)
 
-    def weights_changed(self, policy_version: int) -> None:
-        """With another version the servers forget what they kept, and are checked; with the same one nothing is
-        stale."""
-        check_idle(self.in_flight)
-        if policy_version != self._version:
-            self._run(self._spread()).result()
-            self._version = policy_version
-
     async def _begin(self) -> bool:
         """Bring the servers to the policy's weights, where they do not have them from the start. Returns whether they
         report log-probabilities at the temperature of a request."""

@@ -189,7 +189,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
     ):
 
         def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
-            policy.engine.weights_changed(policy.engine.policy_version)  # from empty caches: see `rollouts.spread`
+            policy.engine.clear_cache()  # from empty caches: see `rollouts.spread`
             tasks = numbered(opened.of(config.split), unit["tasks"])
             episodes = from_mapping(EpisodeConfig, unit["episodes"])
             told: dict[str, Any] = {"group_size": unit["samples"], "seed": unit["seed"], "functions": functions}

@@ -35,16 +35,15 @@ from turntree.rollouts.spread import Listening, Spread, play_groups
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import EvaluateConfig, play
-from turntree.stages.inside import open_inside
 from turntree.stages.policy import Policy, load_policy, load_trained, policy_name
 from turntree.stages.unrewarded import Beginning, reasons, require_rewards
+from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Follower, Published, open_crew, require_policy
 from turntree.training.checkpoints import extent, resume
 from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import vocabulary_size
-from turntree.training.inside import Inside
 from turntree.training.isolation import shares_prefixes
-from turntree.training.online import Parts, TrainedOnline, train_online
+from turntree.training.online import Parts, TrainedOnline, TurnJudge, train_online
 
 GATE_LOG, HELD_OUT = "gate.jsonl", "held_out.jsonl"
 SAID = ("success", "turns_per_episode")  # of held-out checks, beside what the domain counts for itself
@@ -81,7 +80,7 @@ def run_train_online(
         )
         stepping = {
             "cluster.workers": config.cluster.workers,
-            "train.local": config.train.local.judges,
+            "train.local": config.train.local.verdicts,
             "gate": config.gate,
             "brancher": config.brancher,
         }
@@ -90,9 +89,9 @@ def run_train_online(
                 require_steppable(opened.of(TRAIN), key)
         code = parts.identities(config)
         judging = {**_filters(config), **rewards.identity(config.rewards, summed)}
-        inside = stack.enter_context(open_inside(config, policy))
-        if inside is not None:
-            judging["verifier"] = inside.verifier.name
+        judge = stack.enter_context(open_turn_judge(config, policy))
+        if judge is not None:
+            judging["verifier"] = judge.verifier.name
         inputs = {**policy.identity, **code, **identity(config.environment, opened), **judging}
         train = config.train
         length = extent("train.iterations", train.iterations, train.optimizer, keep_trees=config.keep_trees)
@@ -102,7 +101,7 @@ def run_train_online(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
         )
         crew = stack.enter_context(open_crew(__name__, config, policy.identity))
-        trained = _train(run, policy, opened, config, summed, filters, inside, group, crew, shared)
+        trained = _train(run, policy, opened, config, summed, filters, judge, group, crew, shared)
         rows = run.metrics()
         require_rewards(rows)
     return {
@@ -140,7 +139,7 @@ def _train(
     config: TrainOnlineConfig,
     summed: RewardSum | None,
     filters: Sequence[Filter],
-    inside: Inside | None,
+    judge: TurnJudge | None,
     group: ProcessGroup,
     crew: WorkerPool | None,
     shared: bool,
@@ -163,7 +162,7 @@ def _train(
         rewards=summed,
         filters=filters,
         spread=None if crew is None else partial(_spread, crew, policy, tasks, brancher),
-        inside=inside,
+        judge=judge,
         shared=shared,
     )
     beginning = Beginning(config.train.iterations, run.metrics() if done else (), config.train.stop_without_gradient)

@@ -18,9 +18,10 @@ from turntree.core.errors import InputError
 from turntree.observe.jsonl import LONGEST, parse_json, read_chunks, too_long
 
 ROWS = "simulations"  # the member of a tau2 document that holds its rows
+CHUNK = 1 << 18  # bytes
 _DECODER = json.JSONDecoder(parse_float=str, parse_int=str, strict=False)  # what is no number `parse_json` says
 _SPACE = re.compile(r"[ \t\r\n]*+")
-_NEAR = 16  # characters from the end of what was read, within which an error may be that of a value cut in two
+_NEAR = 16  # characters from the end of what was read, within which a value may be cut in two
 _AGAIN = "it is damaged or cut off: write the file again"
 Row = tuple[str | None, Any]  # where it stands in the document (None: it is the document), and its value or an error
 
@@ -94,7 +95,7 @@ class _Scanner:
     """Reads a file forward and cuts values out of it. Raises `InputError` where it is cut off or is not JSON."""
 
     def __init__(self, path: Path) -> None:
-        self._chunks = codecs.iterdecode(read_chunks(path), "utf-8-sig", errors="surrogateescape")
+        self._chunks = codecs.iterdecode(read_chunks(path, CHUNK), "utf-8-sig", errors="surrogateescape")
         self._text, self._at = "", 0
 
     def peek(self) -> str:
@@ -136,7 +137,7 @@ class _Scanner:
                 continue
             except RecursionError as error:
                 raise InputError("is nested too deeply to read", hint=_AGAIN) from error
-            if end < len(self._text) or not self._more():  # a number may go on behind what was read
+            if end < len(self._text) - _NEAR or not self._more():  # a number may go on behind what was read
                 value, self._at = self._text[self._at : end], end
                 return value.encode("utf-8", "surrogateescape")
 

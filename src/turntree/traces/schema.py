@@ -95,13 +95,15 @@ class Trace:
         row = _object(value, None)
         _check_schema(row.get("schema"), TRACE_SCHEMA)
         check_keys(row, _TRACE_KEYS)
+        tools = _typed(row, "tools", list, [])
+        check_tools(tools)
         for key in ("id", "messages"):
             if key not in row:
                 raise InputError("is missing", field=key, hint="every trace has an id and messages")
         return cls(
             id=_typed(row, "id", str, ""),
             messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(_typed(row, "messages", list, []))),
-            tools=_tools(_typed(row, "tools", list, [])),
+            tools=tuple(tools),
             domain=_typed(row, "domain", str, ""),
             split=cast("Split | None", _typed(row, "split", str, None)),
             success=_typed(row, "success", bool, None),
@@ -284,11 +286,6 @@ def _check_unique(trace_id: str, ids: dict[str, int], line: int, path: str | Pat
         problem = f"{trace_id!r} is already the trace of line {ids[trace_id]}"
         raise InputError(problem, path=path, line=line, field="id", hint="give every trace its own id")
     ids[trace_id] = line
-
-
-def _tools(tools: list[Any]) -> tuple[dict[str, Any], ...]:
-    check_tools(tools)
-    return tuple(tools)
 
 
 def _label(turn: str, value: Any) -> tuple[int, Message]:

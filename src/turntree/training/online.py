@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
+from turntree.advantages.local import with_turns
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import decided
@@ -48,7 +49,6 @@ from turntree.rollouts.spread import Begun, Spread
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
 from turntree.training.group import SINGLE, ProcessGroup
-from turntree.training.inside import Inside, JudgedCredits, LocalCredits
 from turntree.training.lora import Reference
 from turntree.training.prompts import TaskStream, first_reason
 from turntree.training.savings import SavingsLedger
@@ -57,9 +57,32 @@ from turntree.training.update import Learner, credit_of
 
 
 @dataclass(frozen=True)
+class JudgedTurns:
+    """Verdicts on the turns of an iteration's episodes: what they cost, figures for the row, and for each group the
+    advantages of judged turns, by node, in the unit of an episode's reward."""
+
+    cost: Cost
+    figures: dict[str, Any]
+    advantages: Sequence[Mapping[int, float]]
+
+
+class TurnJudge(Protocol):
+    """Judges the turns that the episodes of an iteration took."""
+
+    def judge(self, groups: Sequence[GrownGroup], iteration: int) -> JudgedTurns: ...
+
+    def state(self) -> dict[str, Any]:
+        """A JSON value of what was learned from earlier iterations, for `restore`."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
 class Parts:
     """The components of a run. `engine` samples from `model`; `gate`, `brancher`, `pool`, `rewards` are passed to the
-    scheduler. With `spread`, groups are played by its workers instead. `inside` grows `OnlineConfig.local`."""
+    scheduler. With `spread`, groups are played by its workers instead. `judge` gives verdicts on turns
+    (`OnlineConfig.local`)."""
 
     model: PreTrainedModel
     reference: Reference | None
@@ -73,7 +96,7 @@ class Parts:
     rewards: RewardSum | None = None
     filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
     spread: Callable[[SchedulerConfig], Spread] | None = None
-    inside: Inside | None = None
+    judge: TurnJudge | None = None
     shared: bool = True  # whether the model is trained on packed trees (`isolation.shares_prefixes`)
 
 
@@ -121,9 +144,9 @@ def train_online(
         log({"step": 0, **run.check(0)})
     for iteration in range(done + 1, config.iterations + 1):
         groups = run.play(iteration)
-        inside = run.grow_inside(groups, iteration)
+        judged = run.judge_turns(groups, iteration)
         credits = run.credits(groups)
-        run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups), **inside}
+        run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups), **judged}
         keep(iteration, groups, credits)
         last = iteration == config.iterations
         saves = checkpoints if checkpoints and checkpoints.due(iteration, last=last) else None
@@ -212,7 +235,7 @@ class _Run:
         )
         self.scheduler = _scheduler(parts, rollouts)
         self._brancher = parts.brancher
-        self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, parts.model, parts.shared)
+        self._judge = parts.judge
         self._filters = [*_filters(config), *parts.filters]
         self.credit = parts.estimator or config.loss.estimator(config.credit)
         self._cap = max((one.refill_cap for one in self._filters), default=0.0)
@@ -233,7 +256,10 @@ class _Run:
             raise ConfigError("needs rollout workers", field="max_off_policy_steps", hint="set cluster.workers")
         self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
         self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
-        self._judged_turns: Sequence[JudgedCredits] = ()  # that of their judged turns
+        self._turn_advantages: Sequence[Mapping[int, float]] = ()  # of their judged turns, by group and node
+        rule = config.loss.estimator(config.credit)
+        # an advantage in the unit of a reward, in that of the estimator: by a group with as many successes as failures
+        self._unit = config.local.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
 
     def state(self) -> dict[str, Any]:
         """Everything that the next iteration depends on, as plain JSON."""
@@ -248,7 +274,7 @@ class _Run:
             "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
             "account": dataclasses.asdict(self.account),
             "brancher": None if self._brancher is None else self._brancher.state(),
-            "inside": None if self._inside is None else self._inside.inside.state(),
+            "judge": None if self._judge is None else self._judge.state(),
             "ahead": {str(iteration): begun.to_json() for iteration, begun in self._ahead.items()},
         }
 
@@ -266,10 +292,10 @@ class _Run:
         self.account = TreeAccount(**state["account"])
         if self._brancher is not None:
             self._brancher.restore(state["brancher"])
-        if self._inside is not None:
-            self._inside.inside.restore(state["inside"])
+        if self._judge is not None:
+            self._judge.restore(state["judge"])
         for decision, zero in state["judged"]:
-            self._judge(GateDecision(**decision), zero)
+            self._judge_gate(GateDecision(**decision), zero)
         self._ahead = {int(key): _Begun.from_json(held) for key, held in state.get("ahead", {}).items()}
         self._engine.update_weights(self.learner.model, state["policy_version"])
         self.scheduler.rendered = True  # an iteration was played: a task that fails now is one of many, as it was then
@@ -329,7 +355,7 @@ class _Run:
             if group.decision is not None:
                 outcome = group_outcome(_rewards(group))
                 known = outcome is not GroupOutcome.CENSORED
-                self._judge(group.decision, outcome.zero_variance if known else None)
+                self._judge_gate(group.decision, outcome.zero_variance if known else None)
         return groups
 
     def _filter(self, group: GrownGroup, iteration: int) -> None:
@@ -351,7 +377,7 @@ class _Run:
             return None
         return credit_of(self.credit, group.tree, group.rewards)
 
-    def _judge(self, decision: GateDecision, zero_variance: bool | None) -> None:
+    def _judge_gate(self, decision: GateDecision, zero_variance: bool | None) -> None:
         self.monitor.record(decision, zero_variance)
         self._judged.append((decision, zero_variance))
 
@@ -359,25 +385,27 @@ class _Run:
         """The groups that the update trains on: scored ones that no filter dropped."""
         return [group for group in groups if self._labels[id(group)] is not None]
 
-    def grow_inside(self, groups: Sequence[GrownGroup], iteration: int) -> dict[str, Any]:
-        """Local rollouts in the trees and judged turns, whose credit lies beside that of the episodes. A group without
-        variance may still hold turns that teach; of one that a filter dropped, only local rollouts are trained on."""
-        if self._inside is None:
+    def judge_turns(self, groups: Sequence[GrownGroup], iteration: int) -> dict[str, Any]:
+        """Verdicts on the turns of the episodes, whose credit lies beside that of the episodes."""
+        if self._judge is None:
             return {}
-        episodes = [self._labels[id(group)] for group in groups]
-        self._judged_turns, cost, figures = self._inside.credits(groups, episodes, iteration)
-        self.cost += cost
-        return {"local": figures}
+        judged = self._judge.judge(groups, iteration)
+        self._turn_advantages = [
+            {node: self._unit * advantage for node, advantage in advantages.items()} for advantages in judged.advantages
+        ]
+        self.cost += judged.cost
+        return {"local": judged.figures}
 
     def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
         """The credit of every group that the update learns from; None for the others."""
-        return self._beside_judged([self._labels[id(group)] for group in groups])
+        return self._with_turns([self._labels[id(group)] for group in groups])
 
-    def _beside_judged(self, episodes: Sequence[Credit | None]) -> list[Credit | None]:
+    def _with_turns(self, episodes: Sequence[Credit | None]) -> list[Credit | None]:
         """The credit of the first groups' whole rollouts together with that of their judged turns."""
-        if self._inside is None:
+        if self._judge is None:
             return list(episodes)
-        return [judged.beside(credit) for credit, judged in zip(episodes, self._judged_turns, strict=False)]
+        pairs = zip(episodes, self._turn_advantages, strict=False)
+        return [with_turns(credit, turns) if credit is not None else None for credit, turns in pairs]
 
     def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
         """One update on the groups that have credit; no step where none has."""
@@ -399,7 +427,7 @@ class _Run:
         them: one after the other, so that their parts add up to the difference of the whole update."""
         if not self._drops:
             return
-        now = self._beside_judged([self._credit(group) for group in groups[: self._first]])
+        now = self._with_turns([self._credit(group) for group in groups[: self._first]])
         now += [None] * (len(groups) - self._first)
         before, place = self._trained_tokens(groups, now), {id(group): i for i, group in enumerate(groups)}
         for name in dict.fromkeys(drop.part for drop in self._drops):
@@ -516,7 +544,7 @@ class _Run:
             return {}
         figures, cost = self.checker(iteration)
         self.checks += cost
-        self._engine.weights_changed(self._engine.policy_version)  # what a check kept must not serve the next step
+        self._engine.clear_cache()  # what a check kept must not serve the next step
         return figures
 
 

@@ -261,7 +261,7 @@ class _Run:
         if self.own is None or not (self.own.due(step) or self.curriculum.exhausted(step)):
             return {}
         found = self.own.draw(step, len(self.refreshed))
-        self.engine.weights_changed(self.engine.policy_version)  # what the search kept must not serve the step
+        self.engine.clear_cache()  # what the search kept must not serve the step
         self.cost += found.cost
         if not self.pivots and not found.pivots:
             problem = f"no state of the policy's own path is a pivot ({dict(found.figures)})"
@@ -388,7 +388,7 @@ class _Run:
         found = self.checker(step)
         self.checks += found.cost
         self._alarms += self.drift.held_out(found.acceptance)
-        self.engine.weights_changed(self.engine.policy_version)  # what a check kept must not serve the next step
+        self.engine.clear_cache()  # what a check kept must not serve the next step
         return found.figures
 
     def alarms(self) -> dict[str, Any]:

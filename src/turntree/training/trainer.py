@@ -143,7 +143,10 @@ def follow(group: ProcessGroup) -> Any:
     rank 0 is gone."""
     trainer: Trainer | None = None
     while True:
-        order = _order(group)
+        try:
+            order: Any = group.scatter(None)
+        except RuntimeError as error:
+            raise TurntreeError(f"rank {group.rank} ends, because rank 0 has; its message says why") from error
         if isinstance(order, _Setup):
             trainer = _followed(order, group)
         elif isinstance(order, tuple):
@@ -164,13 +167,6 @@ def _followed(setup: _Setup, group: ProcessGroup) -> Trainer:
     if isinstance(reference, PreTrainedModel):
         reference = shard(reference, group, keep=False)
     return Trainer(trained, reference, Optimizer(trained.parameters(), setup.optimizer, setup.total_steps), group)
-
-
-def _order(group: ProcessGroup) -> Any:
-    try:
-        return group.scatter(None)
-    except RuntimeError as error:
-        raise TurntreeError(f"rank {group.rank} ends, because rank 0 has; its message says why") from error
 
 
 def end(group: ProcessGroup, result: Any) -> None:
