@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
 from turntree.core.progress import notice
-from turntree.core.protocols import Brancher, Environment
+from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Gate
 from turntree.core.tree import RolloutTree
+from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
@@ -26,6 +27,7 @@ from turntree.rollouts import rewards
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import require_whole_paths
 from turntree.rollouts.players import require_steppable
+from turntree.rollouts.rewards import RewardSum
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.rollouts.spread import Listening, Spread, play_groups
 from turntree.stages.cluster import on_ranks
@@ -47,10 +49,11 @@ from turntree.stages.workers import Published, open_crew
 from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import shares_prefixes
-from turntree.training.loop import Checked, Row
-from turntree.training.online import EpisodeGroup, OnlineGRPO, Parts
+from turntree.training.loop import Checked, Row, Trainee
+from turntree.training.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
 
 GATE_LOG = "gate.jsonl"
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 
 
 @on_ranks
@@ -65,53 +68,31 @@ def run_train_online(
     named = [parts.resolve("filters", part, field=f"filters.{i}") for i, part in enumerate(config.filters)]
     config = replace(config, filters=tuple(named))
     loggers.check(config.loggers)
-    filters, gate = config.build_filters(), config.build_gate()
+    filters, estimator = config.build_filters(), config.build_estimator()
+    policy = open_policy(config, policy_name(config.model, config.environment), group)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
+    shared = _trains_on_trees(policy, config)
     with contextlib.ExitStack() as stack:
-        functions = stack.enter_context(opened_rewards(config.rewards))
-        policy = open_policy(config, policy_name(config.model, config.environment), group)
-        brancher, estimator = config.build_brancher(vocabulary_size(policy.model)), config.build_estimator()
-        require_whole_paths(policy.renderer, brancher)
-        shared = _trains_on_trees(policy, config)
-        processes = None if config.cluster.workers else config.workers  # else the rollout workers start them
-        opened = stack.enter_context(
-            open_tasks(
-                config.environment, _splits(config), seed=config.task_seed, model=policy.source, workers=processes
-            )
-        )
-        _require_steppable(config, opened)
+        workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
+        playing = stack.enter_context(_open_playing(config, policy, workers))
+        require_whole_paths(policy.renderer, playing.brancher)
+        _require_steppable(config, playing.tasks)
         judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {
             **policy.identity,
             **parts.identities(config),
-            **identity(config.environment, opened),
+            **identity(config.environment, playing.opened),
             **{f"filters.{i}": parts.identity("filters", part) for i, part in enumerate(config.filters)},
-            **rewards.identity(config.rewards, functions),
+            **rewards.identity(config.rewards, playing.rewards),
             **({} if judge is None else {"verifier": judge.verifier.name}),
         }
-        logs = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
         run = stack.enter_context(
-            open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
+            open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=LOGS)
         )
         crew = stack.enter_context(open_crew(__name__, config, policy))
-        tasks = opened.of(TRAIN)
-        spread = None if crew is None else partial(_spread, Published(crew, policy), tasks, brancher)
-        algorithm = OnlineGRPO(
-            Parts(
-                trainee(policy, config.train, shared, group),
-                tasks,
-                gate=gate,
-                brancher=brancher,
-                estimator=estimator,
-                pool=opened.pool,
-                rewards=functions,
-                filters=filters,
-                spread=spread,
-                judge=judge,
-                timing=opened.figures,
-            ),
-            config.train,
-        )
+        spread = None if crew is None else partial(_spread, Published(crew, policy), playing)
+        learner = trainee(policy, config.train, shared, group)
+        algorithm = OnlineGRPO(playing.parts(learner, filters, estimator, judge, spread), config.train)
         overlap = _Overlap()
         trained = run_algorithm(
             run,
@@ -120,30 +101,78 @@ def run_train_online(
             config,
             shown=("reward_mean", "groups_cut", "held_out_success"),
             keep=partial(_keep, run, config, overlap),
-            check=_check(run, policy, opened, config, overlap),
+            check=_check(run, policy, playing.opened, config, overlap),
             warnings=_never_forks,
         )
         finish(run, policy, trained)
-        rows = run.metrics()
-        require_rewards(rows)
+    rows = run.metrics()
+    require_rewards(rows)
+    last = rows[-1]
+    kept = trees.bytes_per_trained_token(run.path, rows, config.train.iterations, config.keep_trees)
     return {
         "model": str(run.model),
-        "iterations": rows[-1]["step"],
-        "reward_mean": rows[-1]["reward_mean"],
-        "held_out_success": rows[-1].get("held_out_success"),
-        "forks": rows[-1]["trees"]["forks"],
+        "iterations": last["step"],
+        "reward_mean": last["reward_mean"],
+        "held_out_success": last.get("held_out_success"),
+        "forks": last["trees"]["forks"],
         "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
-        "read": list(opened.read),
+        "read": list(playing.opened.read),
         "saved": algorithm.savings.counts(),
-        "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
-            run.path, rows, config.train.iterations, config.keep_trees
-        ),
+        "trees_bytes_per_trained_token": kept,
         "cost": trained.cost.counts(),
     }
 
 
-def _require_steppable(config: TrainOnlineConfig, opened: TaskSet) -> None:
+@dataclass(frozen=True)
+class _Playing:
+    """What plays the tasks, in the command and in its workers."""
+
+    opened: TaskSet
+    gate: Gate | None
+    brancher: Brancher | None
+    rewards: RewardSum | None
+
+    @property
+    def tasks(self) -> Sequence[Environment]:
+        return self.opened.of(TRAIN)
+
+    def parts(
+        self,
+        policy: Trainee,
+        filters: Sequence[Filter],
+        estimator: Estimator | None,
+        judge: TurnJudge | None,
+        spread: Callable[[SchedulerConfig], Spread] | None,
+    ) -> Parts:
+        return Parts(
+            policy,
+            self.tasks,
+            gate=self.gate,
+            brancher=self.brancher,
+            estimator=estimator,
+            pool=self.opened.pool,
+            rewards=self.rewards,
+            filters=filters,
+            spread=spread,
+            judge=judge,
+            timing=self.opened.figures,
+        )
+
+
+@contextlib.contextmanager
+def _open_playing(config: TrainOnlineConfig, policy: Policy, workers: ProcessPoolConfig | None) -> Iterator[_Playing]:
+    gate, brancher = config.build_gate(), config.build_brancher(vocabulary_size(policy.model))
+    with (
+        opened_rewards(config.rewards) as functions,
+        open_tasks(
+            config.environment, _splits(config), seed=config.task_seed, model=policy.source, workers=workers
+        ) as opened,
+    ):
+        yield _Playing(opened, gate, brancher, functions)
+
+
+def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) -> None:
     stepping = {
         "cluster.workers": config.cluster.workers,
         "train.local": config.train.local.verdicts,
@@ -152,7 +181,7 @@ def _require_steppable(config: TrainOnlineConfig, opened: TaskSet) -> None:
     }
     for key, used in stepping.items():
         if used:
-            require_steppable(opened.of(TRAIN), key)
+            require_steppable(tasks, key)
 
 
 def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
@@ -172,33 +201,25 @@ CONFIG = TrainOnlineConfig
 @contextlib.contextmanager
 def open_player(config: TrainOnlineConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
     """What a worker of this stage plays a unit with (`stages.workers`)."""
-    brancher, gate = config.build_brancher(vocabulary_size(policy.model)), config.build_gate()
-    with (
-        opened_rewards(config.rewards) as functions,
-        open_tasks(
-            config.environment, _splits(config), seed=config.task_seed, model=policy.source, workers=config.workers
-        ) as opened,
-    ):
+    with _open_playing(config, policy, config.workers) as playing:
 
         def play(unit: dict[str, Any]) -> dict[str, Any]:
             scheduler = Scheduler(
                 policy.engine,
                 policy.renderer,
                 from_mapping(SchedulerConfig, unit["rollouts"]),
-                pool=opened.pool,
-                gate=gate,
-                brancher=None if brancher is None else Listening(brancher),
-                rewards=functions,
+                pool=playing.opened.pool,
+                gate=playing.gate,
+                brancher=None if playing.brancher is None else Listening(playing.brancher),
+                rewards=playing.rewards,
             )
-            return play_groups(scheduler, opened.of(TRAIN), unit)
+            return play_groups(scheduler, playing.tasks, unit)
 
         yield play
 
 
-def _spread(
-    weights: Published, tasks: Sequence[Environment], brancher: Brancher | None, config: SchedulerConfig
-) -> Spread:
-    return Spread(weights.crew, config, tasks, weights, brancher)
+def _spread(weights: Published, playing: _Playing, config: SchedulerConfig) -> Spread:
+    return Spread(weights.crew, config, playing.tasks, weights, playing.brancher)
 
 
 class _Overlap:

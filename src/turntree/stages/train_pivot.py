@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,28 +82,19 @@ def run_train_pivot(
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
     policy = open_policy(config, config.model, group)
-    source = config.verifier or parts.DEFAULT  # the configuration refuses own states without one
-    traces, pivots, hashes, dropped = "", list[Pivot](), dict[str, str](), Counter[str]()
-    if config.pivots is not None and selected is not None:
-        header, states = selected
-        if not config.allow_stale:
-            _require_profiled_alike(config, header, policy)
-        traces = config.traces or str(header["traces"])
-        hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
-        source = chosen_verifier(config.verifier, header, config.pivots)
-        pivots, dropped = _pivots(states, policy, config)
+    given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
     shared = shares_prefixes(policy.model, longest, policy.prefixes, field="train.max_tokens")
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(source, config.environment, policy, episodes_of(config)))
-        if selected is not None:
-            _require_verifier(config, selected[0], verifier)
+        verifier = stack.enter_context(open_verifier(given.verifier, config.environment, policy, episodes_of(config)))
+        if given.header is not None:
+            _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
-        tasks = stack.enter_context(_development_tasks(config, policy, traces))
+        tasks = stack.enter_context(_development_tasks(config, policy, given.traces))
         inputs = {
             **policy.identity,
             **parts.identities(config),
-            **hashes,
+            **given.hashes,
             "verifier": verifier.name,
             **({} if own is None else own.identity),
             **({} if tasks is None else {"check": identity(_checked_environment(config), tasks)}),
@@ -112,11 +103,11 @@ def run_train_pivot(
         run = stack.enter_context(
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
-        checks = [_check_states(config, policy, verifier, traces), _check_tasks(config, policy, tasks, run)]
-        crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(source)))
+        checks = [_check_states(config, policy, verifier, given.traces), _check_tasks(config, policy, tasks, run)]
+        crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(given.verifier)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
         learner = trainee(policy, config.train, shared, group)
-        algorithm = PivotRL(learner, config.train, pivots, verifier, own=own, draw=draw)
+        algorithm = PivotRL(learner, config.train, given.pivots, verifier, own=own, draw=draw)
         trained = run_algorithm(
             run,
             policy,
@@ -137,7 +128,7 @@ def run_train_pivot(
     return {
         "model": str(run.model),
         "states": len(algorithm.pivots),
-        "dropped": dict(sorted(dropped.items())),
+        "dropped": dict(sorted(given.dropped.items())),
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
@@ -149,6 +140,33 @@ def run_train_pivot(
         ),
         "cost": trained.cost.counts(),
     }
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What training begins with: the verifier, and what a pivots file holds, where there is one."""
+
+    verifier: Part
+    header: dict[str, Any] | None = None
+    traces: str = ""
+    hashes: dict[str, str] = field(default_factory=dict[str, str])
+    pivots: Sequence[Pivot] = ()
+    dropped: Counter[str] = field(default_factory=Counter[str])  # states that cannot be trained on, by reason
+
+
+def _given(
+    config: TrainPivotConfig, policy: Policy, selected: tuple[dict[str, Any], list[SelectedState]] | None
+) -> _Given:
+    if config.pivots is None or selected is None:
+        assert config.verifier is not None  # the configuration refuses own states without one
+        return _Given(config.verifier)
+    header, states = selected
+    if not config.allow_stale:
+        _require_profiled_alike(config, header, policy)
+    hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
+    verifier = chosen_verifier(config.verifier, header, config.pivots)
+    pivots, dropped = _pivots(states, policy, config)
+    return _Given(verifier, header, config.traces or str(header["traces"]), hashes, pivots, dropped)
 
 
 CONFIG = TrainPivotConfig
