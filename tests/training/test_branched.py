@@ -114,7 +114,7 @@ def test_trees_with_split_turns_have_the_loss_and_gradient_of_their_rollouts_one
     rewards = [score(draw, tree, censor=False) for tree in trees]
     assert sum(tree[n].sampled for tree in trees for n in tree.branch_points()) > 5
     credits = [rule(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
-    batches = layout(trees, credits, max_tokens=70, pad_id=0)
+    batches = layout(trees, credits, max_tokens=70)
     loss, found = library_gradient(model, reference, batches, CONFIG)
     model.zero_grad()
     expected = flat_loss(model, reference, trees, [terms(t, r) for t, r in zip(trees, rewards, strict=True)])

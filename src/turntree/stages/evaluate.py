@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import Part, from_mapping, to_mapping
@@ -64,7 +64,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
 
 
 def evaluate_policy(
-    policy: Policy, config: EvaluateConfig, crew: Crew | None = None
+    policy: Policy, config: EvaluateConfig, crew: WorkerPool | None = None
 ) -> tuple[dict[str, Any], list[KeptTree]]:
     """The evaluation as a value, and the trees of its episodes."""
     splits = {config.split: config.count}
@@ -126,7 +126,7 @@ class Evaluator:
     tasks: Sequence[Environment]
     pool: EnvironmentPool | None = None
     functions: RewardSum | None = None
-    crew: Crew | None = None
+    crew: WorkerPool | None = None
 
     def play(self, temperature: float, samples: int, *, quiet: bool = False) -> Evaluation:
         config = self.config
@@ -156,7 +156,7 @@ class Evaluator:
         return Evaluation(summary, sum((tree.cost for tree, _ in grown), NO_COST), trees)
 
     def _on_workers(
-        self, crew: Crew, episodes: EpisodeConfig, samples: int, finished: Callable[[int], object]
+        self, crew: WorkerPool, episodes: EpisodeConfig, samples: int, finished: Callable[[int], object]
     ) -> Grown:
         """What `grow` gives, by the workers. A task whose workers were lost is a censored leaf."""
         size = crew.config.batch or _TASKS

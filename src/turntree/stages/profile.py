@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turntree import __version__
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import NO_COST
@@ -156,7 +156,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Wave
 
 
 def _spread(
-    crew: Crew, batches: Iterator[Sequence[TurnState]], config: ProfileStageConfig, prior: Prior
+    crew: WorkerPool, batches: Iterator[Sequence[TurnState]], config: ProfileStageConfig, prior: Prior
 ) -> Iterator[Wave]:
     """The waves in order, by the workers: a whole wave each. A wave of an adaptive profile depends on the one before,
     so it is played in parts."""

@@ -20,12 +20,14 @@ from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.training import finish, open_policy, run_algorithm
 from turntree.traces.schema import Trace, read_traces
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.sft import SFT, Example, check_head, examples
-from turntree.training.sharded import ALONE, Alone
 
 
 @on_ranks
-def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE) -> dict[str, Any]:
+def run_sft(
+    config: SFTStageConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
+) -> dict[str, Any]:
     """Train on the assistant turns of a split; the policy is written to `out/model`. An unfinished run of the same
     configuration and contents in `out` is resumed; any other is refused unless `overwrite`."""
     loggers.check(config.loggers)

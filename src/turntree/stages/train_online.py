@@ -46,11 +46,11 @@ from turntree.stages.training import (
 from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import vocabulary_size
 from turntree.training.isolation import shares_prefixes
 from turntree.training.loop import Checked, Row, Trainee
 from turntree.training.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
-from turntree.training.sharded import ALONE, Alone
 
 GATE_LOG = "gate.jsonl"
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
@@ -58,7 +58,7 @@ LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 
 @on_ranks
 def run_train_online(
-    config: TrainOnlineConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+    config: TrainOnlineConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
 ) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
     `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), whole trees in `out/trees.jsonl`,

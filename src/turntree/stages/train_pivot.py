@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
@@ -60,10 +60,10 @@ from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.isolation import shares_prefixes
 from turntree.training.loop import Checked, Row
 from turntree.training.pivot import Pivot, PivotGroup, PivotRL, draw_local
-from turntree.training.sharded import ALONE, Alone
 
 _FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch
@@ -71,7 +71,7 @@ _STATES = 8  # that a worker plays in one batch
 
 @on_ranks
 def run_train_pivot(
-    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
 ) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the pass rate of every pivot in
     `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
@@ -192,7 +192,7 @@ def open_player(config: TrainPivotConfig, policy: Policy, settings: dict[str, An
 
 
 def _drawn(
-    crew: Crew, weights: Published, prompted: Sequence[Prompted], seed: int
+    crew: WorkerPool, weights: Published, prompted: Sequence[Prompted], seed: int
 ) -> list[tuple[RolloutTree, Rewards]]:
     """The groups of a wave, by the workers."""
     size, occurrences, now = crew.config.batch or _STATES, occurrences_of(prompted), weights()

@@ -18,21 +18,21 @@ from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.unrewarded import Beginning
 from turntree.training.checkpoints import resume
 from turntree.training.config import ReinforcedConfig
+from turntree.training.group import ProcessGroup
 from turntree.training.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, Trainee, train
-from turntree.training.sharded import Alone
 
 HELD_OUT = "held_out.jsonl"
 Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
 
 
-def open_policy(config: Training, model: str, group: Alone) -> Policy:
+def open_policy(config: Training, model: str, group: ProcessGroup) -> Policy:
     """The policy that a stage begins with, which the other ranks of `group` load too."""
     policy = load_policy(model, config.device)
     group.load = partial(load_trained, policy.source, config.device)
     return policy
 
 
-def trainee(policy: Policy, config: ReinforcedConfig, shared: bool, group: Alone) -> Trainee:
+def trainee(policy: Policy, config: ReinforcedConfig, shared: bool, group: ProcessGroup) -> Trainee:
     """The policy under training. Call it before a checkpoint is loaded: the reference is the policy of the start."""
     reference = policy.reference() if config.loss.kl_coefficient > 0 else None
     return Trainee(policy.model, reference, policy.engine, policy.renderer, shared, group)

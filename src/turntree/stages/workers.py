@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import UnitLost, WorkerPool
 from turntree.cluster.worker import fetched
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import InputError
@@ -32,7 +32,7 @@ Unit = dict[str, Any]
 
 
 @contextlib.contextmanager
-def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Iterator[Crew | None]:
+def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Iterator[WorkerPool | None]:
     """The workers of the stage in module `stage`; None where rollouts run in this process. They must load this policy.
     `settings` are what they need beside the stage's configuration."""
     needed = {"stage": stage, "model": policy.source, **settings}
@@ -41,14 +41,16 @@ def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Itera
 
 
 @contextlib.contextmanager
-def open_workers(entry: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[Crew | None]:
+def open_workers(entry: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[WorkerPool | None]:
     """As `open_crew`, for workers that begin with the function `entry`."""
     cluster: ClusterConfig = config.cluster
     if not cluster.workers:
         yield None
         return
     gpus = 1.0 if config.device.name.startswith("cuda") else 0.0
-    with Crew(entry, {"config": to_mapping(config), "policy": dict(identity), **settings}, cluster, gpus=gpus) as crew:
+    with WorkerPool(
+        entry, {"config": to_mapping(config), "policy": dict(identity), **settings}, cluster, gpus=gpus
+    ) as crew:
         yield crew
 
 
@@ -77,7 +79,9 @@ def require_policy(settings: Mapping[str, Any], identity: Mapping[str, str]) -> 
         raise InputError(problem, field="model", hint="all machines must see the same files")
 
 
-def results(crew: Crew, units: Sequence[tuple[Unit, Sequence[str]]]) -> Iterator[list[tuple[RolloutTree, Rewards]]]:
+def results(
+    crew: WorkerPool, units: Sequence[tuple[Unit, Sequence[str]]]
+) -> Iterator[list[tuple[RolloutTree, Rewards]]]:
     """The groups of each unit, which comes with their ids, in order. A group whose workers were lost is a censored
     leaf."""
     futures = [(crew.submit(unit), ids) for unit, ids in units]
@@ -96,7 +100,7 @@ def results(crew: Crew, units: Sequence[tuple[Unit, Sequence[str]]]) -> Iterator
 class Published:
     """The weights of the command's policy, for the units of a crew: put into the cluster once a version."""
 
-    crew: Crew
+    crew: WorkerPool
     policy: Policy
     _last: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -120,7 +124,7 @@ class Follower:
         depend on what was played before."""
         engine = self.policy.engine
         if unit.get("version") == self.version:
-            engine.weights_changed(engine.policy_version)
+            engine.clear_cache()
             return
         sent = load(fetched(unit["weights"]))
         held = parameters_of(self.policy.model)

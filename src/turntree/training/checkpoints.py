@@ -1,6 +1,6 @@
 """Checkpoints of a training run: whole or absent, bit for bit, without pickle.
 
-A checkpoint is a folder `step-00000040` with one safetensors file a rank (`training.shards`: the trained weights, the
+A checkpoint is a folder `step-00000040` with one safetensors file a rank (`training.trainer`: the trained weights, the
 optimizer's moments and step counts) and `state.json`: the state of the loop (its step, its place in the data, its
 costs), the identity of the run, the length of the run's logs, and checksums of all of it. Any number of ranks may
 resume from it. It is written under a hidden name, flushed to disk and renamed, so that a process killed at any point

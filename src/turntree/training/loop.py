@@ -22,8 +22,8 @@ from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.core.tree import RolloutTree
 from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import ReinforcedConfig
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.lora import Reference
-from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import Trainers, open_trainers
 from turntree.training.update import Learner
 
@@ -144,7 +144,7 @@ class Trainee:
     engine: StreamingEngine
     renderer: Renderer
     shared: bool = True
-    group: Alone = ALONE
+    group: ProcessGroup = SINGLE
 
 
 class RolloutAlgorithm(Algorithm, Generic[G]):
@@ -187,7 +187,7 @@ class RolloutAlgorithm(Algorithm, Generic[G]):
         return StepResult({**metrics, **self.observe(step, groups, credits)}, groups, credits)
 
     def after_check(self) -> None:
-        self.engine.weights_changed(self.engine.policy_version)  # clears its caches
+        self.engine.clear_cache()
 
     def state(self) -> Row:
         return {**super().state(), "policy_version": self.engine.policy_version}

@@ -136,8 +136,9 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
 
     def restore(self, state: Row) -> None:
         super().restore(state)
-        for earlier in state["refreshed"] if self.own else ():
-            self._enter(self.own, self.own.again(earlier), earlier)
+        if self.own is not None:
+            for earlier in state["refreshed"]:
+                self._enter(self.own, self.own.again(earlier), earlier)
         self.curriculum.restore(state["curriculum"])
 
     def step(self, step: int) -> StepResult:
@@ -151,7 +152,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
     def _search(self, own: OwnPath, step: int) -> Row:
         """New pivots of the policy's own path."""
         found = own.draw(step, len(self._refreshed))
-        self.engine.weights_changed(self.engine.policy_version)  # clear the caches: the step must not see the search
+        self.engine.clear_cache()  # the step must not see the search
         self.cost += found.cost
         if not self.pivots and not found.pivots:
             problem = f"no state of the policy's own path is a pivot ({dict(found.figures)})"

@@ -19,10 +19,12 @@ from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
 from turntree.training.config import SFTConfig
 from turntree.training.forward import head_scores
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import decoder_of
 from turntree.training.isolation import TOLERANCES
 from turntree.training.loop import Algorithm, StepResult
-from turntree.training.sharded import ALONE, Alone, in_pass, partition
+from turntree.training.packing import partition
+from turntree.training.sharded import in_pass
 from turntree.training.trainer import Trainer, open_trainers
 
 
@@ -151,7 +153,7 @@ class SFT(Algorithm):
     """Minimises the mean token negative log-likelihood of examples. The ranks of `group` share each step."""
 
     def __init__(
-        self, model: PreTrainedModel, examples: Sequence[Example], config: SFTConfig, group: Alone = ALONE
+        self, model: PreTrainedModel, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup = SINGLE
     ) -> None:
         self.examples, self.config = examples, config
         self.steps = config.steps(len(examples))
