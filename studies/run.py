@@ -86,5 +86,27 @@ def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
     finish(summary, json_path, list(ladder.lines(summary)))
 
 
+@studies.command(
+    "compose",
+    cls=StageCommand,
+    config="configs:ComposeConfig",
+    stage="study compose",
+    options=short("seeds arms online.train.iterations online.train.groups pivot.steps online.environment.difficulty"),
+    short_help="GRPO, PivotRL and their parts, alone and together, on one bill.",
+)
+@out_option("The experiment's folder.", folder=True)
+def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso,
+    gate, branching, local), pivot (on an expert's states), own (on the policy's own states).
+
+    \b
+    Example: python studies/run.py compose --out runs/compose --arms grpo,pivot/grpo,own/grpo+greso --seeds 0,1,2
+    """
+    import compose
+
+    summary = compose.run_compose(config, out)
+    finish(summary, json_path, list(compose.lines(summary)))
+
+
 if __name__ == "__main__":
     studies()

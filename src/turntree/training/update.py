@@ -72,7 +72,7 @@ class Learner:
         leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
         started = time.perf_counter()
         _require_known(trees, vocabulary_size(self.model))
-        self.engine.weights_changed(self.engine.policy_version)  # frees its caches: the passes need the memory
+        self.engine.clear_cache()  # the memory of its keys and values goes to the training pass
         dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens, shared=self.shared)
         if not any(dealt):
             return {"trained_groups": 0}, NO_COST
