@@ -33,11 +33,12 @@ from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import CurriculumConfig, LossConfig, OptimizerConfig, PivotConfig, SFTConfig
 from turntree.training.group import ProcessGroup
 from turntree.training.launch import open_ranks
+from turntree.training.loop import Hooks, Trainee, train
 from turntree.training.lora import frozen_reference
 from turntree.training.losses import loss_normalizer, window_stats
 from turntree.training.packing import pack, pack_ranks, partition
-from turntree.training.pivot import Pivot, train_pivot
-from turntree.training.sft import Example, train_sft
+from turntree.training.pivot import Pivot, PivotRL
+from turntree.training.sft import SFT, Example
 from turntree.training.sharded import shard
 from turntree.training.trainer import end, open_trainers
 from turntree.training.update import batch_loss, train_batches
@@ -161,13 +162,8 @@ def pivotrl(
     states = [TurnState(f"{i}", 0, (Message("user", f"say {i}"),), Message("assistant", "yes")) for i in range(8)]
     model = tiny_model()
     group.load = tiny_model
-    train_pivot(
-        model,
-        frozen_reference(model),
-        HFEngine(model, renderer.stop_ids),
-        renderer,
-        [Pivot(render(state, renderer), "say", "pivot") for state in states],
-        Odd(),
+    algorithm = PivotRL(
+        Trainee(model, frozen_reference(model), HFEngine(model, renderer.stop_ids), renderer, group=group),
         PivotConfig(
             steps=steps,
             states=3,
@@ -178,10 +174,10 @@ def pivotrl(
             optimizer=STEPS,
             curriculum=CurriculumConfig(replacement_rounds=1),
         ),
-        log=rows.append,
-        checkpoints=checkpoints,
-        group=group,
+        [Pivot(render(state, renderer), "say", "pivot") for state in states],
+        Odd(),
     )
+    train(algorithm, Hooks(rows.append, checkpoints=checkpoints))
     return model
 
 
@@ -220,7 +216,7 @@ def test_sft_on_two_ranks_logs_the_rows_of_one_process(pair: ProcessGroup) -> No
     rows: dict[ProcessGroup, list[dict[str, Any]]] = {pair: [], ProcessGroup(): []}
     models = {group: policy("") for group in rows}
     for group in rows:
-        train_sft(models[group], examples, config, rows[group].append, group=group)
+        train(SFT(models[group], examples, config, group), Hooks(rows[group].append))
     together, alone = rows.values()
     assert len(alone) == 3 and [row.keys() for row in alone] == [row.keys() for row in together]
     for one, two in zip(alone, together, strict=True):
@@ -240,7 +236,7 @@ def test_a_checkpoint_is_resumed_by_any_number_of_ranks(pair: ProcessGroup, tmp_
     again = pivotrl(pair, rows := [], saved)
     other = pivotrl(ProcessGroup(), [], Checkpoints(tmp_path / "alone", CheckpointConfig(every=1)))
     back = pivotrl(pair, [], Checkpoints(tmp_path / "alone", CheckpointConfig(every=1)))
-    assert rows[-1]["step"] == 3 and len(rows) == 2, "the row of step 2 was not logged yet"
+    assert [row["step"] for row in rows] == [3]
     for wanted, same, near, nothing_left in zip(*(m.parameters() for m in (whole, again, other, back)), strict=True):
         assert torch.equal(wanted, same)
         torch.testing.assert_close(near, wanted, rtol=1e-4, atol=1e-6)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from turntree.engines.cache import RowCache
+from turntree.engines.requests import hashes_of_prefixes
 
 STRIDE = 16
 _BYTES, _SLOTS = 1 << 32, 1 << 19
@@ -86,7 +87,7 @@ class KeptSequences:
         over, because the logits after it have to be computed."""
         if not self._index:
             return None
-        hashes = _chain(ids[:-1])
+        hashes = hashes_of_prefixes(ids[:-1], STRIDE)
         for stride, hashed in zip(range(len(hashes), 0, -1), reversed(hashes), strict=True):
             agreeing = list(itertools.islice(reversed(self._index.get(hashed, {})), _CANDIDATES))
             if agreeing:
@@ -101,7 +102,7 @@ class KeptSequences:
         for row, ids in rows:
             if (equal := self._whole.get(ids)) is not None:
                 self.drop(equal)
-            entry = Entry(ids, row, block, _chain(ids))
+            entry = Entry(ids, row, block, tuple(hashes_of_prefixes(ids, STRIDE)))
             block.entries.append(entry)
             self._whole[ids] = entry
             for hashed in entry.hashes:
@@ -158,14 +159,6 @@ def _copy_down(block: KeptBlock) -> None:
     block.cache = block.cache.select(torch.tensor(used, device=block.cache.device), longest)
     for entry in block.entries:
         entry.row = used.index(entry.row)
-
-
-def _chain(ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The chained hashes of the prefixes of length STRIDE, 2 STRIDE, ... (ints hash alike in every process)."""
-    hashes: list[int] = []
-    for end in range(STRIDE, len(ids) + 1, STRIDE):
-        hashes.append(hash((hashes[-1] if hashes else end, ids[end - STRIDE : end])))
-    return tuple(hashes)
 
 
 def _common_prefix(ids: tuple[int, ...], entry: Entry, agreed: int) -> int:

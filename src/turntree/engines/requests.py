@@ -57,6 +57,14 @@ def check_idle(in_flight: int) -> None:
         raise TurntreeError(f"requests are in flight ({in_flight}); poll or cancel them before the weights change")
 
 
+def hashes_of_prefixes(ids: tuple[int, ...], stride: int) -> list[int]:
+    """Chained hashes of the prefixes of length stride, 2 stride, ... (ints hash alike in every process)."""
+    hashes: list[int] = []
+    for end in range(stride, len(ids) + 1, stride):
+        hashes.append(hash((hashes[-1] if hashes else end, ids[end - stride : end])))
+    return hashes
+
+
 def cost_of(request: GenerationRequest, *, decoded: int, prefilled: int, seconds: float = 0.0) -> Cost:
     """The cost of one model call. Positions of its prompt that were not prefilled for it count as reused."""
     return Cost(

@@ -40,7 +40,7 @@ from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.unrewarded import remedy
 from turntree.stages.verifier import open_verifier
-from turntree.stages.workers import open_crew, require_policy
+from turntree.stages.workers import open_workers, require_policy
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
 from turntree.verifiers.strict import StrictMatch, action_kind
@@ -62,7 +62,10 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         return write_published(config, out, overwrite=overwrite)
     surveyed = survey(config.traces, config.split)
     chosen = surveyed.draw(config.limit, config.profile.seed)
-    with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
+    with (
+        open_profiler(config) as profiler,
+        open_workers(f"{__name__}:worker", config, profiler.policy.identity) as crew,
+    ):
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
         prior = Prior(config.profile.rollouts)
 

@@ -89,8 +89,6 @@ class CheckpointConfig:
     """Save at the end of a step if the last checkpoint is this old (0: never)."""
     keep: int = 2
     """How many of the newest checkpoints are kept while the run is unfinished."""
-    extendable: bool = True
-    """Keep the last checkpoint of a finished run, so that it can be extended, where its schedule allows that."""
 
     def __post_init__(self) -> None:
         at_least(self, every=0, every_seconds=0, keep=1)
