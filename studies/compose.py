@@ -130,15 +130,13 @@ def _pivots(config: ComposeConfig, seed: int, folder: Path) -> str:
 
 def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) -> TrainOnlineConfig:
     """The GRPO stage with its parts."""
-    local = config.local if "local" in added else LocalConfig()
-    if "verdicts" in added:
-        local = replace(local, verdicts=config.verdicts)
+    judges = "verdicts" in added
     train = replace(
         config.online.train,
         seed=seed,
         dapo=DapoFilter() if "dapo" in added else None,
         greso=GresoConfig() if "greso" in added else None,
-        local=local,
+        local=LocalConfig(verdicts=config.verdicts if judges else 0.0),
     )
     if "branching" in added:
         rollouts = replace(train.rollouts, initial_rollouts=max(1, train.rollouts.group_size // 2))
@@ -152,8 +150,8 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         train=train,
         gate=config.gate if "gate" in added else None,
         brancher=config.brancher if "branching" in added else None,
-        teacher=config.teacher if local.judges else None,
-        verifier=config.verifier if local.judges else None,
+        teacher=config.teacher if judges else None,
+        verifier=config.verifier if judges else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
-from turntree.training.config import LocalConfig, PivotConfig
+from turntree.training.config import PivotConfig
 
 LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 
@@ -109,14 +109,14 @@ def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -
 
 
 STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "gate", "branching", "local", "verdicts")  # what a GRPO stage can have
+ADDED = ("dapo", "greso", "gate", "branching", "verdicts")  # what a GRPO stage can have
 
 
 _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
     "held_out_count": "held_out",
     "held_out_temperature": "pivot.sampling.temperature",
-    "train.local": "local",
+    "train.local": "verdicts",
     **dict.fromkeys(("train.dapo", "train.greso"), ""),
 }
 
@@ -156,7 +156,6 @@ class ComposeConfig(SeededExperiment):
         "own",
         "own/grpo",
         "own/grpo+dapo+greso",
-        "grpo+local",
         "grpo+verdicts",
     )
     """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states; comes first), own (on the policy's
@@ -167,8 +166,6 @@ class ComposeConfig(SeededExperiment):
     """The gate of `+gate`."""
     brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
     """The brancher of `+branching`, which forks half of the rollouts."""
-    local: LocalConfig = field(default_factory=lambda: LocalConfig(states=32))
-    """The local rollouts of `+local`."""
     verdicts: float = 2.0
     """Weight of the verdicts on the episodes' own turns in `+verdicts`."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
@@ -180,7 +177,7 @@ class ComposeConfig(SeededExperiment):
     pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
     """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md), own states search twice."""
     teacher: Part = field(default_factory=lambda: Part("household"))
-    """Labels the states of the stage own, of `+local` and of `+verdicts`."""
+    """Labels the states of the stage own, and of `+verdicts`."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """Judges them."""
     own: OwnPathConfig = field(default_factory=household_own)
@@ -208,44 +205,6 @@ class ComposeConfig(SeededExperiment):
             if attrgetter(name)(self.online) != attrgetter(name)(usual):
                 hint = f"set {other} instead" if other else "an arm that names this part has its defaults"
                 raise ConfigError("is replaced by what the arms say", field=f"online.{name}", hint=hint)
-
-
-REFERENCE_SEEDS = (1000, 1001)  # of the two halves of the reference of `studies/run.py alignment`
-
-
-def _joint() -> TrainOnlineConfig:
-    online = _grpo()
-    local = LocalConfig(states=64, labels=1)
-    return replace(
-        online, train=replace(online.train, local=local), teacher=Part("household"), verifier=Part("household")
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignmentConfig:
-    """`studies/run.py alignment`: a frozen policy."""
-
-    online: TrainOnlineConfig = field(default_factory=_joint)
-    """Who plays what, the groups of a batch, and the local rollouts in their trees."""
-    batches: int = 6
-    """Batches of tasks; the same tasks with every seed."""
-    reference: int = 64
-    """Independent rollouts of a task, for the true gradient; half of them, played apart, measure its noise."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Of the rollouts that are held against it."""
-    demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """Whose play of the same tasks gives the expert's states."""
-
-    def __post_init__(self) -> None:
-        _on_cpu(self.online.device)
-        if len(set(self.seeds)) < len(self.seeds) or len(self.seeds) < 2:
-            raise ConfigError("must be at least two, each once: noise is what differs between them", field="seeds")
-        if shared := set(self.seeds) & set(REFERENCE_SEEDS):
-            raise ConfigError(f"has {min(shared)}, a seed of the reference", field="seeds", hint="use another seed")
-        if self.batches < 1 or self.reference < 4 or self.reference % 2:
-            raise ConfigError("needs a batch, and an even number of rollouts from 4", field="reference")
-        if not self.online.train.local.states:
-            raise ConfigError("must be above 0", field="online.train.local.states")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,28 +64,6 @@ def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
 
 
 @studies.command(
-    "alignment",
-    cls=StageCommand,
-    config="configs:AlignmentConfig",
-    stage="study alignment",
-    options=short("seeds batches reference online.model"),
-    short_help="How far the reward of a turn points along success.",
-)
-@out_option("The experiment's folder.", folder=True)
-def alignment_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """The gradient of one-turn groups, on the policy's own states and on an expert's, against the gradient of success:
-    as a whole and by kind of action, free of noise, and for one batch.
-
-    \b
-    Example: python studies/run.py alignment --out runs/alignment
-    """
-    import alignment
-
-    result = alignment.run_alignment(config, out)
-    finish(result, json_path, list(alignment.lines(result)))
-
-
-@studies.command(
     "ladder",
     cls=StageCommand,
     config="configs:LadderConfig",
