@@ -61,7 +61,7 @@ def test_every_colour_that_a_page_names_is_there_in_both_schemes(pages: list[Pat
         light, dark = (
             set(re.findall(r"(--[\w-]+):", block)) for block in re.findall(r":root \{(.*?)\}", text, re.S)[:2]
         )
-        used = set(re.findall(r"var\((--[\w-]+)", text)) - {"--heat", "--strength"}  # of a cell
+        used = set(re.findall(r"var\((--[\w-]+)", text)) - {"--heat", "--strength", "--width"}  # of a cell, of a figure
         assert used and light == dark and used <= light
         drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
         plain = set(re.findall(r'(?:fill|stroke)(?:: |=")(#[0-9a-f]{6})', drawn))
