@@ -76,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "pivot_formats": Kind("pivot format", plain=True),
     "log_formats": Kind("log format", plain=True),
     "loggers": Kind("logger", ("run",)),
+    "quizzes": Kind("quiz", plain=True),
 }
 DEFAULT = Part("default")  # what is registered under this name is taken where none is named: the embedded world
 AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
