@@ -1,8 +1,8 @@
 """Golden runs: short trainings of the embedded household policy, and one hash of the weights of each.
 
-`python tests/golden.py` prints, for each run, the hash of its final weights and of its metrics without times, as JSON.
-With `--against OTHER_CHECKOUT` it runs both checkouts on this machine and exits with 1 where they differ. No hash is
-stored: they differ between processors.
+`python tests/golden.py` prints, for each run, the hash of its final weights and that of its metrics (without times, and
+without what judged turns say of themselves), as JSON. With `--against OTHER_CHECKOUT` it runs both checkouts on this
+machine and exits with 1 where they differ. No hash is stored: they differ between processors.
 """
 
 import argparse
@@ -40,7 +40,7 @@ RUNS = {
     "online": ("train", "online", *EPISODES, "--filter", "dapo", "--filter", "greso"),
     "forks": (
         *("train", "online", *EPISODES, "--brancher", "entropy", "--probe-tokens", 1, "--gate", "divergence"),
-        *("--gate-turn", 3, "--gate-threshold", 0.4, "--audit", 0.5),
+        *("--gate-turn", 3, "--gate-threshold", 0.9, "--audit", 0.5),
     ),
     "verdicts": (
         *("train", "online", *EPISODES, "--teacher", "household", "--verifier", "household"),
@@ -64,7 +64,7 @@ def digest(data: bytes) -> str:
 
 def metrics(path: Path) -> list[dict]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "timing"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in ("timing", "local")} for row in rows]
 
 
 def hashes(folder: Path, names) -> dict[str, dict[str, str]]:

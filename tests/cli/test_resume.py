@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from turntree.stages import sft as sft_stage
 from turntree.stages import train_pivot as pivot_stage
+from turntree.stages import training as training_stage
 from turntree.stages.policy import Policy
 from turntree_worlds.household.verifier import HouseholdVerifier
 
@@ -34,7 +34,7 @@ def left_over(train, turntree, tmp_path_factory):
     """A run that came to its last step and no further (how a dead process leaves it: tests/training/test_restart)."""
     run = tmp_path_factory.mktemp("left") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pivot_stage, "save_model", interrupt)
+        patch.setattr(training_stage, "save_model", interrupt)
         assert "interrupted" in train(run, run=lambda *a: turntree(*a, code=130)).stderr
     return run
 
@@ -60,8 +60,7 @@ def metrics(run):
 def test_an_interrupted_run_goes_on_and_says_so(train, interrupted, tmp_path) -> None:
     assert not (interrupted / "model").exists()
     assert f"{interrupted} resumes after step 4" in train(interrupted).stderr
-    (last,) = (interrupted / "checkpoints").iterdir()  # from which it can be extended
-    assert last.name == f"step-{metrics(interrupted)[-1]['step']:08d}"
+    assert not (interrupted / "checkpoints").exists()
     train(tmp_path / "whole")
     assert weights(interrupted) == weights(tmp_path / "whole")
     assert metrics(interrupted) == metrics(tmp_path / "whole")
@@ -88,7 +87,7 @@ def test_sigterm_is_an_interrupt_also_where_it_comes_twice(train, tmp_path) -> N
 def test_fine_tuning_goes_on_too(monkeypatch, turntree, household, tmp_path) -> None:
     command = ("sft", "--traces", household / "traces.jsonl", "--set", "sft.batch=4", *OFTEN, "--out")
     with monkeypatch.context() as patch:
-        patch.setattr(sft_stage, "save_model", interrupt)
+        patch.setattr(training_stage, "save_model", interrupt)
         turntree(*command, tmp_path / "run", code=130)
     assert "resumes after step" in turntree(*command, tmp_path / "run").stderr
     turntree(*command, tmp_path / "whole")

@@ -63,7 +63,7 @@ class Charging:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         raise AssertionError("not a wave")
 
-    def weights_changed(self, policy_version: int) -> None:
+    def clear_cache(self) -> None:
         raise AssertionError("not now")
 
     def submit(self, request: GenerationRequest) -> int:

@@ -16,12 +16,14 @@ from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
 from turntree.stages.config import TrainPivotConfig
-from turntree.stages.train_pivot import _ended_early, _unlike_the_weights
+from turntree.stages.train_pivot import _say_ended_early, _warnings
+from turntree.training import loop
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
 from turntree.training.curriculum import CurriculumConfig
+from turntree.training.loop import Checked, Hooks, Trainee
 from turntree.training.optimizer import OptimizerConfig
-from turntree.training.pivot import Checked, Drawn, Pivot, PivotConfig, train_pivot
+from turntree.training.pivot import Drawn, Pivot, PivotConfig, PivotRL
 
 GROUP = 4
 
@@ -70,21 +72,12 @@ def train(renderer):
         rows = []
         engine = HFEngine(model, renderer.stop_ids)
         (engines if engines is not None else []).append(engine)  # for a check that uses it
-        trained = train_pivot(
-            model,
-            reference,
-            engine,
-            renderer,
-            pivots,
-            verifier,
-            config,
-            log=log or rows.append,
-            check=check,
-            checkpoints=checkpoints,
-            own=own,
-            **({"keep": keep} if keep else {}),
+        algorithm = PivotRL(Trainee(model, reference, engine, renderer), config, pivots, verifier, own=own)
+        hooks = Hooks(log or rows.append, check, checkpoints=checkpoints, **({"keep": keep} if keep else {}))
+        trained = loop.train(algorithm, hooks)
+        return SimpleNamespace(
+            rows=rows, algorithm=algorithm, trained=trained, judged=verifier.judged, engine=engine, model=model
         )
-        return SimpleNamespace(rows=rows, trained=trained, judged=verifier.judged, engine=engine, model=model)
 
     return command
 
@@ -205,15 +198,16 @@ def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -
     )
     assert [(row["step"], row.get("checked")) for row in done.rows] == [(0, 0), (1, None), (2, 2)]
     assert done.rows[-1]["retired_pivots"] == 4 and done.rows[-1]["live_pivots"] == 0
-    assert [record.retired_at for record in done.trained.records] == [2] * 4
+    assert [record.retired_at for record in done.algorithm.curriculum.records] == [2] * 4
 
 
-def test_a_run_that_ends_before_its_last_step_says_why() -> None:
+def test_a_run_that_ends_before_its_last_step_says_why(capfd) -> None:
     curriculum = CurriculumConfig(retire_after=1, revisit_after=3)
     config = TrainPivotConfig(pivots="pivots.jsonl", train=PivotConfig(steps=20, curriculum=curriculum))
-    told = _ended_early(1, config)
-    assert told is not None and "after step 1 of 20: every pivot is retired, and none is back before its 3" in told
-    assert _ended_early(20, config) is None
+    _say_ended_early(20, config)
+    assert not capfd.readouterr().err
+    _say_ended_early(1, config)
+    assert "after step 1 of 20: every pivot is retired, and none is back before its 3" in capfd.readouterr().err
 
 
 def test_a_search_that_finds_nothing_ends_the_run_with_a_check_and_what_it_cost(train, renderer) -> None:
@@ -256,10 +250,10 @@ def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, rende
         "distinct": 5,
         "states": 4,
     }
-    told = list(_unlike_the_weights(second, keep=0.5))
+    told = list(_warnings(second, keep=0.5))
     assert "weights of up to 4:1 are draws of 1." in told[0] and "4 distinct pivots of 5" in told[0]
     assert "have 75% of the draws, not own.keep=0.5" in told[1] or "have 76%" in told[1]
-    assert not list(_unlike_the_weights(first, keep=0.5))
+    assert not list(_warnings(first, keep=0.5))
 
 
 def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(train) -> None:
@@ -272,8 +266,8 @@ def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(tr
 
 def test_records_say_how_every_pivot_fared(train) -> None:
     done = train(["dead", "solved", "mixed", "broken"], steps=2)
-    assert [record.pass_rate for record in done.trained.records] == [0.0, 1.0, 0.5, None]
-    assert [record.visits for record in done.trained.records] == [2, 2, 2, 0]
+    assert [record.pass_rate for record in done.algorithm.curriculum.records] == [0.0, 1.0, 0.5, None]
+    assert [record.visits for record in done.algorithm.curriculum.records] == [2, 2, 2, 0]
 
 
 def test_what_checks_cost_is_kept_apart(train) -> None:

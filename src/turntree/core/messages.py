@@ -214,7 +214,10 @@ def read_arguments(name: str, arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(
-                arguments or "{}", parse_constant=_number, parse_float=_number, object_pairs_hook=each_key_once
+                arguments or "{}",
+                parse_constant=finite_number,
+                parse_float=finite_number,
+                object_pairs_hook=each_key_once,
             )
         except (ValueError, RecursionError) as error:  # not JSON, a number of thousands of digits, endless nesting
             at = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -239,8 +242,9 @@ def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _number(text: str) -> float:
-    """NaN, infinity and 1e999 are not JSON: what holds them could not be written again."""
+def finite_number(text: str) -> float:
+    """For `json.loads`: NaN, infinity and 1e999 are not JSON, and what holds them could not be written again. Raises
+    `ValueError`."""
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text[:20]} is not a JSON number")
     return value

@@ -89,8 +89,6 @@ class CheckpointConfig:
     """Save at the end of a step if the last checkpoint is this old (0: never)."""
     keep: int = 2
     """How many of the newest checkpoints are kept while the run is unfinished."""
-    extendable: bool = True
-    """Keep the last checkpoint of a finished run, so that it can be extended, where its schedule allows that."""
 
     def __post_init__(self) -> None:
         at_least(self, every=0, every_seconds=0, keep=1)
@@ -234,21 +232,9 @@ class PivotConfig(ReinforcedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """Judged turns in an iteration's episodes (PivotRL's reward on the policy's own path, in the same update): local
-    rollouts at some states, verdicts on the turns that were taken, or both. They need a teacher and a verifier."""
+    """Judged turns in an iteration's episodes: PivotRL's reward on the policy's own path, in the same update. They need
+    a teacher and a verifier."""
 
-    states: int = 0
-    """States of an iteration whose turn is sampled again and judged as a turn (0: none)."""
-    samples: int = 8
-    """Local rollouts at each."""
-    weight: float = 1.0
-    """How much a local rollout counts in the loss, relative to the rollout of a whole episode."""
-    choose: Literal["uniform", "importance", "alignment"] = "importance"
-    """Which of the visited states: all alike, or by what hangs on their kinds of action times what can be learned there
-    (`rollouts.acceptance`), as far as earlier iterations tell. "alignment" measures what hangs on a kind as the inner
-    product of its gradient with that of the episodes, and does not train on kinds that point against success."""
-    labels: int = 4
-    """Unless choose is "uniform": states that the teacher labels for each that is chosen."""
     verdicts: float = 0.0
     """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts).
     Nothing is sampled; the teacher labels every state. The advantage of a turn is its verdict minus the mean of its
@@ -256,20 +242,7 @@ class LocalConfig:
     included); where rewards are 0 and 1, weight 1 has the unit of the episodes' advantages. Groups that a filter drops
     are not trained on."""
 
-    @property
-    def judges(self) -> bool:
-        """Whether there is anything to judge."""
-        return self.states > 0 or self.verdicts > 0
-
-    @property
-    def pool(self) -> int:
-        """States that the teacher labels in an iteration."""
-        return self.states * (1 if self.choose == "uniform" else self.labels)
-
     def __post_init__(self) -> None:
-        at_least(self, "local.", labels=1, states=0, samples=2)
-        if not self.weight > 0:
-            raise ConfigError("must be above 0", field="local.weight")
         if not (math.isfinite(self.verdicts) and self.verdicts >= 0):
             raise ConfigError("must be 0 or above", field="local.verdicts")
 
