@@ -13,7 +13,7 @@ from online_directories import Played, equal_group, grown, mixed_group, search
 
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.tree import PART, Decision, NodeKind, StopReason
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
 from turntree.report.browser import group_view
@@ -74,9 +74,8 @@ def test_a_rollout_of_several_branches_is_drawn_with_all_of_them_and_ends_once(
     kept, _ = group
     leaves = kept.tree.leaves()
     of = {leaf: data.draw(st.sampled_from([leaf, leaves[-1]])) for leaf in leaves}
-    for leaf, end in of.items():
-        if leaf != end:
-            kept.tree.record(Decision("agent", leaf, PART, "it went on elsewhere", {"of": float(end)}))
+    parts = {str(leaf): end for leaf, end in of.items() if leaf != end}
+    kept = replace(kept, tree=RolloutTree.from_json({**kept.tree.to_json(), "parts": parts}))
     tree, ends = tree_of(kept, max_rollouts=99, max_turns=99), kept.tree.ends()
     assert len(tree.leaves) == len(leaves) and len(tree.nodes) == sum(node.sampled for node in kept.tree)
     assert sorted(leaf.number for leaf in tree.leaves if not leaf.part) == list(range(1, len(ends) + 1))

@@ -146,7 +146,8 @@ def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | N
                 tokens = sum(len(one.token_ids) for one in said if one.id not in paid)
                 action = "" if node.message is None else action_text(node.message)
                 above = said[0].parent
-                again = () if above is None else (local[n] for n in tree.children(above) if n in local)
+                alike = () if above is None else local.intersection(tree.children(above))
+                again = (kept.rewards.completions.get(leaf) for leaf in sorted(alike))
                 nodes.append(TurnNode(node.id, row, at + 1, parent, action, tokens, tuple(again)))
             paid.update(one.id for one in said)
             parent = places[node.id]
