@@ -100,7 +100,7 @@ class Option:
     def value(self, given: Any, *, field: str) -> Any:
         """The given value merged into the default and converted to the option's type. Raises `ConfigError` where that
         fails."""
-        whole = dataclasses.is_dataclass(self.default) or isinstance(self.default, tuple | list)
+        whole = dataclasses.is_dataclass(self.default) or type(self.default) in (tuple, list)
         return converted(self.hint, overlaid(to_value(self.default), given) if whole else given, field=field)
 
 
