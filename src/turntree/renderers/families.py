@@ -330,8 +330,8 @@ class FamilyRenderer(TurnByTurn):
         return ids
 
     def _spoken(self, message: Message) -> Ids:
-        """The part after the generation prompt: by tokens where the prompt's tokens are a prefix, else by text: a prompt
-        that ends with `<think>\\n` has taken half of a token of `<think>\\n\\n</think>`."""
+        """The part after the generation prompt: by tokens where these are a prefix, else by text. (A prompt that ends
+        with a line end has taken half of a token of an empty thought, which has two of them between its marks.)"""
         ids = self._render([ASK, message])
         if ids[: len(self._ask)] == self._ask:
             return ids[len(self._ask) :]
