@@ -11,6 +11,7 @@ from typing import Any
 from turntree.experiments.config import BRANCHING_SCHEMA
 from turntree.observe.files import read_json, write_text
 from turntree.report import wording
+from turntree.report.columns import SUCCESS
 from turntree.report.figures import (
     BLUE,
     PALE,
@@ -25,7 +26,7 @@ from turntree.report.figures import (
     plain_ticks,
     said,
 )
-from turntree.report.online import SUCCESS, over
+from turntree.report.online import over
 from turntree.report.page import templates
 from turntree.report.read import Row, read_metrics, reading
 from turntree.report.wording import percent, points

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from turntree.profiling.select import classify
+from turntree.report.columns import Curve
 from turntree.report.read import Row
 from turntree.report.wording import count, label, number, percent
 
@@ -186,17 +187,6 @@ def style(name: str, names: Sequence[str]) -> tuple[str, str]:
 
 SMOOTHING = 5  # steps of the moving mean that is drawn over noisy curves
 Points = Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A figure to draw from metrics. `key` may be dotted; a share or a reward gets an axis from 0 to 1."""
-
-    key: str
-    title: str
-    unit: str
-    kind: Literal["share", "reward", "amount"] = "amount"
-    size: tuple[float, float] = (3.9, 2.5)  # inches
 
 
 def lines(

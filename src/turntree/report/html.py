@@ -10,23 +10,15 @@ from typing import Any
 
 from turntree.observe.files import write_text
 from turntree.profiling.select import classify
-from turntree.report import figures, online, results, rollout_tree, wording
+from turntree.report import columns, figures, online, results, rollout_tree, wording
 from turntree.report.browser import build_browser
+from turntree.report.columns import ACCEPTANCE, Curve
 from turntree.report.examples import examples
-from turntree.report.figures import Chart, Curve, Mark, intervals, lines, series, style
+from turntree.report.figures import Chart, Mark, intervals, lines, series, style
 from turntree.report.page import templates
 from turntree.report.read import ARMS, Arm, Run, Share, read_run, reading
 from turntree.report.wording import label, percent
 
-CURVES = (
-    Curve("reward_mean", "Reward on training states", "mean reward", "reward"),
-    Curve("mixed_groups", "Groups with mixed rewards", "share of groups (%)", "share"),
-    Curve("kl", "KL to the reference", "nats per token"),
-    Curve("grad_norm", "Gradient norm before clipping", "L2 norm"),
-    Curve("held_out_success", "Success on development tasks", "success (%)", "share"),
-    Curve("held_out_invalid_share", "Impossible commands (dev tasks)", "share of commands (%)", "share"),
-)
-SFT_CURVE = Curve("loss", "SFT loss", "nats per token")
 PIVOT_STAGE, SFT_STAGE = "train pivot", "sft"
 
 
@@ -193,13 +185,13 @@ def _shift(place: int, of: int) -> float:
 def _curves(arms: Sequence[Arm]) -> dict[str, Any]:
     """The curves of training, and acceptance on held-out states: one small figure for every kind of action."""
     trained = [arm for arm in arms if arm.stage == PIVOT_STAGE]
-    kinds = {kind for arm in trained for row in arm.metrics for kind in row.get("held_out_acceptance", {})}
+    kinds = {kind for arm in trained for row in arm.metrics for kind in row.get(ACCEPTANCE, {})}
     small = [
-        Curve(f"held_out_acceptance.{kind}", kind, "accepted (%)", "share", size=(2.7, 1.9))
+        Curve(f"{ACCEPTANCE}.{kind}", kind, "accepted (%)", "share", size=(2.7, 1.9))
         for kind in sorted(kinds, key=lambda kind: (kind != "all", kind))
     ]
-    drawn = [_curve(what, trained) for what in CURVES]
-    drawn.append(_curve(SFT_CURVE, [arm for arm in arms if arm.stage == SFT_STAGE]))
+    drawn = [_curve(what, trained) for what in columns.PIVOT]
+    drawn.append(_curve(columns.SFT, [arm for arm in arms if arm.stage == SFT_STAGE]))
     names = [arm.name for arm in trained]
     return {
         "curves": [chart for chart in drawn if chart is not None],

@@ -13,6 +13,7 @@ from turntree.core.tree import Decision, StopReason
 from turntree.observe import jsonl
 from turntree.observe.statistics import paired_bootstrap
 from turntree.report import results, rollout_tree, wording
+from turntree.report.columns import BRANCHING, ONLINE, SPENT, STOPS, SUCCESS, Curve
 from turntree.report.figures import (
     BLUE,
     DASHES,
@@ -20,7 +21,6 @@ from turntree.report.figures import (
     MUTED,
     OTHERS,
     Chart,
-    Curve,
     drawing,
     lines,
     literal,
@@ -33,26 +33,6 @@ from turntree.report.rollout_tree import KeptTrees
 from turntree.report.wording import count, percent
 
 HELD_OUT = "held_out.jsonl"  # a name given by the stage, which lies beside this floor
-SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
-SPENT = (
-    ("trees.calls_fresh", "fresh tool calls"),
-    ("spent.turns", "turns sampled in training"),
-    ("spent.decoded_tokens", "tokens sampled in training"),
-)
-CURVES = (
-    Curve("reward_mean", "Training reward", "mean reward", "reward"),
-    Curve("success_share", "Training success", "rollouts (%)", "share"),
-    Curve("zero_variance_share", "Groups without a gradient", "groups (%)", "share"),
-    Curve("held_out_turns_per_episode", "Held-out turns (drift)", "turns per episode"),
-    Curve("kl", "KL to the reference", "nats per token"),
-    Curve("grad_norm", "Gradient norm before clipping", "L2 norm"),
-)
-BRANCHING_CURVES = (
-    Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),
-    Curve("branching.correlation_within_starts", "Correlation within starts c", "of rewards"),
-    Curve("branching.effective_leaves", "Effective leaves per group", "leaves"),
-)
-STOPS = Curve("stops", "Rollouts that did not complete", "rollouts (%)", "share")
 MEASURED = {"value": "value P of the rule", "u": "U of the rule", "entropy": "entropy (nats per token)"}
 
 
@@ -85,8 +65,8 @@ def view(run: Run, page: Path) -> dict[str, Any]:
             "result": result(run.path, arm.metrics),
             "spent": rows[-1].get("spent", {}) if rows else {},
             "success_charts": list(_success(arm.metrics)),
-            "calls_made": any(calls for _, calls in series(arm.metrics, SPENT[0][0])),
-            "curves": [*_curves(CURVES, arm.metrics), *_drawn(lines(STOPS, _broken(rows), x="iteration", legend=True))],
+            "calls_made": any(calls for _, calls in series(arm.metrics, "trees.calls_fresh")),
+            "curves": [*_curves(ONLINE, arm.metrics), *_drawn(lines(STOPS, _broken(rows), x="iteration", legend=True))],
             "stops": stops.most_common(),
             **_branching(arm, rows, kept),
             "tree": rollout_tree.view(kept, run.path, page),
@@ -153,7 +133,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _success(metrics: Sequence[Row]) -> Iterator[Chart]:
-    for key, spent in SPENT:
+    for key, spent in SPENT.items():
         points = over(metrics, key, SUCCESS.key)
         if points and points[-1][0]:  # an environment without tools spends no calls
             yield from _drawn(lines(SUCCESS, {"": points}, x=spent))
@@ -192,7 +172,7 @@ def _branching(arm: Arm, rows: Sequence[Row], kept: KeptTrees | None) -> dict[st
     decided = None if kept is None else decisions(kept.decisions)
     return {
         "totals": _totals(logged, sum(row["groups"] for row in rows if row.get("branching"))),
-        "branching_curves": [*_curves(BRANCHING_CURVES, arm.metrics), *([by_turn(forks)] if forks else [])],
+        "branching_curves": [*_curves(BRANCHING, arm.metrics), *([by_turn(forks)] if forks else [])],
         "decisions": decided,
         "decisions_over": 0 if kept is None else len(kept.iterations),
         "measured_chart": cumulative(decided.measured, decided.unit) if decided and decided.measured else None,
