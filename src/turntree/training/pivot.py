@@ -12,7 +12,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import Engine, Estimator, Renderer, TurnVerifier
+from turntree.core.protocols import Engine, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.rollouts.local import Prompted, occurrences_of, sample_local, score_wave
@@ -106,7 +106,7 @@ def draw_local(
 
 class PivotRL(RolloutAlgorithm[PivotGroup]):
     """PivotRL on `pivots` (which may be empty where `own` adds pivots of the policy's own path). `draw` samples and
-    judges elsewhere than here; `estimator` replaces that of `config.credit`."""
+    judges elsewhere than here."""
 
     def __init__(
         self,
@@ -117,16 +117,15 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         *,
         own: OwnPath | None = None,
         draw: Draw | None = None,
-        estimator: Estimator | None = None,
     ) -> None:
-        if not pivots and own is None:
+        if own is None and not any(pivot.weight > 0 for pivot in pivots):
             raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
         super().__init__(policy, config, config.sampling, config.steps)
         self.config, self.verifier, self.own = config, verifier, own
         self.check_every = config.check_every
         self.pivots = list(pivots)
         self._draw = draw or self._draw_here
-        self._estimator = estimator or config.loss.estimator(config.credit)
+        self._estimator = config.loss.estimator(config.credit)
         self.curriculum = Curriculum([pivot.weight for pivot in self.pivots], config.seed)
         self._refreshed: list[int] = []  # the steps that began with new pivots of the policy's own path
         self._sampled: Row = {}  # what was spent before the update of this step
