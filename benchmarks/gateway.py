@@ -42,9 +42,8 @@ from turntree.core.messages import Message
 from turntree.engines.checkpoint import load_tokenizer
 from turntree.engines.scripted import ScriptedEngine
 from turntree.gateway.config import GatewayLimits, ServingConfig
-from turntree.gateway.driver import EngineDriver
-from turntree.gateway.serve import Served, serving
-from turntree.gateway.server import Gateway
+from turntree.gateway.sampling import EngineDriver
+from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import SessionStore, read_session
 from turntree.renderers.template import ChatRenderer

@@ -7,7 +7,7 @@ by the call, so that a call takes equally long wherever it is made: always the m
 Pareto (alpha 1.5) tail of the same mean, capped at 20 times that. The policy is scripted: experts who slip. Its engine
 has as many rows as rollouts are played at once and takes real time: a step for every token, whatever the batch.
 
-- `overlapped`: `rollouts.scheduler.Scheduler` with `tools.pool.ThreadPool`, with `deterministic` off.
+- `overlapped`: `rollouts.scheduler.Scheduler` with `environments.local.LocalPool`, with `deterministic` off.
 - `deterministic`: the same with `deterministic` on: answers are taken `overlap` generations after their calls.
 - `barrier`: all rollouts of a batch of prompts take their turns together; the tools of a turn run at the same time, and
   the next turn begins when the last of them answered. The next batch begins when the last rollout ended.
@@ -41,12 +41,12 @@ from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.engines.scripted import ScriptedEngine
+from turntree.environments.local import LocalPool
 from turntree.environments.pool import Answer
 from turntree.renderers.tool_calls import parse_message
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.tools.pool import ThreadPool
 from turntree.tools.runtime import ToolCounts, ToolRuntime
 from turntree.tools.tool import Tool, ToolOutput
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, environments
@@ -154,7 +154,7 @@ def tokens_of(request: GenerationRequest) -> int:
     return round(min(200.0, max(10.0, seeds.generator(request.seed, "tokens").lognormvariate(math.log(40), 0.6))))
 
 
-class BarrierPool(ThreadPool):
+class BarrierPool(LocalPool):
     """Answers nobody before all have been answered."""
 
     def poll(self, timeout: float | None = None) -> list[Answer]:
@@ -254,7 +254,7 @@ def played(mode: str, posed: Sequence[Posed], script: Script, tools: Sequence[De
     together = setting.places // setting.group_size if mode == "barrier" else len(tasks)
     started = time.perf_counter()
     engine = PacedEngine(script, setting, barrier=barrier)
-    with (BarrierPool if barrier else ThreadPool)(setting.places) as pool:
+    with (BarrierPool if barrier else LocalPool)(setting.places) as pool:
         scheduler = Scheduler(engine, ByteRenderer(), config, pool=pool)
         batches = [tasks[first : first + together] for first in range(0, len(tasks), together)]
         groups = [group for batch in batches for group in scheduler.run(begin(batch), seed=0)]

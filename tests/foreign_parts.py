@@ -30,7 +30,7 @@ from turntree.core.protocols import FinishedGroup, Observation, TurnState
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
-from turntree.environments.inline import InlinePool
+from turntree.environments.local import LocalPool
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.environments.tool_environment import ToolEnvironment
 from turntree.renderers.template import ChatRenderer
@@ -92,7 +92,7 @@ def of_verdicts(verdicts: Sequence[Verdict]) -> str:
 
 def stepped(environment: Any, action: Message = LEFT) -> str:
     """What becomes of one step in a pool: a fault, or an observation."""
-    pool = InlinePool()
+    pool = LocalPool()
     session = pool.open(environment)
     pool.reset(session)
     (begun,) = pool.poll()
@@ -715,8 +715,7 @@ def _(behave: Behave) -> str:
 
 @part("agent: its last line")
 def _(behave: Behave) -> str:
-    from turntree.gateway.config import Refused
-    from turntree.gateway.rewards import last_words
+    from turntree.gateway.config import last_words
 
     try:
         line = json.dumps(behave())
@@ -724,9 +723,9 @@ def _(behave: Behave) -> str:
         line = ""
     try:
         found = last_words(line, ())
-    except Refused:
+    except InputError:
         return CENSORED
-    return CENSORED if found["reward"] is None else f"rewarded {found}"
+    return CENSORED if found.reward is None else f"rewarded {found}"
 
 
 @part("MCP row: `answer`")

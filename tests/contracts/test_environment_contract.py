@@ -23,10 +23,9 @@ from turntree.core.foreign import EnvironmentGone
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments import processes
-from turntree.environments.inline import InlinePool
+from turntree.environments.local import LocalPool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
-from turntree.tools.pool import ThreadPool
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +35,15 @@ def workers() -> Iterator[ProcessPool]:
 
 
 @pytest.fixture(scope="module")
-def threads() -> Iterator[ThreadPool]:
-    with ThreadPool(threads=4) as pool:
+def threads() -> Iterator[LocalPool]:
+    with LocalPool(threads=4) as pool:
         yield pool
 
 
 @pytest.fixture(params=["in this process", "in threads", "in worker processes"])
 def pool(request: pytest.FixtureRequest) -> Iterator[EnvironmentPool]:
     if request.param == "in this process":
-        pool = InlinePool()
+        pool = LocalPool()
     else:
         pool = request.getfixturevalue("threads" if request.param == "in threads" else "workers")
     yield pool
@@ -250,8 +249,8 @@ class Interrupted(Corridor):
         return Interrupted(self.task_id, self.length)
 
 
-def test_an_interrupt_interrupts_this_process_and_leaves_no_call_of_a_thread_unanswered(threads: ThreadPool) -> None:
-    pool = InlinePool()
+def test_an_interrupt_interrupts_this_process_and_leaves_no_call_of_a_thread_unanswered(threads: LocalPool) -> None:
+    pool = LocalPool()
     session = begun(pool, Interrupted())
     with pytest.raises(KeyboardInterrupt):
         pool.step(session, said("on"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,11 +17,10 @@ from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone
 from turntree.core.messages import Message, ToolCall
 from turntree.environments.check import check_environment
-from turntree.environments.inline import InlinePool
+from turntree.environments.local import LocalPool
 from turntree.environments.pool import EnvironmentPool, Session
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.environments.tool_environment import ToolEnvironment, tool_names, tool_schemas
-from turntree.tools.pool import ThreadPool
 
 
 class Counter:
@@ -431,9 +431,9 @@ def asked(pool: EnvironmentPool, session: Session, name: str = "press") -> str |
     return pool.poll(60)[0].fault
 
 
-@pytest.mark.parametrize("kind", [InlinePool, ThreadPool, ProcessPool])
+@pytest.mark.parametrize("kind", [LocalPool, partial(LocalPool, threads=2), ProcessPool])
 def test_an_object_is_closed_once_its_session_is_over_and_a_fork_closes_its_own(
-    kind: type[EnvironmentPool], tmp_path: Path
+    kind: Callable[..., EnvironmentPool], tmp_path: Path
 ) -> None:
     """As soon as its worker is called again, where it is in one."""
 
@@ -441,7 +441,7 @@ def test_an_object_is_closed_once_its_session_is_over_and_a_fork_closes_its_own(
         return len(list(tmp_path.iterdir()))
 
     pool = kind(ProcessPoolConfig(workers=1)) if kind is ProcessPool else kind()
-    with pool if isinstance(pool, ThreadPool | ProcessPool) else contextlib.nullcontext():
+    with pool:
         task = ToolEnvironment(Lamp, task_id="a", arguments={"folder": str(tmp_path)})
         first, second = pool.open(task), pool.open(task)
         asked(pool, first), asked(pool, second), asked(pool, first)

@@ -22,11 +22,10 @@ from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
 from turntree.engines.scripted import ScriptedEngine
+from turntree.gateway.calls import Call, Thoughts
 from turntree.gateway.config import GatewayLimits, ServingConfig
-from turntree.gateway.driver import EngineDriver
-from turntree.gateway.lineage import Kept, Thoughts
-from turntree.gateway.serve import Served, serving
-from turntree.gateway.server import Gateway
+from turntree.gateway.sampling import EngineDriver
+from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import SessionStore
 from turntree.renderers.template import ChatRenderer
@@ -107,7 +106,7 @@ class World:
     def client(self, key: str, **more: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=HTTP, **more)
 
-    def calls(self, session: str) -> list[Kept]:
+    def calls(self, session: str) -> list[Call]:
         return sorted(self.sessions.get(session).calls, key=lambda kept: kept.index)
 
 

@@ -52,13 +52,11 @@ class Agent:
         index = len(self.calls)
         call = Call(
             call_id=f"{self.name}.{index}",
-            session_id=self.name,
-            task_id=self.task,
             index=index,
-            prompt_ids=prompt,
+            added_ids=prompt,
+            added=(Message("user", f"prompt {index}"),),
+            base=follows,
             completion=completion,
-            messages=(Message("user", f"prompt {index}"),),
-            follows=None if follows is None else follows.call_id,
             cause=cause,
             status="failed" if completion is None else "kept",
             cost=Cost(prefilled_tokens=len(prompt)) if completion is None else Cost(),

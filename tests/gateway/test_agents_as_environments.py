@@ -14,7 +14,7 @@ from turntree.advantages.credit import CreditRule
 from turntree.core.completion import Sampling
 from turntree.core.labels import Credit
 from turntree.environments.tasks import TRAIN, Replayed
-from turntree.gateway.agents import AgentTasks
+from turntree.gateway.environment import AgentTasks
 from turntree.rollouts.accounting import account
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import EpisodeConfig

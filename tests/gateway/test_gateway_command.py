@@ -10,9 +10,8 @@ from gateway_world import HTTP
 
 from turntree.cli.main import main
 from turntree.core.errors import ConfigError
-from turntree.gateway import serve
+from turntree.gateway import server
 from turntree.logs.trees import read as read_trees
-from turntree.stages import gateway as stage
 from turntree.stages.gateway import GatewayConfig, run_gateway
 
 
@@ -25,13 +24,13 @@ def free_port() -> int:
 @pytest.fixture
 def running(monkeypatch):
     """Runs a gateway in a thread; leaving the block stops it as a signal would."""
-    servers = []
+    servers, made = [], server.server_of
 
     def remembered(*arguments, **options):
-        servers.append(serve.server_of(*arguments, **options))
+        servers.append(made(*arguments, **options))
         return servers[-1]
 
-    monkeypatch.setattr(stage, "server_of", remembered)
+    monkeypatch.setattr(server, "server_of", remembered)
 
     class Running:
         def __init__(self, out):
@@ -104,7 +103,7 @@ def test_a_port_that_is_taken_is_told():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(Exception, match="cannot listen"), serve.listening("127.0.0.1", taken.getsockname()[1]):
+        with pytest.raises(Exception, match="cannot listen"), server.listening("127.0.0.1", taken.getsockname()[1]):
             pass
     with pytest.raises(ConfigError, match="port"):
         GatewayConfig(port=-1)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,7 @@ import pytest
 from gateway_world import ADMIN, HTTP, engine, world
 
 from turntree.core.tree import StopReason
-from turntree.gateway.config import GatewayLimits
+from turntree.gateway.config import GatewayLimits, Reward
 from turntree.gateway.merge import merge
 from turntree.gateway.store import SessionStore, read_session
 
@@ -110,7 +111,7 @@ def test_a_row_that_was_cut_off_is_dropped_and_the_rest_goes_on(tmp_path):
 def test_a_session_that_was_rewarded_when_the_gateway_died_is_over(tmp_path):
     with world(folder=tmp_path) as gate:
         opened = gate.open()
-        gate.sessions.reward(gate.sessions.get(opened["session"]), {"reward": 1.0})
+        gate.sessions.reward(gate.sessions.get(opened["session"]), Reward(reward=1.0))
     with world(folder=tmp_path) as gate:
         assert len(gate.sessions) == 0
     assert read_session(SessionStore(tmp_path), opened["session"]).reward == 1.0
@@ -172,7 +173,8 @@ def test_a_session_that_ended_at_a_limit_says_which_and_so_does_its_leaf(tmp_pat
     with world(folder=tmp_path, limits=GatewayLimits(**limits)) as gate:
         opened = gate.open()
         ask(gate.url, opened["key"], MESSAGES)
-        gate.sessions.get(opened["session"]).opened -= limits.get("seconds", 0.0)
+        live = gate.sessions.get(opened["session"])
+        live.head = replace(live.head, opened=live.head.opened - limits.get("seconds", 0.0))
         again = gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"])
         assert again.status_code == (200 if stop is StopReason.COMPLETED else 403)
         gate.post(f"/sessions/{opened['session']}/reward", {"reward": 1.0}, opened["reward_key"])

@@ -14,12 +14,12 @@ from gateway_world import ADMIN, SEARCH, World, renderer, world
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.gateway import chat, lineage, server
-from turntree.gateway.config import GatewayLimits, Refused
-from turntree.gateway.rewards import last_words
+from turntree.gateway import bodies, calls, server
+from turntree.gateway.config import GatewayLimits, last_words
 from turntree.gateway.server import Gateway
-from turntree.gateway.traces import Redaction
+from turntree.gateway.upstream import Redaction
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
 
@@ -126,7 +126,7 @@ UNUSABLE = {
 
 @pytest.mark.parametrize("what", UNUSABLE)
 def test_a_last_line_that_holds_no_reward_is_quoted_with_what_is_wrong(what):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(InputError) as caught:
         last_words(UNUSABLE[what], ["a"])
     told = str(caught.value)
     assert repr(UNUSABLE[what][:60])[:-1] in told if UNUSABLE[what] else "no line" in told
@@ -147,7 +147,7 @@ def test_a_last_line_that_holds_no_reward_is_quoted_with_what_is_wrong(what):
     ],
 )
 def test_a_last_line_says_what_a_posted_reward_would(line, said):
-    assert last_words(line, ["a"]) == said
+    assert last_words(line, ["a"]).to_json() == said
 
 
 def test_a_reward_that_comes_twice_is_one_and_another_one_is_refused_by_name(gate):
@@ -279,7 +279,7 @@ def test_no_request_makes_the_event_loop_do_more_than_a_bounded_work(path, name,
         status, answer = raw(gate, path, json.dumps(body).encode(), gate.open()["key"])
         assert status in (400, 413), answer
         assert set(answer["error"]) == {"message", "type", "param", "code"}
-        assert read[0] <= chat._MOST and speaks.seen <= lineage._MOST_WORK + 2 * chat._MOST
+        assert read[0] <= bodies._MOST and speaks.seen <= calls._MOST_WORK + 2 * bodies._MOST
         assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, gate.open()["key"]).status_code == 200
 
 
@@ -298,7 +298,7 @@ def test_an_answer_that_is_repeated_without_end_is_work_within_bounds_too():
             body = {"messages": [{**EMPTY, "content": f"{turns}"}, *[said, EMPTY] * turns]}
             answer = gate.post("/v1/chat/completions", body, key)
             assert answer.status_code == (200 if turns == 100 else 400), answer.text
-        assert speaks.seen <= 4 * lineage._MOST_WORK
+        assert speaks.seen <= 4 * calls._MOST_WORK
 
 
 def test_while_a_large_request_is_read_others_are_answered(monkeypatch):
@@ -326,7 +326,7 @@ def test_while_a_large_request_is_read_others_are_answered(monkeypatch):
 @pytest.mark.parametrize("piece", ["eyJ-", "-----BEGIN PRIVATE KEY-----", "eyJabcdefgh-", "sk-", "Bearer ", "AKIA"])
 def test_no_text_keeps_the_rules_of_redaction_busy(piece):
     """Python's expressions let no other thread work: a text that is searched once for every piece of it stops all."""
-    code = "import sys; from turntree.gateway.traces import Redaction; Redaction().text(sys.argv[1] * 400_000)"
+    code = "import sys; from turntree.gateway.upstream import Redaction; Redaction().text(sys.argv[1] * 400_000)"
     subprocess.run([sys.executable, "-c", code, piece], check=True, timeout=120)
 
 

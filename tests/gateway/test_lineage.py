@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from turntree.core.completion import Completion
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.gateway.lineage import Kept, Lineage
+from turntree.gateway.calls import Call, Lineage
 
 SYSTEM = Message("system", "You are brief.")
 
@@ -21,7 +21,7 @@ class Agent:
     def __init__(self, thoughts="fork"):
         self.lineage, self.calls = Lineage(renderer(), thoughts), []
 
-    def says(self, messages, answer, *, tools=(), ids=None, finish="stop") -> Kept:
+    def says(self, messages, answer, *, tools=(), ids=None, finish="stop") -> Call:
         kept = self.lineage.place(messages, tools, f"c{len(self.calls)}", len(self.calls))
         ids = spelled(answer.content) if ids is None else ids
         ids = ids if finish == "stop" else ids[:-1]

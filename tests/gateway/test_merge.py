@@ -49,10 +49,10 @@ def sampled_tokens(session: Session) -> int:
 def test_the_path_to_every_completion_is_what_the_engine_saw_and_sampled(draw: random.Random) -> None:
     made = sessions(draw)
     found = merged(made)
-    kept = [call for session in made for call in session.calls if call.completion is not None]
+    kept = [(one.session_id, call) for one in made for call in one.calls if call.completion is not None]
     assert sum(node.sampled for node in found.tree) == len(kept) == len(found.nodes)
-    for call in kept:
-        node = found.nodes[call.session_id, call.call_id]
+    for session_id, call in kept:
+        node = found.nodes[session_id, call.call_id]
         path = found.tree.path(node)
         assert tuple(token for part in path for token in part.token_ids) == call.sequence
         assert path[-1].logprobs == call.completion.logprobs

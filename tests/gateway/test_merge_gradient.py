@@ -66,12 +66,10 @@ def session(drawn: Drawn, reward: float, sample: int) -> Session:
         calls.append(
             Call(
                 call_id=str(index),
-                session_id=str(sample),
-                task_id="t",
                 index=index,
-                prompt_ids=prompt,
+                added_ids=prompt,
+                added=(),
                 completion=completion,
-                messages=(),
                 request_id=str(index),
             )
         )

@@ -31,7 +31,7 @@ CENSORED = {
     "trailing": "'bye'",
     "stderr": "no line",
     "success_only": '"success"',
-    "int_success": "success is true or false",
+    "int_success": "success",
     "exit1": "code 1",
     "color": "x1b",
     "bom": "ufeff",

@@ -17,8 +17,8 @@ from turntree.core.completion import Sampling
 from turntree.core.errors import TurntreeError
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import merge
-from turntree.gateway.serve import listening, server_of
-from turntree.gateway.sessions import Ask
+from turntree.gateway.sampling import Ask
+from turntree.gateway.server import listening, server_of
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
 
@@ -376,7 +376,10 @@ def test_an_agent_that_fans_out_without_end_leaves_places_to_others():
         wide, other = (gate.sessions.get(gate.open()["session"]) for _ in range(2))
 
         async def asks(session, count):
-            asking = [asyncio.create_task(gate.sessions.ask(session, Ask(messages=(user("x"),)))) for _ in range(count)]
+            asking = [
+                asyncio.create_task(gate.sessions.sampler.ask(session, Ask(messages=(user("x"),))))
+                for _ in range(count)
+            ]
             await asyncio.sleep(0)
             return [task.exception().status for task in asking if task.done()]
 
@@ -542,7 +545,7 @@ def test_an_agent_that_hangs_up_while_its_session_is_closed_leaves_its_calls_and
         live, asked = gate.sessions.get(opened["session"]), Ask(messages=(user("What is it?"),))
 
         async def stopped():
-            asking = asyncio.create_task(gate.sessions.ask(live, asked))
+            asking = asyncio.create_task(gate.sessions.sampler.ask(live, asked))
             await asyncio.sleep(0.1)
             asking.cancel()
             await asyncio.sleep(0.05)
@@ -565,7 +568,7 @@ def test_an_engine_that_fails_at_giving_up_keeps_nobody_waiting():
         policy.cancel = fails
 
         async def stopped():
-            asking = asyncio.create_task(gate.sessions.ask(live, asked))
+            asking = asyncio.create_task(gate.sessions.sampler.ask(live, asked))
             await asyncio.sleep(0.1)
             asking.cancel()
             return await asyncio.wait_for(gate.sessions.close(live, "stopped"), 20)

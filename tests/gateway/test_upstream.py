@@ -14,9 +14,8 @@ from starlette.routing import Route
 from completions_server import serve as serve_other
 from turntree.core.completion import Sampling
 from turntree.core.errors import InputError, TurntreeError
-from turntree.gateway.serve import serving
-from turntree.gateway.traces import REDACTED, Redaction, TraceWriter, answers_in
-from turntree.gateway.upstream import Upstream
+from turntree.gateway.server import serving
+from turntree.gateway.upstream import REDACTED, Redaction, TraceWriter, Upstream, answers_in
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import read_traces
 

@@ -22,7 +22,7 @@ from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.check import check_environment
-from turntree.environments.inline import InlinePool
+from turntree.environments.local import LocalPool
 from turntree.environments.tasks import Replayed
 from turntree.tools.runtime import ToolRuntime
 from turntree_interop.mcp import McpGame
@@ -83,7 +83,7 @@ class Fresh(Opened):
 
 @pytest.mark.parametrize("task", [AdaptedEnvironment(Opened, task_id="a"), Replayed(Fresh())], ids=["game", "user's"])
 def test_what_an_episode_holds_is_closed_when_it_is_over_fails_or_is_dropped(task: Environment) -> None:
-    pool = InlinePool()
+    pool = LocalPool()
     first = pool.open(task)
     pool.reset(first), pool.poll()
     twin = pool.fork(first)

@@ -26,7 +26,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
 from turntree.core.tree import Role, RolloutTree, StopReason
 from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
-from turntree.environments.inline import InlinePool
+from turntree.environments.local import LocalPool
 from turntree.environments.pool import Answer, Session
 from turntree.gates.divergence import PrefixDivergenceGate
 from turntree.renderers.template import ChatRenderer
@@ -93,7 +93,7 @@ class Leisurely:
     waits = True
 
     def __init__(self, seed: int, slowest: int) -> None:
-        self._pool, self._seed, self._slowest = InlinePool(), seed, slowest
+        self._pool, self._seed, self._slowest = LocalPool(), seed, slowest
         self._waiting: dict[Session, tuple[int, Answer]] = {}
         self._numbers = itertools.count()
         self.open, self.fork, self.reset, self.step = (

@@ -9,8 +9,7 @@ import pytest
 
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment
-from turntree.environments.inline import InlinePool
-from turntree.tools.pool import ThreadPool
+from turntree.environments.local import LocalPool
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolFailed, ToolOutput, ToolSpec
 from turntree.traces.schema import Trace
@@ -171,7 +170,7 @@ def test_an_answer_whose_comparison_is_open_has_no_reward() -> None:
         environment.step(Message("assistant", "<answer>(-\\infty, 3]</answer>"))
 
 
-@pytest.mark.parametrize("open_pool", [InlinePool, lambda: ThreadPool(threads=2)], ids=["inline", "threads"])
+@pytest.mark.parametrize("open_pool", [LocalPool, lambda: LocalPool(threads=2)], ids=["inline", "threads"])
 def test_it_is_played_and_forked_in_every_pool_that_shares_memory(
     open_pool, world: QaWorld, searching: ToolRuntime
 ) -> None:

@@ -23,8 +23,8 @@ from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.engines.scripted import ScriptedEngine
-from turntree.environments.inline import InlinePool
-from turntree.environments.pool import Session
+from turntree.environments.local import LocalPool
+from turntree.environments.pool import Answer, Session
 from turntree.gates.composed import RandomGate
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.groups import GrownGroup
@@ -32,7 +32,6 @@ from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow
 from turntree.rollouts.rewards import RewardSum, build_rewards
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.tools.pool import ThreadPool
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)
@@ -146,16 +145,16 @@ def said(tree: RolloutTree) -> list[list[tuple[int, ...]]]:
     return [[node.token_ids for node in tree.path(leaf)] for leaf in tree.leaves()]
 
 
-class Late(ThreadPool):
+class Late(LocalPool):
     """Answers that arrive when they like: earlier or later than others, by a draw of its own."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(8)
         self._draws = random.Random(seed)
 
-    def _submit(self, session: Session, ask: Callable[[InlinePool], None], steps: int) -> None:
+    def _submit(self, session: Session, call: Callable[[], Answer], steps: int) -> None:
         seconds = self._draws.choice((0.0, 0.001, 0.004))
-        super()._submit(session, lambda home: (time.sleep(seconds), ask(home))[1], steps)
+        super()._submit(session, lambda: (time.sleep(seconds), call())[1], steps)
 
 
 class Batches(StepByStep):
@@ -209,9 +208,9 @@ def test_the_engine_works_on_while_a_tool_is_slow_for_as_many_generations_as_may
             meanwhile.append(pool.in_flight)
             return super().poll(timeout)
 
-    class Slow(ThreadPool):
-        def _submit(self, session: Session, ask: Callable[[InlinePool], None], steps: int) -> None:
-            super()._submit(session, lambda home: (time.sleep(0.02), ask(home))[1], steps)
+    class Slow(LocalPool):
+        def _submit(self, session: Session, call: Callable[[], Answer], steps: int) -> None:
+            super()._submit(session, lambda: (time.sleep(0.02), call())[1], steps)
 
     watched = Watched(
         lambda prompt, seed: WORDS[seed % 3],

@@ -11,7 +11,7 @@ import pytest
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
-from turntree.tools.pool import ThreadPool
+from turntree.environments.local import LocalPool
 from turntree.tools.runtime import ToolCounts, ToolRuntime, ToolRuntimeConfig
 from turntree.tools.tool import ToolFailed, ToolOutput, ToolSource, ToolSpec, ToolStatus
 
@@ -236,7 +236,7 @@ def test_in_a_pool_a_slow_call_keeps_its_own_session_waiting_and_a_failure_is_a_
         return query
 
     tools = runtime(tool := Fake(act), retries=0)
-    with ThreadPool(threads=8) as pool:
+    with LocalPool(threads=8) as pool:
         sessions = [pool.open(Asker(tools)) for _ in range(4)]
         for session in sessions:
             pool.reset(session)
@@ -254,7 +254,7 @@ def test_in_a_pool_a_slow_call_keeps_its_own_session_waiting_and_a_failure_is_a_
 
 def test_a_forked_session_replays_from_the_cache():
     tools = runtime(tool := Fake())
-    with ThreadPool(threads=2) as pool:
+    with LocalPool(threads=2) as pool:
         session = pool.open(Asker(tools))
         pool.reset(session)
         gather(pool, 1)

@@ -88,7 +88,7 @@ class EnvironmentPool(Protocol):
 
     def poll(self, timeout: float | None = None) -> list[Answer]:
         """The answers there are, waiting for at least one of them for up to `timeout` seconds (None: as long as it
-        takes); empty when nothing is in flight. Raises `EnvironmentGone` (in this process `reset` and `step` do)."""
+        takes); empty when nothing is in flight. Raises `EnvironmentGone`."""
         ...
 
     def close(self, session: Session) -> int:

@@ -340,5 +340,5 @@ def _pickled(environment: Environment) -> bytes:
     except BaseException as error:
         raise InputError(
             f"the environment of {environment.task_id!r} cannot be sent to a worker ({reason_of(error)})",
-            hint="make it picklable before reset, or step it in this process (InlinePool)",
+            hint="make it picklable before reset, or step it in this process (LocalPool)",
         ) from error

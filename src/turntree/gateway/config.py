@@ -1,15 +1,21 @@
-"""Settings of a gateway, and the errors that it answers with."""
+"""Settings of a gateway, the errors that it answers with, and what a session is worth."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
+from turntree.core import scalars
 from turntree.core.completion import Sampling
+from turntree.core.config import UNKNOWN, from_mapping
 from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.gateway.lineage import Thoughts
+from turntree.gateway.calls import Thoughts
 
 _LONGEST = 500  # characters of an error
+_QUOTED = 80  # characters of a last line
+_FORM = 'a number, or {"reward": a number or null, "success": ..., "reason": ..., "call_rewards": ...}'
 
 Parameters = Literal["gateway", "agent"]
 
@@ -81,10 +87,78 @@ class Refused(TurntreeError):
 
     @property
     def body(self) -> dict[str, object]:
-        said = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": said}
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
 
 def bad_request(error: InputError) -> Refused:
     """Without the file that an error names: it is one of this machine."""
-    return Refused(400, str(InputError(error.problem, field=error.field, hint=error.hint)), param=error.field)
+    code = "unknown_parameter" if error.problem == UNKNOWN else None
+    message = str(InputError(error.problem, field=error.field, hint=error.hint))
+    return Refused(400, message, code=code, param=error.field)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """What a session is worth, as it is posted, printed by an agent, and kept. A session without a reward (null) is
+    censored, for the reason that must then be given."""
+
+    reward: Any  # a float or None: any number that float32 holds
+    success: bool | None = None
+    reason: str | None = None
+    call_rewards: dict[str, Any] | None = None
+    """By the ids of calls."""
+
+    def __post_init__(self) -> None:
+        if self.reward is not None:
+            object.__setattr__(self, "reward", _number(self.reward, "reward"))
+        elif not self.reason:
+            raise ConfigError("a session without a reward needs a reason", field="reason")
+        by_call = {name: _number(value, "call_rewards") for name, value in (self.call_rewards or {}).items()}
+        object.__setattr__(self, "call_rewards", by_call)
+
+    @property
+    def worth(self) -> tuple[Any, ...]:
+        """All but the reason: a client whose answer was lost posts the same again."""
+        return self.reward, self.success, self.call_rewards
+
+    def to_json(self) -> dict[str, Any]:
+        """Only what was given."""
+        return {name: value for name, value in vars(self).items() if name == "reward" or value not in (None, {}, "")}
+
+
+def read_reward(body: dict[str, Any], known: Collection[str]) -> Reward:
+    """A reward as it was posted; `known` are the ids of the session's calls. Raises `InputError` naming the field."""
+    calls = body.get("call_rewards")
+    if isinstance(calls, dict):  # under the names that the answers have
+        named = {name.removeprefix("chatcmpl-").removeprefix("resp_"): value for name, value in calls.items()}
+        body = {**body, "call_rewards": named}
+    given = from_mapping(Reward, body)
+    if strange := sorted(set(given.call_rewards or ()) - set(known)):
+        raise InputError(f"the session has no call {strange[0]!r}", field="call_rewards")
+    return given
+
+
+def last_words(line: str, known: Collection[str]) -> Reward:
+    """The reward in an agent's last line. Raises `InputError`, which quotes the line."""
+    try:
+        value: Any = json.loads(line)
+        return read_reward(cast("dict[str, Any]", value) if isinstance(value, dict) else {"reward": value}, known)
+    except InputError as error:
+        problem = str(error)
+    except (ValueError, RecursionError):
+        problem = "is no JSON"
+    if not line:
+        raise InputError(f"it printed no line; print {_FORM}")
+    quoted = line if len(line) <= _QUOTED else f"{line[: _QUOTED - 1]}…"
+    raise InputError(f"its last line, {quoted!r}, holds none ({problem}); print {_FORM}")
+
+
+def _number(value: Any, field: str) -> float:
+    try:
+        if isinstance(value, bool):
+            raise ValueError
+        return scalars.number(value)
+    except ValueError:
+        told = json.dumps(value)
+        told = told if len(told) <= _QUOTED else f"{told[: _QUOTED - 1]}…"
+        raise ConfigError(f"{told} is neither a number that float32 holds nor null", field=field) from None

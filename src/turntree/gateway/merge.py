@@ -24,8 +24,7 @@ from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.gateway.calls import Call, Session
-from turntree.gateway.lineage import common
+from turntree.gateway.calls import Call, Session, common_tokens
 
 Discarded = Literal["session", "exclude"]
 
@@ -92,7 +91,7 @@ class _Grown:
         if session.session_id in self._ends:
             raise InputError(f"session {session.session_id!r} occurs twice", field="session_id")
         calls = sorted(session.calls, key=lambda one: one.index)
-        nodes = [self._add_call(call) for call in calls]
+        nodes = [self._add_call(call, session.session_id) for call in calls]
         answered = [node for node, call in zip(nodes, calls, strict=True) if call.completion is not None]
         last = [*nodes, *answered][-1:] or [self._given(None, (), (), session.session_id)]
         self._finish(session, self._below(last[0]))
@@ -117,37 +116,37 @@ class _Grown:
 
     # calls
 
-    def _add_call(self, call: Call) -> int:
+    def _add_call(self, call: Call, session: str) -> int:
         """The node of a call: its completion, or an empty observation that carries the cost of a failed one."""
-        above, length = self._deepest(call)
-        rest = call.prompt_ids[length:]
+        prompt = call.prompt_ids
+        above, length = self._deepest(call, prompt, session)
         given = above
-        if rest or given is None or self.tree[given].sampled:
-            given = self._given(above, rest, call.messages[self._messages[above] :], call.session_id)
-        self._record_fork(call, given)
+        if prompt[length:] or given is None or self.tree[given].sampled:
+            given = self._given(above, prompt[length:], call.messages[self._messages[above] :], session)
+        self._record_fork(call, prompt, given, session)
         if call.completion is None:
             node = self.tree.add(given, NodeKind.OBSERVATION, (), cost=call.cost).id
             self._failed.add(node)
         else:
             answer = call.answer if call.answer is not None else Message("assistant", "")
             node = self.tree.add_completion(given, call.completion, answer).id
-            self._nodes[call.session_id, call.call_id] = node
+            self._nodes[session, call.call_id] = node
             self._messages[node] = self._messages[given] + 1
-            self._by_call += len(call.prompt_ids) + len(call.completion.token_ids)
-        self._owners[node] = call.session_id
+            self._by_call += len(prompt) + len(call.completion.token_ids)
+        self._owners[node] = session
         return node
 
-    def _deepest(self, call: Call) -> tuple[int | None, int]:
+    def _deepest(self, call: Call, prompt: tuple[int, ...], session: str) -> tuple[int | None, int]:
         """The deepest node that this session may continue and whose path the prompt begins with, and the length of
-        that path. Among twins (the same tokens sampled twice) the call that `follows` names, else the latest."""
-        named = None if call.follows is None else self._nodes.get((call.session_id, call.follows))
+        that path. Among twins (the same tokens sampled twice) the call's base, else the latest."""
+        named = None if call.base is None else self._nodes.get((session, call.base.call_id))
         best: tuple[int, bool, int] = (0, False, -1)
         left: list[tuple[int, int]] = [(root, 0) for root in self.tree.roots]
         while left:
             node, start = left.pop()
             end = start + len(self.tree[node].token_ids)
-            mine = self._owners.get(node, call.session_id) == call.session_id and node not in self._failed
-            if not mine or self.tree[node].token_ids != call.prompt_ids[start:end]:
+            mine = self._owners.get(node, session) == session and node not in self._failed
+            if not mine or self.tree[node].token_ids != prompt[start:end]:
                 continue
             best = max(best, (end, node == named, node))
             left += [(child, end) for child in self.tree.children(node)]
@@ -163,7 +162,7 @@ class _Grown:
             self._owners[node] = session
         return node
 
-    def _record_fork(self, call: Call, given: int) -> None:
+    def _record_fork(self, call: Call, prompt: tuple[int, ...], given: int, session: str) -> None:
         """A first call and a continuation need no explanation; all other branches say why they are there."""
         above = self.tree[given].parent
         asked = any(child not in self._failed for child in self.tree.children(given))
@@ -172,19 +171,19 @@ class _Grown:
             return
         reasons = {"start": "another conversation", "continue": "another continuation"}
         reason = reasons.get(call.cause, call.cause)
-        numbers = {"call": float(call.index), "shared": float(self._shared(call, given))}
+        numbers = {"call": float(call.index), "shared": float(self._shared(prompt, given, session))}
         self.tree.record(Decision(ACTOR, given, "fork", reason, numbers))
 
-    def _shared(self, call: Call, given: int) -> int:
+    def _shared(self, prompt: tuple[int, ...], given: int, session: str) -> int:
         """How many tokens a prompt begins with that were in the session's reach before, whatever nodes they lie in."""
         if self.tree.children(given):
-            return len(call.prompt_ids)
+            return len(prompt)
         found, left = 0, [(root, 0) for root in self.tree.roots]
         while left:
             node, start = left.pop()
-            if node != given and self._owners.get(node, call.session_id) == call.session_id:
+            if node != given and self._owners.get(node, session) == session:
                 ids = self.tree[node].token_ids
-                end = start + common(ids, call.prompt_ids[start : start + len(ids)])
+                end = start + common_tokens(ids, prompt[start : start + len(ids)])
                 found = max(found, end)
                 left += [(child, end) for child in self.tree.children(node)] if end == start + len(ids) else []
         return found
@@ -272,5 +271,5 @@ class _Grown:
 def unique_tokens(sequences: Sequence[tuple[int, ...]]) -> int:
     """Positions of the trie of all sequences: in sorted order each adds what it does not share with the one before."""
     ordered = sorted(sequences)
-    shared = (common(before, now) for before, now in itertools.pairwise(ordered))
+    shared = (common_tokens(before, now) for before, now in itertools.pairwise(ordered))
     return sum(map(len, ordered)) - sum(shared)

@@ -1,4 +1,5 @@
-"""The HTTP side of a gateway, on Starlette.
+"""The HTTP side of a gateway, on Starlette, served by uvicorn: in the foreground as a command, or in a thread beside a
+training run.
 
 Agents: `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models`, also below `/s/SESSION`.
 Those who run them: `POST /sessions`, `GET /sessions/ID`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`,
@@ -11,25 +12,33 @@ import asyncio
 import contextlib
 import json
 import re
+import resource
 import secrets
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.progress import notice
-from turntree.gateway.chat import chunks, completion_body, flag, read_chat
-from turntree.gateway.config import Refused, bad_request
-from turntree.gateway.lineage import Kept
-from turntree.gateway.responses import events, read_responses, response_body
-from turntree.gateway.rewards import only, read_reward
-from turntree.gateway.sessions import Ask, LiveSession, Sessions, digest
+from turntree.gateway.bodies import chunks, completion_body, events, read_chat, read_responses, response_body
+from turntree.gateway.calls import Call
+from turntree.gateway.config import Refused, bad_request, read_reward
+from turntree.gateway.sampling import Ask, LiveSession
+from turntree.gateway.sessions import Sessions, digest
 from turntree.observe.jsonl import parse_object
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -40,6 +49,10 @@ _SMALL = 2**16  # bytes of a request that is read in the event loop; a larger on
 _MOST_VALUES = 2**17  # in the JSON of a request
 _VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{\[,]')
 _SESSION = "x-turntree-session"
+_BACKLOG = 4096
+_DROPPED = 2**28  # bytes of a request that are read when it is answered already, and thrown away
+_DROPPING = 10.0  # seconds that this may take
+_IDLE = 130  # seconds; clients keep a connection for less (httpx 5, aiohttp 15, LiteLLM 120), so they end it, not we
 
 
 class Gateway:
@@ -79,44 +92,41 @@ class Gateway:
 
     async def chat(self, request: Request) -> Response:
         session, body = self._asking(request), await self._body(request)
-        asked, logprobs, options = read_chat(body), flag(body, "logprobs"), body.get("stream_options") or {}
-        if not isinstance(options, dict):
-            raise Refused(400, "is not an object", param="stream_options")
-        usage = flag(options, "include_usage")
-        if not flag(body, "stream"):
-            calls = await _unless_gone(request, self.sessions.ask(session, asked))
-            return _json(completion_body(calls, self.model, logprobs=logprobs))
+        asked = read_chat(body)
+        if not asked.stream:
+            calls = await _unless_gone(request, self.sessions.sampler.ask(session, asked.ask))
+            return _json(completion_body(calls, self.model, logprobs=asked.logprobs))
 
-        def lines(calls: Sequence[Kept]) -> Iterator[str]:
-            for chunk in chunks(calls, self.model, with_usage=usage, logprobs=logprobs):
+        def lines(calls: Sequence[Call]) -> Iterator[str]:
+            for chunk in chunks(calls, self.model, with_usage=asked.with_usage, logprobs=asked.logprobs):
                 yield f"data: {json.dumps(chunk)}\n\n"
 
-        return await self._streamed(request, session, asked, lines, "data: [DONE]\n\n")
+        return await self._streamed(request, session, asked.ask, lines, "data: [DONE]\n\n")
 
     async def responses(self, request: Request) -> Response:
         session, body = self._asking(request), await self._body(request)
         asked = read_responses(body, lambda name: next((one for one in session.calls if one.call_id == name), None))
-        if not flag(body, "stream"):
-            calls = await _unless_gone(request, self.sessions.ask(session, asked))
+        if not asked.stream:
+            calls = await _unless_gone(request, self.sessions.sampler.ask(session, asked.ask))
             return _json(response_body(calls[0], self.model))
 
-        def lines(calls: Sequence[Kept]) -> Iterator[str]:
+        def lines(calls: Sequence[Call]) -> Iterator[str]:
             for event in events(calls, self.model):
                 yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
-        return await self._streamed(request, session, asked, lines, "")
+        return await self._streamed(request, session, asked.ask, lines, "")
 
     async def _streamed(
         self,
         request: Request,
         session: LiveSession,
         asked: Ask,
-        lines: Callable[[Sequence[Kept]], Iterator[str]],
+        lines: Callable[[Sequence[Call]], Iterator[str]],
         last: str,
     ) -> Response:
         """A stream. What fails before its first sign of life is due has an HTTP status: an error inside a stream is not
         tried again by any client."""
-        task = asyncio.create_task(self.sessions.ask(session, asked))
+        task = asyncio.create_task(self.sessions.sampler.ask(session, asked))
         leaving = asyncio.create_task(_left(request))
         try:
             await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
@@ -155,43 +165,41 @@ class Gateway:
 
     async def open(self, request: Request) -> Response:
         self._check_admin(request)
-        body = only(await self._body(request), "task", "session", "seed", "sample", "meta")
-        task, name, meta = body.get("task", "task"), body.get("session"), body.get("meta", {})
-        seed, sample = body.get("seed"), body.get("sample", 0)
-        if not isinstance(task, str) or not isinstance(meta, dict) or not isinstance(name, str | None):
-            raise Refused(400, "task and session are texts, meta is an object")
-        if any(type(number) is not int or not 0 <= number < 2**63 for number in (0 if seed is None else seed, sample)):
-            raise Refused(400, "seed and sample are whole numbers of at least 0")
-        opened, keys = self.sessions.open(task, seed=seed, sample=sample, session_id=name, meta=meta)
+        asked = from_mapping(_Opening, await self._body(request))
+        meta, name = asked.meta, asked.session
+        opened, keys = self.sessions.open(asked.task, seed=asked.seed, sample=asked.sample, session_id=name, meta=meta)
         base = _reached(request)
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
-        named = {"session": opened.session_id, "task": task, "key": keys["ask"], "reward_key": keys["reward"]}
+        named = {"session": opened.session_id, "task": asked.task, "key": keys["ask"], "reward_key": keys["reward"]}
         return _json({**named, **places}, 201)
 
     async def look(self, request: Request) -> Response:
         self._check_admin(request)
         session = self.sessions.get(request.path_params["session"])
         calls = [
-            {"id": kept.call_id, "index": kept.index, "cause": kept.cause, "status": kept.status, **_tokens(kept)}
-            for kept in session.calls
+            {
+                **{"id": call.call_id, "index": call.index, "cause": call.cause, "status": call.status},
+                **{"prompt_tokens": call.prompt_tokens, "new_tokens": len(call.added_ids)},
+                "sampled_tokens": len(call.sampled_ids),
+            }
+            for call in session.calls
         ]
-        head = {"session": session.session_id, "task": session.task_id, "tokens": session.tokens}
-        return _json({**head, "calls": calls, "running": len(session.running), **session.reward})
+        head = {"session": session.session_id, "task": session.head.task, "tokens": session.tokens}
+        return _json({**head, "calls": calls, "running": len(session.running), **_worth(session)})
 
     async def reward(self, request: Request) -> Response:
         """The reward ends the session. The same one may be posted again: the answer to the first may have been lost."""
         name = request.path_params["session"]
         session = self.sessions.find(_key(request), name, use="reward", admin=self._is_admin(request))
-        known = {*(kept.call_id for kept in session.calls), *session.reward.get("call_rewards", ())}
+        known = {call.call_id for call in session.calls} | set(_worth(session).get("call_rewards", ()))
         self.sessions.reward(session, read_reward(await self._body(request), known))
         await self.sessions.close(session)
-        return _json({"session": name, **session.reward})
+        return _json({"session": name, **_worth(session)})
 
     async def close(self, request: Request) -> Response:
         self._check_admin(request)
         session = self.sessions.get(request.path_params["session"])
-        reason = only(await self._body(request), "reason").get("reason", "closed without a reward")
-        await self.sessions.close(session, str(reason)[:1000])
+        await self.sessions.close(session, from_mapping(_Closing, await self._body(request)).reason[:1000])
         return _json({"session": session.session_id})
 
     async def status(self, request: Request) -> Response:
@@ -254,6 +262,24 @@ def _read(data: bytes) -> dict[str, Any]:
     if at_most > _MOST_VALUES < sum(not found[0].startswith(b'"') for found in _VALUE.finditer(data)):
         raise Refused(413, f"the request has more than {_MOST_VALUES:,} values", code="too_large")
     return parse_object(data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """What opens a session."""
+
+    task: str = "task"
+    session: str | None = None
+    seed: Annotated[int, Between(0)] | None = None
+    sample: Annotated[int, Between(0)] = 0
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Closing:
+    """What closes a session without a reward."""
+
+    reason: str = "closed without a reward"
 
 
 class _Gone(Exception):
@@ -324,9 +350,8 @@ def _reached(request: Request) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _tokens(kept: Kept) -> dict[str, Any]:
-    sampled = 0 if kept.completion is None else len(kept.completion.token_ids)
-    return {"prompt_tokens": kept.prompt_tokens, "new_tokens": len(kept.added_ids), "sampled_tokens": sampled}
+def _worth(session: LiveSession) -> dict[str, Any]:
+    return {} if session.reward is None else session.reward.to_json()
 
 
 async def _missing(request: Request, error: Exception) -> Response:
@@ -337,3 +362,106 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 async def _defect(request: Request, error: Exception) -> Response:
     return _json(Refused(500, f"the gateway failed ({type(error).__name__})").body, 500)
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket to serve on; port 0 takes a free one. Raises `InputError` where the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio switches Nagle's algorithm off only where the protocol is named: with it a small answer waits 40 ms
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise InputError(
+                f"cannot listen on {host}:{port} ({error})", field="port", hint="choose another"
+            ) from error
+        bound.listen(_BACKLOG)
+        yield bound
+
+
+def url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Hearing:
+    """`app`, which hears a client out: what a request still sends when it is answered (it is too large, its key is
+    wrong) is read and thrown away. Closing the connection under a client that writes would be a reset for it, and the
+    answer lost."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        unread = scope["type"] == "http"
+
+        async def received() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and bool(message.get("more_body", False))
+            return message
+
+        async def sent(message: Message) -> None:
+            if unread and message["type"] == "http.response.body" and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                message, dropped = {"type": "http.response.body"}, 0
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_DROPPING):
+                        while unread and dropped < _DROPPED:
+                            dropped += len((await received()).get("body", b""))
+            await send(message)
+
+        await self._app(scope, received, sent)
+
+
+def server_of(app: ASGIApp, *, most: int) -> uvicorn.Server:
+    """`most` is how many connections are served at once; further ones get HTTP 503."""
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise InputError(
+            "needs the package uvicorn", field="gateway", hint="pip install 'turntree[gateway]'"
+        ) from error
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:  # every connection is an open file
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # no log of requests: a path may hold a key
+    settings: dict[str, Any] = {"access_log": False, "log_level": "warning", "timeout_graceful_shutdown": 5}
+    settings |= {"backlog": _BACKLOG, "limit_concurrency": most, "timeout_keep_alive": _IDLE}
+    settings["proxy_headers"] = False  # whoever is asked is this socket, whatever a header says
+    return uvicorn.Server(uvicorn.Config(Hearing(app), **settings))
+
+
+class Served:
+    """A gateway that is served by a thread. `call` runs a coroutine in its event loop and gives its result."""
+
+    def __init__(self, url: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.url, self._loop = url, loop
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+@contextlib.contextmanager
+def serving(app: ASGIApp, *, most: int, host: str = "127.0.0.1", port: int = 0) -> Iterator[Served]:
+    """Serve `app` in a thread while the block lasts."""
+    server = server_of(app, most=most)
+    with listening(host, port) as bound:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(
+            target=lambda: loop.run_until_complete(server.serve(sockets=[bound])), name="turntree-gateway", daemon=True
+        )
+        thread.start()
+        try:
+            while not server.started:
+                thread.join(0.005)
+                if not thread.is_alive():
+                    raise TurntreeError("the gateway could not be started")
+            yield Served(url_of(bound), loop)
+        finally:
+            server.should_exit = True
+            thread.join()
+            loop.close()

@@ -2,7 +2,7 @@
 
 `open/ID.jsonl` grows while the session lives and is moved to `closed/` when it is over. Each row is written with one
 call of the system before the agent gets its answer, so that a killed process loses no answer that was given; a row that
-was cut off is dropped. Rows refer to earlier ones (`lineage.Kept`). Keys are stored as digests. Reading is strict: a
+was cut off is dropped. Rows refer to earlier ones (`Call.base`). Keys are stored as digests. Reading is strict: a
 row is one of the dataclasses below, and only what could have been written is read (`StoredSession`).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,10 +21,9 @@ from turntree.core.config import Between, from_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
-from turntree.core.scalars import number
 from turntree.core.tree import StopReason
-from turntree.gateway.calls import Cause, Session, Status
-from turntree.gateway.lineage import Kept
+from turntree.gateway.calls import Call, Cause, Session, Status
+from turntree.gateway.config import Reward
 from turntree.observe.files import json_line, parse_line, writing
 from turntree.observe.jsonl import read_lines
 
@@ -36,13 +36,15 @@ Count = Annotated[int, Between(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Head:
+class Head:
+    """How a session begins. `keys` are digests of its keys, by what they allow ("ask", "reward")."""
+
     schema: Literal["turntree.session/1"]
     session: str
     task: str
     sample: Count
     seed: Count
-    opened: float
+    opened: float  # wall-clock time, which goes on while a gateway is down
     keys: dict[str, str]
     meta: dict[str, Any]
 
@@ -50,17 +52,17 @@ class _Head:
         if self.keys.keys() != {"ask", "reward"} or not all(map(_DIGEST.fullmatch, self.keys.values())):
             raise ValueError("keys are not the digests of the keys ask and reward")
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Reward:
-    reward: float | None
-    success: bool | None = None
-    reason: str = ""
-    call_rewards: dict[str, float] = field(default_factory=dict[str, float])
-
-    def __post_init__(self) -> None:
-        for value in (*self.call_rewards.values(), *(() if self.reward is None else (self.reward,))):
-            number(value)
+    def value(self, calls: Iterable[Call], given: Reward | None, reason: str, stop: StopReason) -> Session:
+        """The session as a value. `reason` is why it ended without a reward."""
+        worth = {} if given is None else given.to_json()
+        return Session(
+            session_id=self.session,
+            task_id=self.task,
+            sample=self.sample,
+            calls=tuple(sorted(calls, key=lambda call: call.index)),
+            stop=stop,
+            **{**worth, "reason": worth.get("reason") or reason},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,23 +109,14 @@ class StoredSession:
     """A session's file: its head, its calls in the order in which they ended, its reward and its end, if it has them.
     The calls have names and numbers of their own, and each fits the earlier one that it goes on from."""
 
-    head: _Head
-    calls: list[Kept]
-    reward: dict[str, Any]
+    head: Head
+    calls: list[Call]
+    reward: Reward | None
     end: _End | None
 
     def value(self) -> Session:
-        head = self.head
-        said = {name: value for name, value in self.reward.items() if name != "reason"}
-        return Session(
-            session_id=head.session,
-            task_id=head.task,
-            sample=head.sample,
-            calls=tuple(kept.call(head.session, head.task) for kept in sorted(self.calls, key=lambda one: one.index)),
-            reason=self.reward.get("reason") or ("" if self.end is None else self.end.closed),
-            stop=StopReason.COMPLETED if self.end is None else self.end.stop,
-            **said,
-        )
+        end = self.end or _End(closed="")
+        return self.head.value(self.calls, self.reward, end.closed, end.stop)
 
 
 class SessionStore:
@@ -141,19 +134,7 @@ class SessionStore:
         return any(self.path(session_id, where).exists() for where in (OPEN, CLOSED, DAMAGED))
 
     def append(self, session_id: str, row: dict[str, Any], *, sync: bool = False) -> None:
-        path = self.path(session_id)
-        data = json_line(row, allow_nan=False).encode("utf-8")
-        with writing(path):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                written = os.write(handle, data)
-                if written < len(data):
-                    os.ftruncate(handle, os.fstat(handle).st_size - written)
-                    raise OSError(28, "the disk is full")
-                if sync:
-                    os.fsync(handle)
-            finally:
-                os.close(handle)
+        append_row(self.path(session_id), row, sync=sync)
 
     def close(self, session_id: str) -> None:
         self.path(session_id).replace(self.path(session_id, CLOSED))
@@ -170,7 +151,7 @@ class SessionStore:
         path, live = self.path(session_id), True
         if not path.exists():
             path, live = self.path(session_id, CLOSED), False
-        head, calls, numbers, reward, end = None, dict[str, Kept](), set[int](), dict[str, Any](), None
+        head, calls, numbers, reward, end = None, dict[str, Call](), set[int](), None, None
         for place, line in read_lines(path):
             if live and not line.endswith(b"\n"):
                 os.truncate(path, path.stat().st_size - len(line))
@@ -180,14 +161,13 @@ class SessionStore:
                 if head is None:
                     head = _head(row, session_id)
                 elif row.keys() == {"call"}:
-                    kept = call_from_json(row["call"], calls)
-                    if kept.index in numbers:
-                        raise InputError(f"{kept.index} is there twice", field="call.index")
-                    calls[kept.call_id] = kept
-                    numbers.add(kept.index)
-                elif row.keys() == {"reward"} and not reward:
-                    given = from_mapping(_Reward, row["reward"])
-                    reward = {name: getattr(given, name) for name in row["reward"]}
+                    call = call_from_json(row["call"], calls)
+                    if call.index in numbers:
+                        raise InputError(f"{call.index} is there twice", field="call.index")
+                    calls[call.call_id] = call
+                    numbers.add(call.index)
+                elif row.keys() == {"reward"} and reward is None:
+                    reward = from_mapping(Reward, row["reward"])
                 else:
                     ended = from_mapping(_End, row)
                     end = end or ended
@@ -219,63 +199,80 @@ def read_session(store: SessionStore, session_id: str) -> Session:
     return held.value()
 
 
-def call_to_json(kept: Kept) -> dict[str, Any]:
+def append_row(path: Path, row: dict[str, Any], *, sync: bool = False) -> None:
+    """Write a whole row or nothing, with one call of the system."""
+    data = json_line(row, allow_nan=False).encode("utf-8")
+    with writing(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            written = os.write(handle, data)
+            if written < len(data):
+                os.ftruncate(handle, os.fstat(handle).st_size - written)
+                raise OSError(28, "the disk is full")
+            if sync:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def call_to_json(call: Call) -> dict[str, Any]:
     """A call as a row; the prompt and the messages are what it adds to its base."""
     row: dict[str, Any] = {
-        "id": kept.call_id,
-        "index": kept.index,
-        "request": kept.request_id,
-        "cause": kept.cause,
-        "ids": list(kept.added_ids),
-        "messages": [message.to_chat() for message in kept.added],
+        "id": call.call_id,
+        "index": call.index,
+        "request": call.request_id,
+        "cause": call.cause,
+        "ids": list(call.added_ids),
+        "messages": [message.to_chat() for message in call.added],
     }
-    if kept.base is not None:
-        row |= {"base": kept.base.call_id, "base_tokens": kept.base_tokens, "base_messages": kept.base_messages}
-    if kept.tools and (kept.base is None or kept.tools != kept.base.tools):
-        row["tools"] = list(kept.tools)
-    if kept.completion is not None:
-        row["completion"] = dataclasses.asdict(kept.completion)
-    if kept.answer is not None:
-        row["answer"] = kept.answer.to_chat()
-    if kept.status != "kept":
-        row |= {"status": kept.status, "error": kept.error, "cost": dataclasses.asdict(kept.cost)}
-    return row | ({"meta": kept.meta} if kept.meta else {})
+    if call.base is not None:
+        row |= {"base": call.base.call_id, "base_tokens": call.base_tokens, "base_messages": call.base_messages}
+    if call.tools and (call.base is None or call.tools != call.base.tools):
+        row["tools"] = list(call.tools)
+    if call.completion is not None:
+        row["completion"] = dataclasses.asdict(call.completion)
+    if call.answer is not None:
+        row["answer"] = call.answer.to_chat()
+    if call.status != "kept":
+        row |= {"status": call.status, "error": call.error, "cost": dataclasses.asdict(call.cost)}
+    return row | ({"meta": call.meta} if call.meta else {})
 
 
-def call_from_json(row: Any, earlier: dict[str, Kept]) -> Kept:
+def call_from_json(row: Any, earlier: dict[str, Call]) -> Call:
     """Inverse of `call_to_json`; `earlier` are the session's calls so far, by id. Raises `InputError` for a call that
     does not fit them."""
-    call = from_mapping(_Call, row)
-    base = None if call.base is None else earlier.get(call.base)
-    if (base is None) != (call.base is None):
-        raise InputError(f"there is no earlier call {call.base!r}", field="call.base")
-    tokens, messages = (0, 0) if base is None else (base.total_tokens, base.message_count + (base.answer is not None))
-    if call.base_tokens > tokens or call.base_messages > messages:
+    read = from_mapping(_Call, row)
+    base = None if read.base is None else earlier.get(read.base)
+    if (base is None) != (read.base is None):
+        raise InputError(f"there is no earlier call {read.base!r}", field="call.base")
+    tokens = 0 if base is None else base.prompt_tokens + len(base.sampled_ids)
+    messages = 0 if base is None else base.message_count + (base.answer is not None)
+    if read.base_tokens > tokens or read.base_messages > messages:
         raise InputError("is more than the call that it goes on from holds", field="call.base_tokens")
-    if call.id in earlier:
-        raise InputError(f"{call.id!r} is there twice", field="call.id")
-    return Kept(
-        call_id=call.id,
-        index=call.index,
-        request_id=call.request,
-        cause=call.cause,
-        added_ids=call.ids,
-        added=tuple(map(_message, call.messages)),
-        tools=tuple(call.tools) if call.tools is not None else () if base is None else base.tools,
+    if read.id in earlier:
+        raise InputError(f"{read.id!r} is there twice", field="call.id")
+    return Call(
+        call_id=read.id,
+        index=read.index,
+        request_id=read.request,
+        cause=read.cause,
+        added_ids=read.ids,
+        added=tuple(map(_message, read.messages)),
+        tools=tuple(read.tools) if read.tools is not None else () if base is None else base.tools,
         base=base,
-        base_tokens=call.base_tokens,
-        base_messages=call.base_messages,
-        completion=call.completion,
-        answer=None if call.answer is None else _message(call.answer, "assistant"),
-        status=call.status,
-        error=call.error,
-        cost=call.cost,
-        meta=call.meta,
+        base_tokens=read.base_tokens,
+        base_messages=read.base_messages,
+        completion=read.completion,
+        answer=None if read.answer is None else _message(read.answer, "assistant"),
+        status=read.status,
+        error=read.error,
+        cost=read.cost,
+        meta=read.meta,
     )
 
 
-def _head(row: dict[str, Any], session_id: str) -> _Head:
-    head = from_mapping(_Head, row)
+def _head(row: dict[str, Any], session_id: str) -> Head:
+    head = from_mapping(Head, row)
     if head.session != session_id:
         raise InputError(f"is {head.session!r}, not the name of the file", field="session")
     return head

@@ -1,12 +1,24 @@
-"""A gateway in front of a server of others: everything passes through unchanged, conversations become traces."""
+"""`turntree gateway --upstream`: everything passes through unchanged to a server of others, and what agents do there
+becomes traces.
+
+Calls are joined by what they say: a call whose messages begin with an earlier call's messages and answer continues that
+conversation. A conversation that nobody has continued for a while is a trace (docs/traces.md), so an agent's sub-agents
+and compactions give traces of their own. Only bodies are looked at, headers never; texts pass the rules of redaction
+before they are kept anywhere.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import re
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
 
 import httpx
 from starlette.applications import Starlette
@@ -14,10 +26,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, TurntreeError
+from turntree.core.messages import Message
+from turntree.core.progress import notice
+from turntree.gateway.calls import chained, digest_of
 from turntree.gateway.config import Refused
-from turntree.gateway.traces import TraceWriter, answers_in
-from turntree.observe.jsonl import parse_object
+from turntree.gateway.store import append_row
+from turntree.observe.files import json_line
+from turntree.observe.jsonl import parse_json, parse_object
+from turntree.traces.schema import FILE_SCHEMA, Trace
+from turntree.traces.splits import assign_split
 
 _MOST = 32_000_000  # bytes of a request; of an answer that is traced (a larger one passes through)
 _FLUSH = 5.0  # seconds between two looks for conversations that nobody continues
@@ -26,6 +44,229 @@ _HOP = frozenset(  # belongs to one connection, or would hide the answer from us
     | {"proxy-authenticate", "content-length", "accept-encoding", "x-turntree-session"}
 )
 _METHODS = ["GET", "POST", "DELETE", "PUT", "PATCH"]
+REDACTED = "[redacted]"
+SECRETS = (  # always redacted: the shapes of common keys
+    r"\b(?:sk|rk|pk|gh[oprsu]|github_pat|glpat|xox[abeprs]|hf)[-_][A-Za-z0-9_-]{16,}",
+    r"\bAIza[A-Za-z0-9_-]{30,}",
+    r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    # a JSON Web Token, signed or encrypted; one look ahead for each word keeps it linear
+    r"(?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]++\.[A-Za-z0-9_-]*+\.)[A-Za-z0-9_-]*?\beyJ[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*){2,4}",
+    r"\bBearer\s+[A-Za-z0-9._~+/-]{16,}=*",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----BEGIN )(?:.|\n))*?-----END [A-Z ]*PRIVATE KEY-----",
+)
+
+
+class Redaction:
+    """Replaces what a rule (a regular expression) matches in every text of a message and of its calls."""
+
+    def __init__(self, rules: Iterable[str] = ()) -> None:
+        self._rules: list[re.Pattern[str]] = []
+        for rule in (*SECRETS, *rules):
+            try:
+                self._rules.append(re.compile(rule))
+            except re.error as error:
+                problem = f"{rule!r} is not a regular expression ({error})"
+                raise InputError(problem, field="upstream.redact", hint="write it as Python's re does") from error
+
+    def text(self, text: str) -> str:
+        for rule in self._rules:
+            text = rule.sub(REDACTED, text)
+        return text
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with its texts redacted."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(item) for item in cast("list[Any]", value)]
+        if isinstance(value, dict):
+            return {self.text(key): self.value(item) for key, item in cast("dict[str, Any]", value).items()}
+        return value
+
+    def message(self, message: Message) -> Message:
+        calls = tuple(replace(call, arguments=self.value(call.arguments)) for call in message.tool_calls)
+        return replace(
+            message, content=self.text(message.content), reasoning=self.text(message.reasoning), tool_calls=calls
+        )
+
+
+@dataclass(eq=False)
+class _Dialogue:
+    """A conversation so far; `messages` are shared with the one it continues."""
+
+    name: str
+    session: str
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...]
+    model: str
+    seen: float
+    cut: dict[str, str] = field(default_factory=dict[str, str])  # turns that the token limit cut
+
+
+class TraceWriter:
+    """Appends traces to `path`. At most `most` conversations wait for more; the oldest is written first. As many cut
+    turns are remembered; those forgotten are counted."""
+
+    def __init__(
+        self,
+        path: Path,
+        redaction: Redaction,
+        *,
+        idle: float = 300.0,
+        most: int = 10_000,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.path, self.counts = path, Counter[str]()
+        self._redaction, self._idle, self._most, self._clock = redaction, idle, most, clock
+        self._live: OrderedDict[tuple[str, bytes], _Dialogue] = OrderedDict()  # the least recent first
+        # The conversations that end in a cut answer. They outlive `_live`: a retry continues what was continued before.
+        self._cut: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._run = f"{clock():.6f}".replace(".", "-")
+        if not path.exists() or not path.stat().st_size:
+            self._append({"schema": FILE_SCHEMA, "made_by": "gateway"})
+
+    def call(self, session: str, request: dict[str, Any], answers: Sequence[dict[str, Any]]) -> None:
+        """Keep one call: its request and the messages (with `finish_reason`) that it was answered with. What is not a
+        conversation of texts is counted and left out."""
+        try:
+            asked = tuple(self._message(row) for row in request.get("messages") or ())
+            said = [(self._message(row), row.get("finish_reason") == "length") for row in answers]
+            tools = tuple(self._redaction.value(list(request.get("tools") or ())))
+        except (InputError, AttributeError, TypeError):
+            self.counts["not traced: no conversation of texts"] += 1
+            return
+        self.counts["calls"] += 1
+        names = chained([digest_of(message, thoughts=False) for message in asked])
+        before = next((i for i in range(len(asked), 0, -1) if (session, names[i - 1]) in self._live), 0)
+        begun = self._live.pop((session, names[before - 1])) if before else None
+        turns = [(session, name) for message, name in zip(asked, names, strict=True) if message.role == "assistant"]
+        marked = {str(turn): "cut" for turn, key in enumerate(turns) if key in self._cut}
+        for answer, cut in said:
+            dialogue = _Dialogue(
+                name=f"gateway-{self._run}-{self.counts['calls']}-{self.counts['answers']}",
+                session=session,
+                messages=(*(begun.messages if begun else ()), *asked[before:], answer),
+                tools=tools,
+                model=str(request.get("model", "")),
+                seen=self._clock(),
+                cut={**(begun.cut if begun else {}), **marked, **({str(len(turns)): "cut"} if cut else {})},
+            )
+            self.counts["answers"] += 1
+            whole = chained([digest_of(answer, thoughts=False)], names[-1] if names else b"")[-1]
+            self._live[session, whole] = dialogue
+            if cut:
+                self._remember((session, whole))
+        self.flush()
+
+    def _remember(self, key: tuple[str, bytes]) -> None:
+        self._cut[key] = None
+        self._cut.move_to_end(key)
+        if len(self._cut) > self._most:
+            self._cut.popitem(last=False)
+            self.counts["cut turns forgotten"] += 1
+
+    def flush(self, *, everything: bool = False) -> None:
+        """Write the conversations that nobody has continued for a while. Where the disk is full they go on waiting, and
+        those that cannot are counted as lost."""
+        now = self._clock()
+        while self._live:
+            key, oldest = next(iter(self._live.items()))
+            if not everything and now - oldest.seen < self._idle and len(self._live) <= self._most:
+                return
+            try:
+                self._write(oldest)
+            except TurntreeError as error:
+                notice(f"warning: {error}")
+                if not everything and len(self._live) <= self._most:
+                    return
+                self.counts["not traced: the disk is full"] += 1
+            del self._live[key]
+
+    def _write(self, dialogue: _Dialogue) -> None:
+        first = next((one for one in dialogue.messages if one.role == "user"), dialogue.messages[0])
+        group = digest_of(first, thoughts=False).hex()
+        meta: dict[str, Any] = {"group": group, "model": dialogue.model}
+        meta |= {"session": dialogue.session} if dialogue.session else {}
+        meta |= {"skip_turns": dialogue.cut} if dialogue.cut else {}
+        try:
+            trace = Trace(
+                id=dialogue.name,
+                messages=dialogue.messages,
+                tools=dialogue.tools,
+                domain="gateway",
+                split=assign_split(group, 0),
+                meta=meta,
+            )
+            row = trace.to_json()
+            Trace.from_json(parse_json(json_line(row, allow_nan=False)))  # or the whole file could not be read again
+        except (InputError, AttributeError):  # a tool declared twice, or none; half a character; an id that is no text
+            self.counts["not traced: no valid trace"] += 1
+            return
+        self._append(row)
+        self.counts["traces"] += 1
+
+    def _message(self, row: Any) -> Message:
+        if isinstance(row, dict) and row.get("role") == "developer":
+            row = {**row, "role": "system"}
+        return self._redaction.message(Message.from_chat(row))
+
+    def _append(self, row: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        append_row(self.path, row)
+
+
+def answers_in(data: bytes, *, streamed: bool) -> list[dict[str, Any]]:
+    """The messages of a chat completion, or of the chunks of its stream, each with its `finish_reason`. Raises
+    `InputError` for anything else."""
+    if not streamed:
+        choices: Any = parse_object(data).get("choices")
+        if not isinstance(choices, list):
+            raise InputError("holds no choices", field="choices")
+        return [{**one["message"], "finish_reason": one.get("finish_reason")} for one in choices]
+    found: dict[int, dict[str, Any]] = {}
+    for chunk in _events(data):
+        for choice in chunk.get("choices") or ():
+            _add_delta(found.setdefault(choice.get("index", 0), {"role": "assistant", "content": ""}), choice)
+    if not found:
+        raise InputError("holds no choices", field="choices")
+    return [one | {"tool_calls": list(one.get("tool_calls", {}).values())} for _, one in sorted(found.items())]
+
+
+def _events(data: bytes) -> Iterator[dict[str, Any]]:
+    for raw in data.splitlines():  # of bytes: text would be split at U+2028 too, which JSON may hold as it is
+        line = raw.decode("utf-8", "replace")
+        text = line.removeprefix("data:").strip()
+        if line.startswith("data:") and text != "[DONE]":
+            yield parse_object(text)
+
+
+def _add_delta(message: dict[str, Any], choice: dict[str, Any]) -> None:
+    delta = choice.get("delta") or {}
+    message["content"] += delta.get("content") or ""
+    thoughts = (delta.get(name) for name in ("reasoning_content", "reasoning"))
+    thought = next((text for text in thoughts if isinstance(text, str) and text), None)  # some servers send it twice
+    if thought is not None:
+        message["reasoning_content"] = message.get("reasoning_content", "") + thought
+    calls: dict[tuple[int, int], dict[str, Any]] = message.setdefault("tool_calls", {})
+    for part in delta.get("tool_calls") or ():
+        call = _call_of(calls, part)
+        call["id"] = call["id"] or part.get("id")
+        for name, text in (part.get("function") or {}).items():
+            call["function"][name] = call["function"].get(name, "") + (text or "")
+    if choice.get("finish_reason"):
+        message["finish_reason"] = choice["finish_reason"]
+
+
+def _call_of(calls: dict[tuple[int, int], dict[str, Any]], part: dict[str, Any]) -> dict[str, Any]:
+    """The call that a part belongs to, by its index and the number of calls with that index: some servers give all
+    parallel calls the index 0. A new id begins a new call where a name comes with it (an id alone may only change)."""
+    index = part.get("index") or 0
+    number = sum(one == index for one, _ in calls)
+    last = calls.get((index, number - 1))
+    begins = part.get("id") and (part.get("function") or {}).get("name")
+    if last is not None and not (begins and last["function"]["name"] and part["id"] != last["id"]):
+        return last
+    return calls.setdefault((index, number), {"id": None, "function": {"name": "", "arguments": ""}})
 
 
 class Upstream:

@@ -32,7 +32,7 @@ from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate,
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.engines.requests import polled
-from turntree.environments.inline import InlinePool
+from turntree.environments.local import LocalPool
 from turntree.environments.pool import Answer, EnvironmentPool, Session
 from turntree.rollouts.accounting import Clock, Usage
 from turntree.rollouts.groups import Group, GrownGroup, Key, allowed, possible
@@ -152,7 +152,7 @@ class Scheduler:
         require_whole_paths(renderer, brancher)
         self.rendered = False  # whether a task ever was
         self.rewards = rewards
-        self.pool: EnvironmentPool = pool if pool is not None else InlinePool()
+        self.pool: EnvironmentPool = pool if pool is not None else LocalPool()
         max_context = min(config.episodes.max_context, engine.max_context)
         self.config = replace(config, episodes=replace(config.episodes, max_context=max_context))
         self.usage = Usage(places=config.places)

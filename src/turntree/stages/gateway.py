@@ -17,12 +17,10 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.engines.endpoint import EndpointConfig
 from turntree.gateway.config import ServingConfig
-from turntree.gateway.driver import EngineDriver
 from turntree.gateway.merge import merge
-from turntree.gateway.serve import listening, server_of, url_of
+from turntree.gateway.sampling import EngineDriver
 from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import CLOSED, DAMAGED, SessionStore, read_session
-from turntree.gateway.traces import Redaction, TraceWriter
 from turntree.logs.trees import KeptTree
 from turntree.observe.jsonl import write_lines
 from turntree.observe.run import open_folder
@@ -77,7 +75,12 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
     """Serve until the process is told to end (SIGINT, SIGTERM). Sessions lie in `out/sessions`, the gateway's own key
     in `out/gateway.key` unless TURNTREE_GATEWAY_KEY holds it. A gateway that is started again on the same folder goes
     on with the sessions that are open there."""
-    from turntree.gateway.server import Gateway  # needs the extra: a clear word where it is missing
+    from turntree.gateway.server import (  # needs the extra: a clear word where it is missing
+        Gateway,
+        listening,
+        server_of,
+        url_of,
+    )
     from turntree.stages.policy import open_speaker  # loads torch, and help is read from this module
 
     config = parts.resolved(config)
@@ -108,7 +111,8 @@ def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:
     `traces`."""
     if config.upstream is None:
         raise ConfigError("is missing", field="upstream.url", hint="give --upstream URL")
-    from turntree.gateway.upstream import Upstream
+    from turntree.gateway.server import listening, server_of, url_of
+    from turntree.gateway.upstream import Redaction, TraceWriter, Upstream
 
     writer = TraceWriter(traces, Redaction(config.upstream.redact), idle=config.upstream.idle)
     upstream = Upstream(config.upstream.url, writer)

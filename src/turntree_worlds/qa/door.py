@@ -14,9 +14,9 @@ from turntree.core import seeds
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
+from turntree.environments.local import LocalPool
 from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
 from turntree.observe.files import read_json
-from turntree.tools.pool import ThreadPool
 from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
@@ -113,7 +113,7 @@ class Questions:
             tools = stack.enter_context(
                 open_tools(index, search=self.search, sandbox=self.sandbox, runtime=self.runtime)
             )
-            pool = stack.enter_context(ThreadPool(self.threads))
+            pool = stack.enter_context(LocalPool(self.threads))
             reward, episodes = HierarchicalReward(self.reward), self._episodes()
             tasks = {split: environments(found, tools, reward, episodes, shown) for split, found in asked.items()}
             for split, found in posed.items():
@@ -160,7 +160,7 @@ class Opened:
     answered."""
 
     tasks: Mapping[str, Sequence[QaEnvironment]]
-    pool: ThreadPool
+    pool: LocalPool
     tools: ToolRuntime
     posed: Mapping[str, Sequence[Posed]]
     read: Sequence[dict[str, Any]] = ()

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
+from turntree.environments.local import LocalPool
 from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
 from turntree.environments.tool_environment import ToolEnvironment
-from turntree.tools.pool import ThreadPool
 from turntree_worlds.sandboxes.limits import Limits, SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.workbench import bugs, families
@@ -60,7 +60,7 @@ class Terminal:
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
         """`seed` draws tasks of a file; a generated one is defined by its split and number. Raises `InputError` on a
         machine without a sandbox."""
-        with Sandbox(self.sandbox) as sandbox, ThreadPool(self.threads) as pool:
+        with Sandbox(self.sandbox) as sandbox, LocalPool(self.threads) as pool:
             read: list[dict[str, Any]] = []
             if self.tasks == GENERATED:
                 made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}

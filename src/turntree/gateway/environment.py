@@ -1,4 +1,4 @@
-"""`gateway:COMMAND`: tasks that an agent works on by itself, through a gateway in front of the policy.
+"""The environment `gateway:COMMAND`: tasks that an agent works on by itself, through a gateway in front of the policy.
 
 For every rollout the gateway opens a session and the command is started in a folder of its own. It finds there the
 server (OPENAI_BASE_URL), its key (OPENAI_API_KEY), its task (TURNTREE_TASK, a JSON file), and where to post a reward
@@ -30,16 +30,13 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
 from turntree.core.verdict import Verdict
 from turntree.environments.tasks import TRAIN, TaskSet
-from turntree.gateway.calls import Call, Session
-from turntree.gateway.config import GatewayLimits, Refused, ServingConfig
-from turntree.gateway.driver import EngineDriver
-from turntree.gateway.lineage import Thoughts, digest_of
+from turntree.gateway.calls import Call, Session, Thoughts, digest_of
+from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
 from turntree.gateway.merge import Discarded, Merged, merge
 from turntree.gateway.process import Exit, command_of, run_agent
-from turntree.gateway.rewards import last_words
-from turntree.gateway.serve import Served, serving
-from turntree.gateway.server import Gateway
-from turntree.gateway.sessions import LiveSession, Sessions
+from turntree.gateway.sampling import EngineDriver, LiveSession
+from turntree.gateway.server import Gateway, Served, serving
+from turntree.gateway.sessions import Sessions
 from turntree.observe.files import tree_hash, write_json
 from turntree.rollouts.accounting import Usage
 from turntree.rollouts.groups import GrownGroup
@@ -293,24 +290,21 @@ def _said(session: Session, merged: Merged, end: int, verdict: Verdict) -> tuple
     it; the last observation is empty and has the verdict."""
     messages, told, seen = list[Message](), list[Observation](), Counter[bytes]()
     mine = set(merged.tree.nodes_of(end))
-    calls = {call.call_id: call for call in sorted(session.calls, key=lambda one: one.index)}
-    for call in calls.values():
+    for call in session.calls:
         node = merged.nodes.get((session.session_id, call.call_id))
         if node not in mine:
             continue  # without an answer, or left out
-        new, answer = _new(call, calls, seen), merged.tree[node].messages
+        new, answer = _new(call, seen), merged.tree[node].messages
         seen.update(digest_of(message, thoughts=False) for message in (*new, *answer))
         told.append(Observation(new, done=False))
         messages += (*new, *answer)
     return messages, [*told, Observation((), done=True, success=verdict.success, reward=verdict.reward)]
 
 
-def _new(call: Call, calls: Mapping[str, Call], seen: Counter[bytes]) -> tuple[Message, ...]:
+def _new(call: Call, seen: Counter[bytes]) -> tuple[Message, ...]:
     """What a prompt says that was not said before. A history that was rewritten repeats much of it."""
-    if call.cause == "start":
-        return call.messages
-    if call.follows is not None and call.cause in ("continue", "rewritten"):
-        return call.messages[len(calls[call.follows].messages) + 1 :]
+    if call.cause in ("start", "continue", "rewritten"):
+        return call.added
     left, new = seen.copy(), list[Message]()
     for message in call.messages:
         name = digest_of(message, thoughts=False)
@@ -381,18 +375,19 @@ class _Playing:
         output only if it ended well."""
         if self.sessions.driver.failure is not None:
             raise self.sessions.driver.failure
-        if live.reward:
+        if live.reward is not None:
             success = _success(session.success, session.reward)
             return replace(session, success=success, reason=session.reason or "posted")
         problem = exit_.problem
         if problem is None:
             try:
                 said = last_words(exit_.last_line, [call.call_id for call in session.calls])
-            except Refused as error:
+            except InputError as error:
                 problem = f"the agent gave no reward: none was posted, and {error}"
             else:
-                said = {"reason": "the agent's last line", **said}
-                return replace(session, **{**said, "success": _success(said.get("success"), said["reward"])})
+                success, reason = _success(said.success, said.reward), said.reason or "the agent's last line"
+                by_call = said.call_rewards or {}
+                return replace(session, reward=said.reward, success=success, reason=reason, call_rewards=by_call)
             if self.player.judges_alone:  # a reward of the user's functions takes its place
                 return replace(session, reward=0.0, success=None, reason="the agent ended")
         if live.limit and exit_.stopped is None and self.player._settings.limit_reward is not None:

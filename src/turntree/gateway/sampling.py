@@ -1,0 +1,385 @@
+"""What sessions ask is sampled: one thread owns a streaming engine, and requests of all sessions join its batch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from turntree.core import seeds
+from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import InputError, TurntreeError
+from turntree.core.messages import Message
+from turntree.core.protocols import Renderer, StreamingEngine
+from turntree.core.tree import StopReason
+from turntree.engines.requests import polled
+from turntree.gateway.calls import Call, Lineage, Session, Status, Tools
+from turntree.gateway.config import Refused, Reward, ServingConfig, bad_request
+from turntree.gateway.store import Head
+
+T = TypeVar("T")
+
+_TICK = 0.005  # seconds that the engine works before new requests are taken
+_LONGEST_TOKEN = 32  # characters: more than any text has on average
+_SHARE = 4  # one session takes at most a quarter of `limits.waiting`
+_CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
+_NO_ROOM = "This model's maximum context length is {} tokens ({}): {}"  # words that LiteLLM and LangChain look for
+
+
+class Fault(TurntreeError):
+    """The engine gave no completion for one request."""
+
+
+class EngineFailed(TurntreeError):
+    """The engine itself failed: no request can be answered any more."""
+
+
+class EngineDriver:
+    """Drives `engine` until `close`. Nobody else may use the engine except while nothing is in flight (`settle`)."""
+
+    def __init__(self, engine: StreamingEngine) -> None:
+        self.engine = engine
+        self.failure: EngineFailed | None = None
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._flying: dict[int, Future[Completion]] = {}  # by ticket
+        self._thread = threading.Thread(target=self._run, name="turntree-gateway-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> Future[Completion]:
+        """Its completion, or `Fault`, `EngineFailed`, the engine's `InputError` for a request that it refuses,
+        `concurrent.futures.CancelledError` once it was cancelled."""
+        done: Future[Completion] = Future()
+        self._commands.put(lambda: self._submit(request, done))
+        return done
+
+    def cancel(self, done: Future[Completion]) -> Future[Cost]:
+        """Give up a request; returns what it had cost by then, all of it where it had its completion before."""
+        cost: Future[Cost] = Future()
+        self._commands.put(lambda: self._cancel(done, cost))
+        return cost
+
+    def settle(self) -> None:
+        """Wait until everything that was asked so far is in the engine or out of it."""
+        reached = threading.Event()
+        self._commands.put(reached.set)
+        while not reached.wait(1.0):
+            if not self._thread.is_alive():
+                return
+
+    def close(self) -> None:
+        """Cancel what is in flight and stop the thread."""
+        self._commands.put(None)
+        self._thread.join()
+
+    # in the thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                if not self._take():
+                    return
+                for finished in polled(self.engine, self._flying, _TICK) if self._flying else ():
+                    done = self._flying.pop(finished.ticket)
+                    if finished.completion is not None:
+                        done.set_result(finished.completion)
+                    else:
+                        done.set_exception(Fault(finished.fault or "the engine gave no reason"))
+            except Exception as error:  # a diverged policy, a lost server: nobody would be answered
+                self.failure = EngineFailed(f"the engine failed: {error}")
+                self.failure.__cause__ = error
+                for done in self._flying.values():
+                    done.set_exception(self.failure)
+                self._flying.clear()
+
+    def _take(self) -> bool:
+        """Do what was asked, waiting for it where the engine has nothing to do. False: stop."""
+        wait = not self._flying
+        while wait or not self._commands.empty():
+            wait = False
+            command = self._commands.get()
+            if command is None:
+                for ticket, done in self._flying.items():
+                    self.engine.cancel(ticket)
+                    done.cancel()
+                self._flying.clear()
+                return False
+            command()
+        return True
+
+    def _submit(self, request: GenerationRequest, done: Future[Completion]) -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        if self.failure is not None:
+            done.set_exception(self.failure)
+            return
+        try:
+            self._flying[self.engine.submit(request)] = done
+        except Exception as error:  # a bad request is data
+            done.set_exception(error)
+
+    def _cancel(self, done: Future[Completion], cost: Future[Cost]) -> None:
+        ticket, spent = next((ticket for ticket, one in self._flying.items() if one is done), None), NO_COST
+        try:
+            if ticket is not None:
+                del self._flying[ticket]
+                spent = self.engine.cancel(ticket)
+            elif done.done() and not done.cancelled() and done.exception() is None:
+                spent = done.result().cost
+        finally:  # also where the engine fails at it: somebody waits for the cost
+            if not done.done() and not done.cancel():
+                done.set_exception(Fault("cancelled"))
+            cost.set_result(spent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One request of an agent, read and checked."""
+
+    messages: tuple[Message, ...]
+    tools: Tools = ()
+    candidates: int = 1
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(eq=False)
+class LiveSession:
+    """A session of this process."""
+
+    head: Head
+    lineage: Lineage
+    places: asyncio.Semaphore  # for requests that are sampled at once; the others wait in line
+    over: bool = False
+    calls: list[Call] = field(default_factory=list[Call])  # in the order in which they ended
+    asked: int = 0  # calls so far, those under way included
+    tokens: int = 0
+    draws: Counter[int] = field(default_factory=Counter[int])  # calls by the digest of their prompt
+    continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
+    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # requests, those in line included
+    reward: Reward | None = None
+    limit: str = ""  # the limit that the agent ran into, in words; it is over where a later call went through
+    stop: StopReason = StopReason.COMPLETED  # the same limit, by its name
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def session_id(self) -> str:
+        return self.head.session
+
+    def value(self, reason: str = "") -> Session:
+        return self.head.value(self.calls, self.reward, reason, self.stop)
+
+    def ran_into(self, stop: StopReason, limit: str) -> str:
+        self.stop, self.limit = stop, limit
+        return limit
+
+    def call_id(self, after: int = 0) -> str:
+        """The name of the next call, or of one after it. A rollout that is repeated has the same names, which a chat
+        template may write into a prompt with the calls of tools."""
+        return f"{seeds.derive(self.head.seed, 'call', self.session_id, self.asked + after):016x}"
+
+    def keep(self, call: Call) -> None:
+        self.calls.append(call)
+        self.lineage.add(call)
+        self.tokens += len(call.added_ids) + len(call.sampled_ids)
+
+    def restore(self, call: Call) -> None:
+        """Keep a call of an earlier process."""
+        self.keep(call)
+        self.draws[_digest(call.prompt_ids)] += 1
+        if call.base is not None and call.goes_on:
+            self.continued.add(call.base.call_id)
+        self.asked = max(self.asked, call.index + 1)
+
+    def draws_of(self, calls: list[Call], seed: int | None) -> list[int]:
+        """The seeds of the candidates of one request. The conversation that began the session has the draws of a
+        rollout whose environment is stepped; every other call has draws by its prompt, because sub-agents that run at
+        once have no order."""
+        head, call = self.head, calls[0]
+        name = _digest(call.prompt_ids)
+        before, turn = self.draws[name], call.turn
+        self.draws[name] += len(calls)
+        self.asked += len(calls)
+        first = call.base is None or call.base.call_id not in self.continued  # of several that go on from one answer
+        if call.base is not None and call.goes_on:
+            self.continued.add(call.base.call_id)
+        if turn is not None and first and len(calls) == 1 and not before and seed is None:
+            return [seeds.of_turn(head.seed, head.task, (head.sample,), turn)]
+        keys = ("gateway", head.task, head.sample, *(() if seed is None else (seed,)), name)
+        return [seeds.derive(head.seed, *keys, before + i) for i in range(len(calls))]
+
+
+class Sampler:
+    """Samples what sessions ask, within their limits. `write` keeps a row of a session on disk."""
+
+    def __init__(
+        self,
+        driver: EngineDriver,
+        renderer: Renderer,
+        config: ServingConfig,
+        ledger: Counter[str],
+        *,
+        write: Callable[[LiveSession, Call], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.driver, self._renderer, self.config, self._ledger = driver, renderer, config, ledger
+        self._write, self._clock = write, clock
+        self._waiting = 0
+        limit = driver.engine.max_context
+        self.max_context = limit if config.max_context is None else min(limit, config.max_context)
+
+    async def ask(self, session: LiveSession, asked: Ask) -> list[Call]:
+        """Sample the candidates of one request and keep them. A request waits in line for its place: clients that are
+        refused give up after two tries. Cancelling this coroutine (the agent hung up) cancels the candidates in the
+        engine; they are kept as disconnected. Raises `Refused`."""
+        limit = self.config.limits.waiting
+        if self._waiting + asked.candidates > limit or len(session.running) > limit // _SHARE:
+            raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
+        task = asyncio.current_task()
+        assert task is not None
+        session.running.add(task)
+        self._waiting += asked.candidates
+        try:
+            async with session.places:
+                self._admit(session, asked)
+                calls = self._placed(session, asked)
+                sampling = self._sampling(session, calls[0], asked)
+                await self._sample(session, calls, sampling, asked.seed)
+                return calls
+        finally:
+            self._waiting -= asked.candidates
+            session.running.discard(task)
+
+    def _admit(self, session: LiveSession, asked: Ask) -> None:
+        limits, count = self.config.limits, asked.candidates
+        if session.over or session.reward or session.ending.locked():
+            raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
+        if count > limits.candidates:
+            raise Refused(400, f"{count} candidates, and {limits.candidates} are allowed", param="n")
+        calls, seconds = session.asked + count, self._clock() - session.head.opened
+        for reached, stop, what, words in (
+            (calls > limits.calls, StopReason.MAX_TURNS, "calls", f"made its {limits.calls} calls"),
+            (session.tokens >= limits.tokens, StopReason.MAX_TOKENS, "tokens", f"used its {limits.tokens} tokens"),
+            (seconds > limits.seconds, StopReason.MAX_SECONDS, "seconds", f"used its {limits.seconds:g} seconds"),
+        ):
+            if reached:
+                raise Refused(403, session.ran_into(stop, f"the session has {words}"), code=f"session_{what}")
+
+    def _placed(self, session: LiveSession, asked: Ask) -> list[Call]:
+        size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
+        if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
+            raise self._no_room(session, f"{size} characters")
+        try:
+            first = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
+        except InputError as error:
+            raise bad_request(error) from error
+        except Exception as error:  # the boundary to foreign templates
+            raise Refused(400, f"the messages cannot be rendered ({type(error).__name__}: {error})") from error
+        more = range(1, asked.candidates)
+        calls = [first, *(first.again(session.call_id(i), session.asked + i, "candidate") for i in more)]
+        for call in calls:
+            call.request_id, call.meta = first.call_id, asked.meta
+        return calls
+
+    def _sampling(self, session: LiveSession, first: Call, asked: Ask) -> Sampling:
+        """How these candidates are sampled. Raises `Refused` where the context has no room."""
+        room = self.max_context - first.prompt_tokens
+        if room < 1:
+            raise self._no_room(session, f"{first.prompt_tokens} tokens")
+        session.ran_into(StopReason.COMPLETED, "")
+        sampling = self.config.sampling
+        longest = min(sampling.max_tokens, room, asked.max_tokens or room)
+        if self.config.parameters == "agent":
+            temperature = sampling.temperature if asked.temperature is None else asked.temperature
+            top_p = sampling.top_p if asked.top_p is None else asked.top_p
+            sampling = replace(sampling, temperature=temperature, top_p=top_p)
+        return replace(sampling, max_tokens=longest)
+
+    def _no_room(self, session: LiveSession, size: str) -> Refused:
+        limit = f"the prompt has {size}, and the context holds {self.max_context} tokens"
+        session.ran_into(StopReason.MAX_TOKENS, limit)
+        return Refused(400, _NO_ROOM.format(self.max_context, _CONTEXT, limit), code=_CONTEXT, param="messages")
+
+    async def _sample(self, session: LiveSession, calls: list[Call], sampling: Sampling, seed: int | None) -> None:
+        """Sample the calls and keep what became of each."""
+        prompt, alone = calls[0].prompt_ids, len(calls) == 1
+        requests = [
+            GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=draw, retain=alone)
+            for draw in session.draws_of(calls, seed)
+        ]
+        flying = [self.driver.submit(request) for request in requests]
+
+        async def completed(i: int) -> Completion:
+            for _ in range(self.config.retries):
+                try:
+                    return await asyncio.wrap_future(flying[i])
+                except Fault:  # asked again, with the same draws
+                    self._ledger["retried"] += 1
+                    flying[i] = self.driver.submit(requests[i])
+            return await asyncio.wrap_future(flying[i])
+
+        try:
+            ended = await asyncio.gather(*map(completed, range(len(calls))), return_exceptions=True)
+        except asyncio.CancelledError:
+            costs = await _at_last(asyncio.gather(*(asyncio.wrap_future(self.driver.cancel(one)) for one in flying)))
+            for call, cost in zip(calls, costs, strict=True):
+                call.cost = cost
+                self._end(session, call, "disconnected", "the agent hung up")
+            raise
+        for call, end in zip(calls, ended, strict=True):
+            self._take(session, call, end)
+        if failed := [call.error for call in calls if call.error]:
+            raise Refused(503 if self.driver.failure is not None else 500, failed[0], code="engine_fault")
+
+    def _take(self, session: LiveSession, call: Call, ended: Completion | BaseException) -> None:
+        """Keep a call that ended."""
+        if isinstance(ended, BaseException):
+            if not isinstance(ended, TurntreeError):
+                raise ended
+            return self._end(session, call, "failed", str(ended))
+        call.completion = ended
+        try:
+            answer = self._renderer.parse(ended.token_ids, call.tools)
+        except Exception as error:  # the boundary to foreign parsers
+            return self._end(session, call, "failed", f"the answer cannot be read ({error})")
+        cut = ended.finish == "length"
+        tool_calls = [replace(made, id=f"call_{call.call_id}_{i}") for i, made in enumerate(answer.tool_calls)]
+        call.answer = replace(answer, cut=cut, tool_calls=() if cut else tuple(tool_calls))
+        self._end(session, call)
+
+    def _end(self, session: LiveSession, call: Call, status: Status = "kept", error: str = "") -> None:
+        call.status, call.error = status, error
+        self._write(session, call)
+        session.keep(call)
+        self._ledger[f"calls_{status}"] += 1
+        self._ledger[f"cause_{call.cause}"] += 1
+
+
+async def _at_last(work: asyncio.Future[T]) -> T:
+    """The result of `work`, also in a task that is cancelled again while it waits: an agent that is stopped hangs up,
+    and its session is closed."""
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(work)
+    return work.result()
+
+
+def _size(message: Message) -> int:
+    calls = sum(len(json.dumps(call.arguments)) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning) + calls
+
+
+def _digest(prompt: tuple[int, ...]) -> int:
+    """A name for a prompt that costs little to keep."""
+    return int.from_bytes(hashlib.blake2b(repr(prompt).encode(), digest_size=8).digest(), "big") >> 1
