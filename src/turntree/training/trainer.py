@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,17 +107,6 @@ class Trainers:
         self.run(Trainer.load, [folder] * self.size)
 
 
-@dataclass(frozen=True)
-class _Setup:
-    """What the other ranks need to know to hold their part."""
-
-    load: Callable[[], PreTrainedModel] | None
-    with_reference: bool
-    optimizer: OptimizerConfig
-    total_steps: int | None
-    threads: int
-
-
 def open_trainers(
     model: PreTrainedModel,
     reference: Reference | None,
@@ -127,15 +117,45 @@ def open_trainers(
     """The trainers of `model`, which rank 0's engine samples from. The other ranks load it themselves (`group.load`);
     their reference is the policy as loaded, so `reference` is that too."""
     threads = max(1, torch.get_num_threads() // group.here)
-    group.scatter([_Setup(group.load, reference is not None, config, total_steps, threads)] * group.size)
+    opened = partial(_joined, group.load, reference is not None, config, total_steps, threads)
+    group.scatter([opened] * group.size)
     torch.set_num_threads(threads)
-    trained = shard(model, group, keep=True)
+    return Trainers(_trainer(model, reference, config, total_steps, group, keep=True))
+
+
+def _joined(
+    load: Callable[[], PreTrainedModel] | None,
+    with_reference: bool,
+    config: OptimizerConfig,
+    total_steps: int | None,
+    threads: int,
+    group: ProcessGroup,
+) -> Trainer:
+    """Another rank's part of the trainers that rank 0 opens."""
+    if load is None:
+        raise TurntreeError("rank 0 does not say how to load the policy (ProcessGroup.load)")
+    torch.set_num_threads(threads)
+    model = load()
+    reference = frozen_reference(model) if with_reference else None
+    return _trainer(model, reference, config, total_steps, group, keep=False)
+
+
+def _trainer(
+    model: PreTrainedModel,
+    reference: Reference | None,
+    config: OptimizerConfig,
+    total_steps: int | None,
+    group: ProcessGroup,
+    *,
+    keep: bool,
+) -> Trainer:
+    trained = shard(model, group, keep=keep)
     if isinstance(reference, AdapterOff):
         reference = AdapterOff(trained)
     elif reference is not None:
         reference = shard(reference, group, keep=False)
-    optimizer = Optimizer(trained.parameters(), config, total_steps)
-    return Trainers(Trainer(trained, reference, optimizer, group, list(parameters_of(model).values())))
+    served = list(parameters_of(model).values()) if keep else None
+    return Trainer(trained, reference, Optimizer(trained.parameters(), config, total_steps), group, served)
 
 
 def follow(group: ProcessGroup) -> Any:
@@ -147,26 +167,13 @@ def follow(group: ProcessGroup) -> Any:
             order: Any = group.scatter(None)
         except RuntimeError as error:
             raise TurntreeError(f"rank {group.rank} ends, because rank 0 has; its message says why") from error
-        if isinstance(order, _Setup):
-            trainer = _followed(order, group)
+        if isinstance(order, partial):
+            trainer = order(group)
         elif isinstance(order, tuple):
             function, job = order
             function(trainer, job)
         else:
             return order
-
-
-def _followed(setup: _Setup, group: ProcessGroup) -> Trainer:
-    """This rank's part of the trainers that rank 0 opens."""
-    if setup.load is None:
-        raise TurntreeError("rank 0 does not say how to load the policy (ProcessGroup.load)")
-    torch.set_num_threads(setup.threads)
-    model = setup.load()
-    reference = frozen_reference(model) if setup.with_reference else None
-    trained = shard(model, group, keep=False)
-    if isinstance(reference, PreTrainedModel):
-        reference = shard(reference, group, keep=False)
-    return Trainer(trained, reference, Optimizer(trained.parameters(), setup.optimizer, setup.total_steps), group)
 
 
 def end(group: ProcessGroup, result: Any) -> None:

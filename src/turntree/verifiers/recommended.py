@@ -25,7 +25,6 @@ from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
-from turntree.verifiers.commands import path
 from turntree.verifiers.edits import Files, same_result
 from turntree.verifiers.kinds import (
     COMMAND,
@@ -46,7 +45,8 @@ from turntree.verifiers.kinds import (
     types,
 )
 from turntree.verifiers.matching import perfect_matching
-from turntree.verifiers.shell import Script
+from turntree.verifiers.shell.commands import path
+from turntree.verifiers.shell.script import Script
 from turntree.verifiers.strict import canonical_json, unreadable
 from turntree.verifiers.texts import TERMINUS, Form, calls_in, form_of, plain
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared

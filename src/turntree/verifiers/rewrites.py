@@ -15,10 +15,10 @@ from typing import Any, cast
 
 from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import TurnState
-from turntree.verifiers.commands import COMMANDS
 from turntree.verifiers.kinds import COMMAND, PATH, idle_of, kind_of, of_any
 from turntree.verifiers.recommended import folder_in
-from turntree.verifiers.shell import Script
+from turntree.verifiers.shell.commands import COMMANDS
+from turntree.verifiers.shell.script import Script
 from turntree.verifiers.texts import terminus_in
 
 Rewrite = Callable[[TurnState], Message | None]
@@ -237,7 +237,7 @@ def other_spelling_of_path(state: TurnState) -> Message | None:
     place = _command(state)
     words = place.text.split(" ") if place is not None and _SIMPLE.match(place.text.strip()) else []
     command = COMMANDS.get(words[0]) if words else None
-    if place is None or command is None or not command.paths or command.subcommands is not None:
+    if place is None or command is None or not command.paths or command.subcommands:
         return None
     last = words[-1].rstrip("\n")
     other = _spelled(last, folder) if _FILE.match(last) and len(words) > 1 and not words[-2].startswith("-") else None
@@ -258,7 +258,7 @@ def flag_order(state: TurnState) -> Message | None:
     place = _command(state)
     words = shlex.split(place.text) if place is not None and _SIMPLE.match(place.text.strip()) else []
     command = COMMANDS.get(words[0]) if words else None
-    if place is None or command is None or command.subcommands is not None:
+    if place is None or command is None or command.subcommands:
         return None
     for k, word in enumerate(words[1:], 1):
         letters = word[1:] if word.startswith("-") and not word.startswith("--") else ""
