@@ -25,7 +25,7 @@ from premise import ForkSeen, against_variance
 from theory_spaces import Group, Vector, cosine, gradient_of
 
 from turntree.advantages.config import CreditConfig
-from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, Undeterred, bounded, drawn
+from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, bounded, drawn
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
@@ -122,7 +122,7 @@ def _reference(stage: _Stage, out: Path) -> Vector:
 # branchers
 
 
-class ForkAt(Undeterred):
+class ForkAt(Brancher):
     """Forks every independent rollout at one turn, into many: how moments are measured."""
 
     def __init__(self, turn: int, branches: int, shared: int) -> None:

@@ -17,13 +17,14 @@ from turntree.core.errors import ConfigError, InputError
 
 MODULE = '''
 from dataclasses import dataclass, field
+from turntree.core.protocols import Gate
 
 @dataclass(frozen=True)
 class Limits:
     seconds: float = 1.0
     times: int = 1
 
-class Never:
+class Never(Gate):
     def decide(self, group):
         return None
 
@@ -123,7 +124,7 @@ def test_an_object_that_is_ready_is_taken_as_it_is(folder: Path) -> None:
     assert parts.build("gates", Part("my_parts:READY"), seed=0) is sys.modules["my_parts"].READY
     with pytest.raises(ConfigError, match="has no keys"):
         parts.build("gates", Part("my_parts:READY", {"turn": 1}), seed=0)
-    with pytest.raises(InputError, match="'my_parts:NOTHING' gave object, which has no decide"):
+    with pytest.raises(InputError, match="'my_parts:NOTHING' gave object, which has no first_look, last_look, decide"):
         parts.build("gates", Part("my_parts:NOTHING"), seed=0)
 
 

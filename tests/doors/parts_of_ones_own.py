@@ -38,7 +38,7 @@ def tasks(split, count, *, seed, turns: int = 4):
 # What decides: a reward, a verifier, a gate, a brancher, an estimator.
 DECIDE = '''
 from turntree.core.labels import Credit, NodeCredit
-from turntree.core.protocols import BranchDecision, Filter, GateDecision
+from turntree.core.protocols import BranchDecision, Brancher, Filter, Gate, GateDecision
 
 def brief(episode, *, most: int = 100):
     """A reward: few characters."""
@@ -48,7 +48,7 @@ def begins_alike(state, action, *, letters: int = 7):
     """A verifier: the first letters decide."""
     return action.content[:letters] == state.demonstration.content[:letters]
 
-class CutsAlike:
+class CutsAlike(Gate):
     """A gate: a group whose rollouts all said the same at first is stopped at `turn`."""
 
     def __init__(self, *, turn: int = 2):
@@ -60,7 +60,7 @@ class CutsAlike:
         alike = len({said[0] for said in group.actions})
         return GateDecision(cut=alike == 1, reason="alike", numbers={"distinct": float(alike)}, final=True)
 
-class EveryOther:
+class EveryOther(Brancher):
     """A brancher: forks the rollouts with an even sample once, and remembers how many it was asked about."""
 
     def __init__(self, *, turn: int = 2):

@@ -383,8 +383,11 @@ def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turnt
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (("--brancher", "door_mistakes:Bare"), "'door_mistakes:Bare' gave Bare, which has no expand, state, restore"),
-        (("--gate", "door_mistakes:Nothing"), "'door_mistakes:Nothing' gave Nothing, which has no decide"),
+        (("--brancher", "door_mistakes:Bare"), "subclass turntree.core.protocols.Brancher"),
+        (
+            ("--gate", "door_mistakes:Nothing"),
+            "gave Nothing, which has no first_look, last_look, decide",
+        ),
         (("--gate", "door_mistakes:Truth"), "field 'gate': answered True; return a turntree.core.protocols"),
         (("--brancher", "door_mistakes:Greedy"), "asks for a fork into 9 branches where 1 leaves may be added"),
         (("--estimator", "door_mistakes:silent"), "field 'estimator': gave NoneType instead of a credit"),
@@ -392,12 +395,11 @@ def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turnt
 )
 def test_what_a_part_of_ones_own_may_not_do_is_said_and_trains_nothing_in_silence(turntree, folder, part, said) -> None:
     (folder / "door_mistakes.py").write_text(
-        "from turntree.branching.rules import Undeterred\n"
-        "from turntree.core.protocols import BranchDecision\n"
+        "from turntree.core.protocols import BranchDecision, Brancher, Gate\n"
         "class Nothing:\n    pass\n"
         "class Bare:\n    def decide(self, moment):\n        return None\n"
-        "class Truth:\n    def decide(self, group):\n        return True\n"
-        "class Greedy(Undeterred):\n"
+        "class Truth(Gate):\n    def decide(self, group):\n        return True\n"
+        "class Greedy(Brancher):\n"
         "    def decide(self, moment):\n        return BranchDecision(branches=9, reason='', numbers={})\n"
         "def silent(tree, rewards):\n    pass\n"
     )

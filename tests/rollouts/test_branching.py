@@ -33,7 +33,7 @@ from turntree.advantages.comparisons import across_starts, rloo
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.scored import path_weighted
 from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
-from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher, Undeterred, bounded
+from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher, bounded
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
@@ -300,7 +300,7 @@ def test_a_brancher_that_exceeds_its_budget_is_refused() -> None:
         play(Everywhere(), 1, initial_rollouts=1, max_branched=5)  # type: ignore[arg-type]
 
 
-class Impossible(Undeterred):
+class Impossible(Brancher):
     """Shares tokens that were not sampled, or expands a turn that was not played."""
 
     def __init__(self, shared: int | None = None, expansion: tuple[tuple[int, ...], int] = ((0,), 1)) -> None:

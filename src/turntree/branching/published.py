@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from turntree.branching.rules import Undeterred, bounded, drawn
+from turntree.branching.rules import bounded, drawn
 from turntree.core import seeds
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts, ForkMoment
+from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
 
 _TOKENS = 20
 
 
-class ReleasedArpoBrancher(Undeterred):
+class ReleasedArpoBrancher(Brancher):
     """The rule of ARPO's released sampler, which differs from the paper.
 
     - The entropy is that of the turn which *ended* in the tool call, *summed* over its first 20 tokens and divided by
@@ -68,7 +68,7 @@ class ReleasedArpoBrancher(Undeterred):
         self._first = state["first"]
 
 
-class PosthocBrancher(Undeterred):
+class PosthocBrancher(Brancher):
     """Tree-GRPO: when all rollouts have ended, fork each one `expansions` times, in `rounds` rounds.
 
     Each fork is before a turn drawn uniformly from the turns of the rollout (before the first turn: a fresh rollout).

@@ -10,7 +10,7 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import BranchDecision, Expansion, FinishedRollouts, ForkMoment
+from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 
 WINDOW = 4  # iterations that are remembered
 _Told = tuple[int, float, bool]  # turn, value, whether of an independent rollout
@@ -82,23 +82,7 @@ class Pace:
         self._refresh()
 
 
-class Undeterred:
-    """Base of branchers: does not expand finished trees and learns nothing from earlier iterations."""
-
-    splits_turns = False  # whether branches may share the first tokens of the turn in which they fork
-    biased = False  # whether forks are chosen by what was sampled below them
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        return ()
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class Paced(Undeterred):
+class Paced(Brancher):
     """A brancher whose only state from earlier iterations is its pace."""
 
     def __init__(self) -> None:
@@ -111,7 +95,7 @@ class Paced(Undeterred):
         self._pace.restore(state)
 
 
-class FixedBrancher(Undeterred):
+class FixedBrancher(Brancher):
     """Forks into `branches` before each turn in `turns` that follows a tool result, while the budget lasts.
 
     Args:

@@ -43,13 +43,12 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Kind:
     """One kind of part. `context` names what a stage provides to its factories; with `plain` a function is the part
-    itself and not a factory. What is built is held against `protocol`; `base` is the class to subclass."""
+    itself and not a factory. What is built is held against `protocol`, a class to subclass."""
 
     noun: str
     context: tuple[str, ...] = ()
     plain: bool = False
     protocol: type | None = None
-    base: str | None = None
 
     @property
     def field(self) -> str:
@@ -65,10 +64,8 @@ KINDS: dict[str, Kind] = {
     "verifiers": Kind("verifier", ("environment", "engine", "renderer", "episodes"), plain=True),
     "rewards": Kind("reward", plain=True),
     "gates": Kind("gate", ("seed",), protocol=Gate),
-    "filters": Kind("filter", ("seed",), protocol=Filter, base="turntree.core.protocols.Filter"),
-    "branchers": Kind(
-        "brancher", ("vocabulary", "seed"), protocol=Brancher, base="turntree.branching.rules.Undeterred"
-    ),
+    "filters": Kind("filter", ("seed",), protocol=Filter),
+    "branchers": Kind("brancher", ("vocabulary", "seed"), protocol=Brancher),
     "estimators": Kind("estimator", ("normalizer", "per_rollout"), plain=True),
     "engines": Kind("engine", ("policy",), protocol=StreamingEngine),
     "renderers": Kind("renderer", ("tokenizer", "folder"), protocol=Renderer),
@@ -415,7 +412,7 @@ def _checked(kind: Kind, built: Any, name: str, where: str) -> Any:
     others = [key for key in declared if not missing and not _takes(getattr(built, key), declared[key])]
     if missing or others:
         what = f"has no {', '.join(missing)}" if missing else f"does not take the arguments of {', '.join(others)}"
-        hint = f"subclass {kind.base}" if kind.base else f"see turntree.core.protocols.{kind.protocol.__name__}"
+        hint = f"subclass turntree.core.protocols.{kind.protocol.__name__}"
         raise InputError(f"{name!r} gave {type(built).__name__}, which {what}", field=where, hint=hint)
     return built
 

@@ -258,11 +258,19 @@ class GateDecision:
 class Gate(Protocol):
     """Decides mid-rollout whether a group is likely to have a gradient (Selective Rollout, section 3).
 
-    It is asked after every turn that all unfinished rollouts of the group have completed.
-
-    Optional: `first_look`, the first turn at which it may decide to cut a group of two rollouts or more, and
-    `last_look`, the turn at which it has decided (a gate of several, `AnyOf`, does not ask it at later ones).
+    It is asked after every turn that all unfinished rollouts of the group have completed. A subclass overrides what it
+    needs.
     """
+
+    @property
+    def first_look(self) -> int:
+        """The first turn at which it may decide to cut a group of two rollouts or more."""
+        return 1
+
+    @property
+    def last_look(self) -> int | None:
+        """The turn at which it has decided: a gate of several (`AnyOf`) does not ask it at later ones."""
+        return None
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
         """None: nothing to decide at this turn."""
@@ -335,20 +343,30 @@ class Brancher(Protocol):
 
     `decide` is asked after every turn that follows a tool result, also where the budget is spent. `expand` is asked
     whenever all rollouts of a group have ended and leaves are missing. Leaves that neither adds become fresh rollouts.
-    Decisions must depend only on their arguments and on earlier iterations, never on the order of the calls.
+    Decisions must depend only on their arguments and on earlier iterations, never on the order of the calls. A subclass
+    overrides what it needs; the base class does not expand finished trees and learns nothing.
     """
+
+    splits_turns: bool = False
+    """Whether branches may share the first tokens of the turn in which they fork."""
+    probe_tokens: int = 0
+    """How many tokens a turn must have to fork."""
+    biased: bool = False
+    """Whether forks are chosen by what was sampled below them."""
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         """None: nothing to decide at this turn."""
         ...
 
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]: ...
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        return ()
 
     def state(self) -> dict[str, Any]:
         """A JSON value of what was learned from earlier iterations, for `restore`."""
-        ...
+        return {}
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    def restore(self, state: dict[str, Any]) -> None:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

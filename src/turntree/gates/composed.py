@@ -11,7 +11,7 @@ from turntree.gates.divergence import turns_reached, unable
 
 
 @dataclass(frozen=True)
-class AnyOf:
+class AnyOf(Gate):
     """Cuts as soon as one of its gates does: several checkpoints, or signals of several kinds.
 
     It decides nothing until one cuts or all have decided; the numbers of gate i are called `i.name`. A checkpoint that
@@ -26,7 +26,7 @@ class AnyOf:
 
     @property
     def first_look(self) -> int:
-        return min(getattr(gate, "first_look", 1) for gate in self.gates)
+        return min(gate.first_look for gate in self.gates)
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
         decisions = [_passed(gate, group) or gate.decide(group) for gate in self.gates]
@@ -46,7 +46,7 @@ class AnyOf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditedGate:
+class AuditedGate(Gate):
     """Lets a random `share` of the groups that `gate` would cut run on to their end, marked `audited`.
 
     Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw
@@ -64,11 +64,11 @@ class AuditedGate:
 
     @property
     def first_look(self) -> int:
-        return getattr(self.gate, "first_look", 1)
+        return self.gate.first_look
 
     @property
     def last_look(self) -> int | None:
-        return getattr(self.gate, "last_look", None)
+        return self.gate.last_look
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
         decision = self.gate.decide(group)
@@ -81,7 +81,7 @@ class AuditedGate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomGate:
+class RandomGate(Gate):
     """The control: cuts a share `rate` of the groups that still run at `turn`, at random, with the same rules
     otherwise."""
 
@@ -110,7 +110,7 @@ class RandomGate:
 
 def _passed(gate: Gate, group: GroupProgress) -> GateDecision | None:
     """The decision of a checkpoint whose turn is over: it did not cut then."""
-    last: int | None = getattr(gate, "last_look", None)
+    last = gate.last_look
     if last is None or all(group.finished) or turns_reached(group) <= last:
         return None
     return GateDecision(cut=False, reason=f"passed at turn {last}", numbers={}, final=True)

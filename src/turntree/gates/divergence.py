@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turntree.core.protocols import GateDecision, GroupProgress
+from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.gates.signals import Signal, edit_distances, prefix_edit_distance_mean, prefixes, termination_fraction
 
 Bounds = Callable[[GroupProgress, int, int], tuple[float, float]]
@@ -36,7 +36,7 @@ def edit_distance_bounds(group: GroupProgress, turn: int, reached: int) -> tuple
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefixDivergenceGate:
+class PrefixDivergenceGate(Gate):
     """Cuts a group at turn `turn` if `signal < threshold` (Eq. 2), strictly; the defaults are the paper's point.
 
     `termination`: cut also where at least that share of the rollouts has ended before `turn` (the OR rule, Eq. 3);

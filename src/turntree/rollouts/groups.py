@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
+from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import decided
@@ -24,7 +25,7 @@ from turntree.core.protocols import (
 from turntree.core.tree import Decision, Node, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import Session
-from turntree.rollouts.live import Ending, LiveRollout, judged, leave_parts, start_rollout
+from turntree.rollouts.live import Ending, EpisodeConfig, LiveRollout, judged, leave_parts, start_rollout
 from turntree.rollouts.rewards import RewardSum
 
 Key = tuple[int, ...]
@@ -58,6 +59,63 @@ def possible(fork: BranchDecision | None, rollout: LiveRollout, completion: Comp
         hint = "leave at least the last token of the turn to every branch"
         raise ConfigError(f"{said} that share {fork.shared} of {tokens} tokens", field="brancher", hint=hint)
     return fork
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How groups are played."""
+
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
+    group_size: int = 8
+    """Episodes of one task: the leaves of its tree."""
+    initial_rollouts: int | None = None
+    """Rollouts of a group that begin independently; the rest is the brancher's. Default: all, half with a brancher."""
+    max_branched: int | None = None
+    """Most leaves of a group that the brancher may add (default: all that are left to it)."""
+    refills: bool | None = None
+    """Sample fresh rollouts in place of leaves that no branch was made for. Default: where the credit counts them,
+    which path weights do not."""
+    max_live_rollouts: int | None = None
+    """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
+    max_retries: int = 2
+    """Retries of failed calls per rollout, engine and environment together."""
+    rollout_seconds: float = 1800.0
+    """A rollout that takes longer from its start is cancelled."""
+    group_seconds: float = 3600.0
+    """A group that takes longer from its first rollout's start is cancelled."""
+    deterministic: bool = True
+    """Runs repeat bit for bit. Off: up to rounding, since an answer of an environment is taken when it arrives."""
+    overlap: int | None = None
+    """With `deterministic`, generations between a call and its answer: more hides slower tools and keeps the rollouts
+    of fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, else 0."""
+
+    def __post_init__(self) -> None:
+        at_least(self, group_size=1, max_live_rollouts=1, max_branched=0, overlap=0, max_retries=0)
+        for name in ("rollout_seconds", "group_seconds"):
+            if not getattr(self, name) > 0:  # zero would cancel everything
+                raise ConfigError("must be above 0", field=name)
+        if not 1 <= self.initial <= self.group_size:
+            raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
+
+    def of_training(self, groups: int, *, branching: bool, counts_refills: bool = True) -> SchedulerConfig:
+        """With the defaults that depend on the rest of a training run filled in."""
+        initial = (self.group_size + 1) // 2 if branching and self.initial_rollouts is None else self.initial
+        places = groups * self.group_size if self.max_live_rollouts is None else self.places
+        refills = counts_refills if self.refills is None else self.refills
+        return replace(self, initial_rollouts=initial, max_live_rollouts=places, refills=refills)
+
+    @property
+    def places(self) -> int:
+        return 64 if self.max_live_rollouts is None else self.max_live_rollouts
+
+    @property
+    def initial(self) -> int:
+        return self.group_size if self.initial_rollouts is None else self.initial_rollouts
+
+    @property
+    def branched(self) -> int:
+        """The most leaves of a group that a brancher may add."""
+        return min(self.group_size - self.initial, self.group_size if self.max_branched is None else self.max_branched)
 
 
 @dataclass(frozen=True, kw_only=True)

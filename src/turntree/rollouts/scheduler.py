@@ -13,32 +13,28 @@ a reward. An exception of the engine itself (a diverged policy) ends the run.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
-from turntree.core.config import at_least
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.foreign import decided
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
-from turntree.engines.requests import polled
 from turntree.environments.local import LocalPool
-from turntree.environments.pool import Answer, EnvironmentPool, Session
+from turntree.environments.pool import Answer, EnvironmentPool
 from turntree.rollouts.accounting import Clock, Usage
-from turntree.rollouts.groups import Group, GrownGroup, Key, allowed, possible
+from turntree.rollouts.groups import Group, GrownGroup, SchedulerConfig, allowed, possible
 from turntree.rollouts.live import (
     Ending,
-    EpisodeConfig,
     LiveRollout,
     RendererFault,
     cancelled,
@@ -51,71 +47,12 @@ from turntree.rollouts.live import (
     require_whole_paths,
     task_tokens,
 )
+from turntree.rollouts.places import Place, Places
 from turntree.rollouts.rewards import RewardSum
 
 Order = Literal["task", "completion"]
 
-T = TypeVar("T")
-
-_TICK = 0.005  # seconds that the engine works before the environments are polled again
 _LONGEST_WAIT = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """How groups are played."""
-
-    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
-    group_size: int = 8
-    """Episodes of one task: the leaves of its tree."""
-    initial_rollouts: int | None = None
-    """Rollouts of a group that begin independently; the rest is the brancher's. Default: all, half with a brancher."""
-    max_branched: int | None = None
-    """Most leaves of a group that the brancher may add (default: all that are left to it)."""
-    refills: bool | None = None
-    """Sample fresh rollouts in place of leaves that no branch was made for. Default: where the credit counts them,
-    which path weights do not."""
-    max_live_rollouts: int | None = None
-    """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
-    max_retries: int = 2
-    """Retries of failed calls per rollout, engine and environment together."""
-    rollout_seconds: float = 1800.0
-    """A rollout that takes longer from its start is cancelled."""
-    group_seconds: float = 3600.0
-    """A group that takes longer from its first rollout's start is cancelled."""
-    deterministic: bool = True
-    """Runs repeat bit for bit. Off: up to rounding, since an answer of an environment is taken when it arrives."""
-    overlap: int | None = None
-    """With `deterministic`, generations between a call and its answer: more hides slower tools and keeps the rollouts
-    of fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, else 0."""
-
-    def __post_init__(self) -> None:
-        at_least(self, group_size=1, max_live_rollouts=1, max_branched=0, overlap=0, max_retries=0)
-        for name in ("rollout_seconds", "group_seconds"):
-            if not getattr(self, name) > 0:  # zero would cancel everything
-                raise ConfigError("must be above 0", field=name)
-        if not 1 <= self.initial <= self.group_size:
-            raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
-
-    def of_training(self, groups: int, *, branching: bool, counts_refills: bool = True) -> SchedulerConfig:
-        """With the defaults that depend on the rest of a training run filled in."""
-        initial = (self.group_size + 1) // 2 if branching and self.initial_rollouts is None else self.initial
-        places = groups * self.group_size if self.max_live_rollouts is None else self.places
-        refills = counts_refills if self.refills is None else self.refills
-        return replace(self, initial_rollouts=initial, max_live_rollouts=places, refills=refills)
-
-    @property
-    def places(self) -> int:
-        return 64 if self.max_live_rollouts is None else self.max_live_rollouts
-
-    @property
-    def initial(self) -> int:
-        return self.group_size if self.initial_rollouts is None else self.initial_rollouts
-
-    @property
-    def branched(self) -> int:
-        """The most leaves of a group that a brancher may add."""
-        return min(self.group_size - self.initial, self.group_size if self.max_branched is None else self.max_branched)
 
 
 class Scheduler:
@@ -188,21 +125,6 @@ class Scheduler:
             run.abandon()
 
 
-@dataclass(eq=False)
-class _Place:
-    """One of the rollouts that are played at once, and what it is waiting for: its ticket or its session's answer."""
-
-    group: Group
-    key: Key
-    session: Session
-    started: float  # when it started
-    rollout: LiveRollout | None = None  # None until its environment returned the task
-    ticket: int | None = None
-    call: int = 0  # the number of its last call to its environment, among all of the run
-    due: int = 0  # how many generations the run has when the answer to that call is taken
-    failures: int = 0
-
-
 class _Run:
     """The state of one `Scheduler.run`."""
 
@@ -210,19 +132,11 @@ class _Run:
         self, scheduler: Scheduler, tasks: Iterator[Environment], seed: int, iteration: int, begun: Counter[str]
     ) -> None:
         self._scheduler, self._config, self._usage = scheduler, scheduler.config, scheduler.usage
-        self._engine, self._pool, self._renderer = scheduler.engine, scheduler.pool, scheduler.renderer
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
         self._begun, self._indices = begun, itertools.count()
-        self._calls, self._generated, overlap = 0, 0, self._config.overlap
-        self._overlap = (self._config.places // 8 if self._pool.waits else 0) if overlap is None else overlap
-        self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
+        self._places = Places(scheduler.engine, scheduler.pool, scheduler.config, scheduler.usage, scheduler.clock)
+        self._turns = _Turns(scheduler, self._places)
         self._groups: dict[Group, None] = {}  # in order of their begin
-        self._places: dict[_Place, None] = {}  # in order of their start
-        self._branches: dict[_Place, None] = {}  # forked off, and not started yet
-        self._refilling: dict[Group, None] = {}  # groups that have fresh rollouts to start
-        self._by_ticket: dict[int, _Place] = {}
-        self._by_session: dict[Session, _Place] = {}
-        self._touched: dict[Group, None] = {}  # groups with news since they were last settled
         self._done: deque[GrownGroup] = deque()
         self._clock = Clock(scheduler.clock)
 
@@ -231,7 +145,7 @@ class _Run:
         while True:
             started = self._scheduler.clock()
             self._admit()
-            working = bool(self._places)
+            working = bool(self._places.playing)
             if working:
                 self._advance()
             self._usage.seconds += self._scheduler.clock() - started
@@ -243,39 +157,34 @@ class _Run:
 
     def abandon(self) -> None:
         """Cancel everything in flight."""
-        for place in [*self._places, *self._branches]:
-            self._release(place)
+        for place in self._places.all():
+            self._places.release(place)
 
     # places
 
     def _admit(self) -> None:
         """Fill free places: first with branches, then with the rollouts of groups begun before, then with new tasks."""
-        while len(self._places) < self._config.places:
-            place = next(iter(self._branches), None)
+        places = self._places
+        while places.free:
+            place = next(iter(places.branches), None)
             if place is not None:
-                del self._branches[place]
-                self._assign(place)
+                del places.branches[place]
+                places.start(place, self._clock())
                 assert place.rollout is not None
-                self._submit(place, place.rollout)
+                places.submit(place, place.rollout)
                 continue
-            group = next(iter(self._refilling), None) or next(reversed(self._groups), None)
+            group = next(iter(self._places.refilling), None) or next(reversed(self._groups), None)
             if group is None or group.started == group.wanted:
                 task = next(self._tasks, None)
                 if task is None:
                     return
                 group = self._begin(task)
-            place = _Place(group, (group.started,), self._pool.open(group.task), 0.0)
+            place = Place(group, (group.started,), self._scheduler.pool.open(group.task), 0.0)
             group.started += 1
             if group.started == group.wanted:
-                self._refilling.pop(group, None)
-            self._assign(place)
-            self._reset(place)
-
-    def _assign(self, place: _Place) -> None:
-        place.started = self._clock()
-        self._places[place] = None
-        self._by_session[place.session] = place
-        self._usage.rollouts += 1
+                self._places.refilling.pop(group, None)
+            places.start(place, self._clock())
+            places.reset(place)
 
     def _begin(self, task: Environment) -> Group:
         occurrence = self._begun[task.task_id]
@@ -295,222 +204,31 @@ class _Run:
         self._groups[group] = None
         return group
 
-    def _release(self, place: _Place) -> None:
-        """Free a place and cancel its request or call, whose cost is charged to the rollout."""
-        if place in self._branches:
-            del self._branches[place]
-        else:
-            del self._places[place]
-            del self._by_session[place.session]
-        place.group.charge(place.key, Cost(tool_calls=self._pool.close(place.session)))
-        if (early := self._early.pop(place.session, None)) is not None:
-            place.group.charge(place.key, Cost(tool_calls=early.calls, environment_seconds=early.seconds))
-        if place.ticket is not None:
-            del self._by_ticket[place.ticket]
-            place.group.charge(place.key, self._engine.cancel(place.ticket))
-
-    def _reset(self, place: _Place) -> None:
-        self._count_call(place)
-        self._pool.reset(place.session)
-
-    def _step(self, place: _Place, action: Message) -> None:
-        self._count_call(place)
-        self._pool.step(place.session, action)
-
-    def _count_call(self, place: _Place) -> None:
-        place.call, self._calls = self._calls, self._calls + 1
-        place.due = self._generated + self._overlap
-
     # what happens
 
     def _advance(self) -> None:
         """Process the environments' answers, then let the engine work until something is finished."""
-        while answers := self._answered():
-            self._take_answers(answers)
+        while answers := self._places.answered(self._patience):
+            self._turns.take_answers(answers)
+            self._look_at_groups()
             self._admit()
-        look = self._pool.in_flight and not self._config.deterministic
-        if self._engine.in_flight or self._by_ticket:
-            poll = functools.partial(polled, self._engine, self._by_ticket)
-            self._take_completions(self._timed(poll, _TICK if look else self._patience()))
-        elif look:
-            self._take_answers(self._timed(self._pool.poll, self._patience()))
+        finished, answers = self._places.news(self._patience)
+        if finished is not None:
+            self._turns.take_completions(finished)
+            self._look_at_groups()
+        if answers is not None:
+            self._turns.take_answers(answers)
+            self._look_at_groups()
         self._expire()
 
-    def _answered(self) -> list[Answer]:
-        """The environments' answers so far; with `deterministic`, the answers that are due, in order of calls."""
-        if not self._config.deterministic:
-            return self._pool.poll(0)
-        asked = [place for place in self._places if place.ticket is None]
-        due = [place for place in asked if place.due <= self._generated or not self._engine.in_flight]
-        until = self._scheduler.clock() + self._patience() if due else 0.0
-        while any(place.session not in self._early for place in due):
-            left = until - self._scheduler.clock()
-            if left < 0 or not self._pool.in_flight:
-                break
-            self._early |= {answer.session: answer for answer in self._timed(self._pool.poll, left)}
-        taken = sorted((place for place in due if place.session in self._early), key=lambda place: place.call)
-        return [self._early.pop(place.session) for place in taken]
-
-    def _timed(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
-        """Wait for one of the two, and account for the time."""
-        usage, started = self._usage, self._scheduler.clock()
-        requests = 0 if poll == self._pool.poll else self._engine.in_flight
-        found = poll(timeout)
-        seconds = self._scheduler.clock() - started
-        usage.request_seconds += requests * seconds
-        usage.engine_seconds += seconds if requests else 0.0
-        return found
-
-    def _take_completions(self, batch: list[Finished]) -> None:
-        """Append what the engine sampled and step the environments."""
-        self._generated += len(batch)
-        for finished in batch:
-            place = self._by_ticket.pop(finished.ticket)
-            place.ticket = None
-            assert place.rollout is not None
-            if finished.completion is None:
-                self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
-                continue
-            try:
-                self._take_turn(place, place.rollout, finished.completion)
-            except RendererFault as fault:
-                place.rollout.append_turn(finished.completion, Message("assistant"))  # sampled tokens stay in the tree
-                place.group.mark_refill(place.key, place.rollout)
-                self._end(place, fault.ending)
-        self._look_at_groups()
-
-    def _take_turn(self, place: _Place, rollout: LiveRollout, completion: Completion) -> None:
-        """Append a turn, fork where the brancher decides so, and step the environment unless the turn was cut."""
-        group, episodes = place.group, self._config.episodes
-        action = played_turn(self._renderer, rollout.turn_tokens(completion), completion, episodes, group.task.tools)
-        fails = episodes.fails(action)
-        if fails:  # no answer will follow that could carry it
-            completion = replace(completion, cost=completion.cost + group.pop_owed(place.key))
-        decision = self._decide(group, rollout, completion)
-        shared = decision.shared if decision is not None and decision.branches > 1 else 0
-        rollout.append_turn(completion, action, shared=shared)
-        if decision is not None:
-            self._fork(place, rollout, completion, decision)
-        else:
-            group.mark_refill(place.key, rollout)
-        if fails:
-            self._end(place, cut_ending(rollout, group.task, episodes))
-        else:
-            self._step(place, action)
-
-    def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
-        """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
-        brancher = self._scheduler.brancher
-        if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
-            return None
-        moment = group.moment(rollout, completion)
-        return possible(decided("brancher", brancher.decide, moment), rollout, completion)
-
-    def _fork(self, place: _Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
-        """Record the decision at the node that the branches share, and queue them for places."""
-        place.group.branched_at(rollout, decision)
-        if decision.branches > 1:
-            for twin in place.group.fork(rollout, completion, decision):
-                self._wait(place.group, twin, self._pool.fork(place.session))
-
-    def _wait(self, group: Group, rollout: LiveRollout, session: Session) -> None:
-        self._branches[_Place(group, rollout.key, session, 0.0, rollout)] = None
-        self._usage.forked += 1
-
-    def _take_answers(self, batch: list[Answer]) -> None:
-        """Append what the environments answered and ask the engine for the next turns."""
-        for answer in batch:
-            if (place := self._by_session.get(answer.session)) is None:
-                continue  # the task leaves no room: an answer of this batch ended the group
-            place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
-            if answer.observation is None:
-                self._fail(place, StopReason.ENVIRONMENT_ERROR, answer.fault or "")
-            else:
-                self._take_observation(place, answer.observation)
-        self._look_at_groups()
-
-    def _take_observation(self, place: _Place, observation: Observation) -> None:
-        try:
-            if place.rollout is None:
-                self._plant(place, observation)
-            else:
-                self._extend(place, place.rollout, observation)
-        except RendererFault as fault:
-            if not self._scheduler.rendered:  # no rollout has worked yet: the model and the tasks do not fit
-                raise InputError(str(fault), hint="see turntree check model") from fault
-            self._end(place, fault.ending)
-
-    def _plant(self, place: _Place, told: Observation) -> None:
-        """Begin a rollout with its task, which must be the same for all rollouts of a group."""
-        group, episodes = place.group, self._config.episodes
-        if group.told is None:
-            group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
-            group.told, self._scheduler.rendered = told, True
-        if group.told != told:
-            why = "reset told two rollouts of the group different tasks"
-            self._end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
-        elif not has_room(group.prompt_ids, episodes):
-            group.ending = no_room(episodes)
-            self._stop_playing(group)
-        else:
-            place.rollout = group.plant(place.key, told)
-            self._submit(place, place.rollout)
-
-    def _extend(self, place: _Place, rollout: LiveRollout, observation: Observation) -> None:
-        group = place.group
-        prompt = next_prompt(rollout, observation, group.task, self._renderer, self._config.episodes)
-        rollout.append_answer(observation, prompt, group.pop_owed(place.key))
-        self._touched[group] = None
-        ending = ending_of(rollout, group.task, self._config.episodes)
-        if ending is None:
-            self._submit(place, rollout)
-        else:
-            self._end(place, ending)
-
-    def _submit(self, place: _Place, rollout: LiveRollout) -> None:
-        request = rollout.request(self._config.episodes, place.group.seed)
-        place.ticket = decided("engine", self._engine.submit, request)
-        self._by_ticket[place.ticket] = place
-
-    def _fail(self, place: _Place, stop: StopReason, why: str) -> None:
-        """Make a failed call again, or end the rollout without a reward."""
-        place.failures += 1
-        if place.failures > self._config.max_retries:
-            return self._end(place, Ending(stop, Verdict(None, why)))
-        self._usage.retries += 1
-        turn = 0 if place.rollout is None else place.rollout.turns + 1
-        numbers: dict[str, float] = {"failures": place.failures, "turn": turn}
-        place.group.record("scheduler", place.key, "retry", why, numbers)
-        if place.rollout is None:
-            self._reset(place)
-        elif stop is StopReason.ENGINE_ERROR:
-            self._submit(place, place.rollout)
-        else:
-            self._step(place, place.rollout.messages[-1])
-
-    # endings
-
-    def _end(self, place: _Place, ending: Ending) -> None:
-        self._release(place)
-        place.group.endings[place.key] = ending
-        place.group.episodes[place.key] = place.session
-        self._touched[place.group] = None
-
-    def _stop_playing(self, group: Group) -> None:
-        for place in self._of(group):
-            self._release(place)
-        self._refilling.pop(group, None)
-        self._touched[group] = None
-
-    def _of(self, group: Group) -> list[_Place]:
-        return [place for place in (*self._places, *self._branches) if place.group is group]
+    # groups
 
     def _look_at_groups(self) -> None:
         """Ask the gate about the groups with news, and finish those that are over.
 
         Call it after a whole batch of news, never in between, because a cut needs all costs to be recorded.
         """
-        touched, self._touched = self._touched, {}
+        touched, self._turns.touched = self._turns.touched, {}
         for group in touched:
             if group not in self._groups:
                 continue
@@ -531,7 +249,8 @@ class _Run:
         for expansion in expansions:
             if expansion.turn > 1:
                 twin = group.expand(expansion)
-                self._wait(group, twin, self._pool.fork(group.episodes[expansion.key], expansion.turn - 1))
+                session = self._scheduler.pool.fork(group.episodes[expansion.key], expansion.turn - 1)
+                self._places.queue(group, twin, session)
         fresh = sum(expansion.turn == 1 for expansion in expansions) if expansions else group.missing
         if self._config.refills is False:
             group.unfilled += fresh
@@ -539,7 +258,7 @@ class _Run:
             group.refills += fresh
         if group.started < group.wanted:
             self._usage.refilled += group.wanted - group.started
-            self._refilling[group] = None
+            self._places.refilling[group] = None
 
     def _ask_gate(self, group: Group) -> None:
         """Ask the gate about every turn that the group has reached since it was last asked."""
@@ -562,7 +281,7 @@ class _Run:
             if decision.cut:
                 group.cut = group.asked
                 self._usage.cut += 1
-                self._stop_playing(group)
+                self._turns.stop(group)
 
     def _expire(self) -> None:
         """Cancel rollouts and groups that exceed their time limit."""
@@ -570,27 +289,161 @@ class _Run:
         for group in [*self._groups]:
             if now - group.begun < config.group_seconds:
                 break
-            self._cancel(self._of(group), "group", config.group_seconds)
+            self._cancel(self._places.of(group), "group", config.group_seconds)
             for sample in range(group.started, group.wanted):
                 group.endings[(sample,)] = cancelled("group", config.group_seconds)
             group.unfilled += group.missing  # nothing more is started
-            self._refilling.pop(group, None)
-            self._touched[group] = None
-        for place in [*self._places]:
+            self._places.refilling.pop(group, None)
+            self._turns.touched[group] = None
+        for place in [*self._places.playing]:
             if now - place.started < config.rollout_seconds:
                 break
             self._cancel([place], "rollout", config.rollout_seconds)
         self._look_at_groups()
 
-    def _cancel(self, places: list[_Place], what: str, limit: float) -> None:
+    def _cancel(self, places: list[Place], what: str, limit: float) -> None:
         for place in places:
             ending = cancelled(what, limit)
             place.group.record("scheduler", place.key, "cancel", ending.verdict.reason, {"limit_seconds": limit})
             self._usage.cancelled += 1
-            self._end(place, ending)
+            self._turns.end(place, ending)
 
     def _patience(self) -> float:
         """Seconds until something may have to be cancelled: the oldest rollout, or the oldest group."""
-        rollout = next(iter(self._places)).started + self._config.rollout_seconds
+        rollout = next(iter(self._places.playing)).started + self._config.rollout_seconds
         group = next(iter(self._groups)).begun + self._config.group_seconds
         return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._clock()))
+
+
+class _Turns:
+    """What happens to single rollouts. `touched` are the groups with news since they were last looked at."""
+
+    def __init__(self, scheduler: Scheduler, places: Places) -> None:
+        self._scheduler, self._places = scheduler, places
+        self._config, self._pool, self._renderer = scheduler.config, scheduler.pool, scheduler.renderer
+        self.touched: dict[Group, None] = {}
+
+    def take_completions(self, batch: list[tuple[Place, Finished]]) -> None:
+        """Append what the engine sampled and step the environments."""
+        for place, finished in batch:
+            rollout = self._places.taken(place)
+            if finished.completion is None:
+                self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
+                continue
+            try:
+                self._take_turn(place, rollout, finished.completion)
+            except RendererFault as fault:
+                rollout.append_turn(finished.completion, Message("assistant"))  # sampled tokens stay in the tree
+                place.group.mark_refill(place.key, rollout)
+                self.end(place, fault.ending)
+
+    def _take_turn(self, place: Place, rollout: LiveRollout, completion: Completion) -> None:
+        """Append a turn, fork where the brancher decides so, and step the environment unless the turn was cut."""
+        group, episodes = place.group, self._config.episodes
+        action = played_turn(self._renderer, rollout.turn_tokens(completion), completion, episodes, group.task.tools)
+        fails = episodes.fails(action)
+        if fails:  # no answer will follow that could carry it
+            completion = replace(completion, cost=completion.cost + group.pop_owed(place.key))
+        decision = self._decide(group, rollout, completion)
+        shared = decision.shared if decision is not None and decision.branches > 1 else 0
+        rollout.append_turn(completion, action, shared=shared)
+        if decision is not None:
+            self._fork(place, rollout, completion, decision)
+        else:
+            group.mark_refill(place.key, rollout)
+        if fails:
+            self.end(place, cut_ending(rollout, group.task, episodes))
+        else:
+            self._places.step(place, action)
+
+    def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
+        """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
+        brancher = self._scheduler.brancher
+        if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
+            return None
+        moment = group.moment(rollout, completion)
+        return possible(decided("brancher", brancher.decide, moment), rollout, completion)
+
+    def _fork(self, place: Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
+        """Record the decision at the node that the branches share, and queue them for places."""
+        place.group.branched_at(rollout, decision)
+        if decision.branches > 1:
+            for twin in place.group.fork(rollout, completion, decision):
+                self._places.queue(place.group, twin, self._pool.fork(place.session))
+
+    def take_answers(self, batch: list[Answer]) -> None:
+        """Append what the environments answered and ask the engine for the next turns."""
+        for answer in batch:
+            if (place := self._places.asking(answer.session)) is None:
+                continue  # the task leaves no room: an answer of this batch ended the group
+            place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
+            if answer.observation is None:
+                self._fail(place, StopReason.ENVIRONMENT_ERROR, answer.fault or "")
+            else:
+                self._take_observation(place, answer.observation)
+
+    def _take_observation(self, place: Place, observation: Observation) -> None:
+        try:
+            if place.rollout is None:
+                self._plant(place, observation)
+            else:
+                self._extend(place, place.rollout, observation)
+        except RendererFault as fault:
+            if not self._scheduler.rendered:  # no rollout has worked yet: the model and the tasks do not fit
+                raise InputError(str(fault), hint="see turntree check model") from fault
+            self.end(place, fault.ending)
+
+    def _plant(self, place: Place, told: Observation) -> None:
+        """Begin a rollout with its task, which must be the same for all rollouts of a group."""
+        group, episodes = place.group, self._config.episodes
+        if group.told is None:
+            group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
+            group.told, self._scheduler.rendered = told, True
+        if group.told != told:
+            why = "reset told two rollouts of the group different tasks"
+            self.end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
+        elif not has_room(group.prompt_ids, episodes):
+            group.ending = no_room(episodes)
+            self.stop(group)
+        else:
+            place.rollout = group.plant(place.key, told)
+            self._places.submit(place, place.rollout)
+
+    def _extend(self, place: Place, rollout: LiveRollout, observation: Observation) -> None:
+        group = place.group
+        prompt = next_prompt(rollout, observation, group.task, self._renderer, self._config.episodes)
+        rollout.append_answer(observation, prompt, group.pop_owed(place.key))
+        self.touched[group] = None
+        ending = ending_of(rollout, group.task, self._config.episodes)
+        if ending is None:
+            self._places.submit(place, rollout)
+        else:
+            self.end(place, ending)
+
+    def _fail(self, place: Place, stop: StopReason, why: str) -> None:
+        """Make a failed call again, or end the rollout without a reward."""
+        place.failures += 1
+        if place.failures > self._config.max_retries:
+            return self.end(place, Ending(stop, Verdict(None, why)))
+        self._scheduler.usage.retries += 1
+        turn = 0 if place.rollout is None else place.rollout.turns + 1
+        numbers: dict[str, float] = {"failures": place.failures, "turn": turn}
+        place.group.record("scheduler", place.key, "retry", why, numbers)
+        if place.rollout is None:
+            self._places.reset(place)
+        elif stop is StopReason.ENGINE_ERROR:
+            self._places.submit(place, place.rollout)
+        else:
+            self._places.step(place, place.rollout.messages[-1])
+
+    def end(self, place: Place, ending: Ending) -> None:
+        self._places.release(place)
+        place.group.endings[place.key] = ending
+        place.group.episodes[place.key] = place.session
+        self.touched[place.group] = None
+
+    def stop(self, group: Group) -> None:
+        for place in self._places.of(group):
+            self._places.release(place)
+        self._places.refilling.pop(group, None)
+        self.touched[group] = None

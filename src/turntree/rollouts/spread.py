@@ -85,12 +85,12 @@ def lost(task_id: str, why: str) -> dict[str, Any]:
 # at the worker
 
 
-class Listening:
+class Listening(Brancher):
     """A brancher that also writes down what it was asked, so that the command's own brancher can learn from it."""
 
     def __init__(self, brancher: Brancher) -> None:
         self._brancher, self.asked = brancher, []
-        self.biased = getattr(brancher, "biased", False)
+        self.biased = brancher.biased
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         self.asked.append({"moment": dataclasses.asdict(moment)})

@@ -436,12 +436,12 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.gate is None:
             return None
         gate = parts.build("gates", self.gate, seed=self.train.seed)
-        first, longest = getattr(gate, "first_look", None), self.train.rollouts.episodes.max_turns
-        if first is not None and first >= longest:
+        first, longest = gate.first_look, self.train.rollouts.episodes.max_turns
+        if first >= longest:
             problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
             raise ConfigError(problem, field="gate", hint="an earlier turn, or train.rollouts.episodes.max_turns")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
-        if first is not None and rollouts.initial < 2:
+        if rollouts.initial < 2:
             problem = "compares rollouts that begin independently, and one does"
             raise ConfigError(problem, field="gate", hint="set train.rollouts.initial_rollouts to at least 2")
         return gate
@@ -453,16 +453,16 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
         longest = self.train.rollouts.episodes.sampling.max_tokens
-        if (probe := getattr(brancher, "probe_tokens", 0)) > longest:
+        if (probe := brancher.probe_tokens) > longest:
             problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
             raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")
-        if getattr(brancher, "splits_turns", False) and self.train.loss.ratio == "action":
+        if brancher.splits_turns and self.train.loss.ratio == "action":
             raise ConfigError(
                 "'action' takes the ratio of whole turns, and branches share a part of one",
                 field="train.loss.ratio",
                 hint="use ratio 'token', or brancher.probe_tokens 1",
             )
-        if getattr(brancher, "biased", False) and self.train.credit.leaf_weights == "path_weighted":
+        if brancher.biased and self.train.credit.leaf_weights == "path_weighted":
             raise ConfigError(
                 f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights",
                 field="train.credit.leaf_weights",
