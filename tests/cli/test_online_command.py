@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+from turntree.report import columns
 
 SMALL = ("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 4, "--max-tokens", 24, "--count", 4)
 FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--dapo", "--greso")
@@ -13,6 +16,11 @@ ARMS = (
 )  # fmt: skip
 
 
+def logged(row: dict[str, Any], key: str) -> bool:
+    first, _, inner = key.partition(".")
+    return first in row and (not inner or inner in row[first])
+
+
 def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turntree, tmp_path) -> None:
     out = tmp_path / "online"
     command = ("train", "online", "--out", out, *SMALL, *FILTERS, "--set", "held_out_count=2")
@@ -21,6 +29,10 @@ def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turn
     assert [group["iteration"] for group in groups] == [1, 1, 2, 2]
     assert (out / "model" / "model.safetensors").exists()
     assert (out / "gate.jsonl").exists()
+    row = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+    drawn = [*(curve.key for curve in columns.ONLINE), *columns.SPENT, columns.SUCCESS.key, columns.STOPS.key]
+    absent = {key for key in drawn if not logged(row, key)}
+    assert absent <= {"kl", "grad_norm"}, "a page draws what a run logs (these two where there was an update)"
     assert "zero_variance_rate" in turntree.json("audit", out, "--out", tmp_path / "audit.html")
     assert "pass --overwrite" in turntree.error(*command)
 

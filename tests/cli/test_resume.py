@@ -1,6 +1,5 @@
 """The same command again: what goes on, what is refused and in which words."""
 
-import contextlib
 import fcntl
 import json
 import os
@@ -12,10 +11,8 @@ import time
 
 import pytest
 
-from turntree.stages import train_pivot as pivot_stage
 from turntree.stages import training as training_stage
 from turntree.stages.policy import Policy
-from turntree_worlds.household.verifier import HouseholdVerifier
 
 PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4")
 OFTEN = ("--set", "checkpoints.every=2")
@@ -168,28 +165,3 @@ def test_a_reference_is_held_only_where_the_kl_is_measured(monkeypatch, train, t
     assert not asked
     train(tmp_path / "on", "--steps", 1, "--kl", 0.1)
     assert len(asked) == 1
-
-
-def test_a_drift_alarm_is_a_warning_and_part_of_its_row(monkeypatch, turntree, household, train, tmp_path) -> None:
-    """Every rollout of the later steps fails."""
-    judged = HouseholdVerifier()
-    calls = {"count": 0}
-
-    class Souring:
-        name = judged.name
-
-        def judge(self, state, action):
-            calls["count"] += 1
-            verdict = judged.judge(state, action)
-            right = calls["count"] < 80 and calls["count"] % 4
-            return type(verdict)(float(bool(right)), "souring", verdict.kind)
-
-    monkeypatch.setattr(pivot_stage, "open_verifier", lambda *named: contextlib.nullcontext(Souring()))
-    settings = ("--steps", 8, "--set", "train.drift.window=8", "--set", "train.states=8")
-    shown = train(tmp_path / "run", *settings)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    alarms = [(row["step"], alarm) for row in rows for alarm in row.get("drift_alarms", [])]
-    assert alarms
-    step, alarm = alarms[0]
-    assert f"warning: step {step}: {alarm['kind']!r} is accepted less often in training" in shown.stderr
-    assert alarm["now"] < alarm["start"]

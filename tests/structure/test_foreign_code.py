@@ -25,7 +25,7 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "observe/opening.py parquet_rows": "pyarrow",
     "renderers/*": "chat templates, packages of renderers; an episode has the boundary around them (rollouts/live.py)",
     "report/browser.py token_texts": "the tokenizer's library",
-    "stages/retention.py _tasks": "lm-eval's loading of data",
+    "stages/forgetting.py _tasks": "lm-eval's loading of data",
     "tools/runtime.py work": "a thread, whose error is read by who waits for it",
     "training/checkpoints.py restore": "torch and safetensors reading a checkpoint",
     "verifiers/arguments.py *": "jsonschema",

@@ -14,7 +14,6 @@ LIBRARY = [path for path in SOURCES if path.is_relative_to(REPOSITORY / "src" / 
 LIGHT = (
     "core",
     "observe",
-    "stages.skills",
     "verifiers.tool_call",
     "advantages.credit",
 )

@@ -17,7 +17,7 @@ from turntree.advantages.credit import CreditRule
 from turntree.advantages.local import with_turns
 from turntree.advantages.scored import path_weighted
 from turntree.core.labels import Rewards
-from turntree.core.tree import LOCAL, Decision, RolloutTree, StopReason
+from turntree.core.tree import Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.rollouts import depth_first, group_from_tree
 from turntree.rollouts.accounting import account
@@ -39,10 +39,9 @@ def with_local(tree: RolloutTree, draw: random.Random, groups: int = 3) -> Rollo
     for place in draw.sample(above, min(groups, len(above))):
         for number in range(draw.randint(2, 4)):
             leaf = add_completion(grown, place, ids(draw, 1, 4))
-            reward = draw.choice([0.0, 1.0])
             censored = number == 0 and draw.random() < 0.3
             grown.stop(leaf, StopReason.RENDERER_ERROR if censored else StopReason.COMPLETED)
-            grown.record(Decision("verifier", leaf, LOCAL, "drawn", {} if censored else {"reward": reward}))
+            grown.mark(leaf, Role.LOCAL)
     return grown
 
 

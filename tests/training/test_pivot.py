@@ -15,12 +15,10 @@ from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
-from turntree.stages.config import TrainPivotConfig
-from turntree.stages.train_pivot import _say_ended_early, _warnings
+from turntree.stages.train_pivot import _warnings
 from turntree.training import loop
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
-from turntree.training.curriculum import CurriculumConfig
 from turntree.training.loop import Checked, Hooks, Trainee
 from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import Drawn, Pivot, PivotConfig, PivotRL
@@ -85,8 +83,7 @@ def train(renderer):
 def test_every_group_drawn_is_trained_on_by_default(train) -> None:
     (row,) = train(["dead", "dead", "mixed", "mixed"]).rows
     assert row["trees"] == 4
-    assert row["mixed_groups"] == row["mixed_groups_trained"] == 0.5
-    assert row["replaced_groups"] == row["replaced_turns"] == 0
+    assert row["mixed_groups"] == 0.5
 
 
 def test_turns_that_the_token_limit_cut_are_failures_and_are_counted(train) -> None:
@@ -94,51 +91,6 @@ def test_turns_that_the_token_limit_cut_are_failures_and_are_counted(train) -> N
     (row,) = done.rows
     assert row["cut_turns"] == 4 * GROUP - len(done.judged) > 0 == row["censored"]
     assert row["reward_mean"] == 1 - row["cut_turns"] / (4 * GROUP)
-
-
-def test_groups_without_variance_are_replaced_and_the_bill_says_so(train) -> None:
-    """All eight pivots are drawn: the first wave takes four, later ones as many as are missing."""
-    (row,) = train(["dead"] * 4 + ["mixed"] * 4, curriculum=CurriculumConfig(replacement_rounds=8)).rows
-    assert row["trees"] == 4
-    assert row["mixed_groups_trained"] == 1.0 > row["mixed_groups"]
-    assert row["replaced_groups"] > 0
-    assert row["replaced_turns"] == GROUP * row["replaced_groups"]
-    assert row["turns"] == GROUP * (4 + row["replaced_groups"])
-
-
-def test_reward_metrics_cover_what_was_replaced(train) -> None:
-    """Those of the groups that remain would say how often a group that was chosen for its failures fails."""
-    (row,) = train(["dead"] * 4 + ["mixed"] * 4, curriculum=CurriculumConfig(replacement_rounds=8)).rows
-    drawn = 4 + row["replaced_groups"]
-    assert row["reward_mean"] == pytest.approx(0.5 * round(row["mixed_groups"] * drawn) / drawn)
-
-
-def test_where_nothing_teaches_the_rounds_end_and_the_step_is_whole(train) -> None:
-    done = train(["dead"] * 3, curriculum=CurriculumConfig(replacement_rounds=2))
-    (row,) = done.rows
-    assert row["turns"] == 3 * 4 * GROUP
-    assert row["trees"] == 4 and row["mixed_groups_trained"] == 0.0
-    assert row["replaced_groups"] == 8
-
-
-def test_a_wave_of_replacements_has_draws_of_its_own(train) -> None:
-    done = train(["dead"], states=1, curriculum=CurriculumConfig(replacement_rounds=3))
-    said = [text for _, text in done.judged]
-    waves = done.rows[0]["turns"] // GROUP
-    assert waves == 4
-    assert len(set(said)) > GROUP  # the first wave again and again would say four things
-
-
-def test_anchors_are_not_replaced(train) -> None:
-    (row,) = train(["anchor:solved"] * 4, curriculum=CurriculumConfig(replacement_rounds=3)).rows
-    assert row["replaced_groups"] == 0 and row["turns"] == 4 * GROUP
-
-
-def test_groups_whose_verifier_failed_are_replaced_like_others(train) -> None:
-    names = ["broken"] * 4 + ["mixed"] * 4
-    (row,) = train(names, curriculum=CurriculumConfig(replacement_rounds=8)).rows
-    assert row["mixed_groups_trained"] == 1.0
-    assert row["censored"] == sum(row["censored_reasons"].values()) == GROUP * row["replaced_groups"] > 0
 
 
 def test_a_step_whose_rollouts_are_all_censored_is_skipped_and_counted(train) -> None:
@@ -187,44 +139,6 @@ def dying_at_the_second_row(rows):
 
 def without_time(row):
     return {key: value for key, value in row.items() if key != "timing"}
-
-
-def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -> None:
-    done = train(
-        ["solved"] * 4,
-        steps=9,
-        curriculum=CurriculumConfig(retire_after=2),
-        check=lambda step: Checked({"checked": step}),
-    )
-    assert [(row["step"], row.get("checked")) for row in done.rows] == [(0, 0), (1, None), (2, 2)]
-    assert done.rows[-1]["retired_pivots"] == 4 and done.rows[-1]["live_pivots"] == 0
-    assert [record.retired_at for record in done.algorithm.curriculum.records] == [2] * 4
-
-
-def test_a_run_that_ends_before_its_last_step_says_why(capfd) -> None:
-    curriculum = CurriculumConfig(retire_after=1, revisit_after=3)
-    config = TrainPivotConfig(pivots="pivots.jsonl", train=PivotConfig(steps=20, curriculum=curriculum))
-    _say_ended_early(20, config)
-    assert not capfd.readouterr().err
-    _say_ended_early(1, config)
-    assert "after step 1 of 20: every pivot is retired, and none is back before its 3" in capfd.readouterr().err
-
-
-def test_a_search_that_finds_nothing_ends_the_run_with_a_check_and_what_it_cost(train, renderer) -> None:
-    class Own:
-        keep = 0.0
-
-        def due(self, step):
-            return False
-
-        def draw(self, step, number):
-            return Drawn([], Cost(turns=100), {"states": 9})
-
-    retire = CurriculumConfig(retire_after=1)
-    done = train(["solved"] * 4, steps=9, own=Own(), curriculum=retire, check=lambda step: Checked({"checked": step}))
-    trained, last = done.rows[-2:]
-    assert (trained["step"], last["step"], last["checked"], last["trained_groups"]) == (1, 2, 2, 0)
-    assert last["own_path"]["states"] == 9 and last["turns"] == trained["turns"] + 100 == done.trained.cost.turns
 
 
 def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, renderer) -> None:

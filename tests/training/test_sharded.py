@@ -30,7 +30,7 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
 from turntree.training import forward
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
-from turntree.training.config import CurriculumConfig, LossConfig, OptimizerConfig, PivotConfig, SFTConfig
+from turntree.training.config import LossConfig, OptimizerConfig, PivotConfig, SFTConfig
 from turntree.training.group import ProcessGroup
 from turntree.training.launch import open_ranks
 from turntree.training.loop import Hooks, Trainee, train
@@ -157,7 +157,7 @@ def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) 
 def pivotrl(
     group: ProcessGroup, rows: list[dict[str, Any]], checkpoints: Checkpoints | None = None, steps: int = 3
 ) -> Any:
-    """PivotRL on states that a tiny policy answers at random, with replacement; its policy."""
+    """PivotRL on states that a tiny policy answers at random; its policy."""
     renderer = ChatRenderer(tiny_tokenizer())
     states = [TurnState(f"{i}", 0, (Message("user", f"say {i}"),), Message("assistant", "yes")) for i in range(8)]
     model = tiny_model()
@@ -172,7 +172,6 @@ def pivotrl(
             sampling=Sampling(max_tokens=6),
             cut_turns="judge",
             optimizer=STEPS,
-            curriculum=CurriculumConfig(replacement_rounds=1),
         ),
         [Pivot(render(state, renderer), "say", "pivot") for state in states],
         Odd(),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tree_sitter_bash")
 
-from turntree.verifiers.commands import COMMANDS
-from turntree.verifiers.shell import Script, _remembered  # pyright: ignore[reportPrivateUsage]
+from turntree.verifiers.shell.commands import COMMANDS
+from turntree.verifiers.shell.script import Script, _remembered  # pyright: ignore[reportPrivateUsage]
 
 
 def same(one: str, other: str, folder: str | None = None) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
 
+THOUGHT = "</think>"  # what ends the thinking, where it stands in the content
 Role = Literal["system", "user", "assistant", "tool"]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what chat templates and servers call it
 ROLES: tuple[str, ...] = ("system", "user", "assistant", "tool")
@@ -105,6 +106,18 @@ class Message:
             cut=row.get("cut") is True,
             reasoning="\n".join(dict.fromkeys(filter(None, (reading.reasoning(row), thought)))),
         )
+
+
+def answer_text(message: Message) -> str:
+    """The text after the thinking."""
+    return message.content.rpartition(THOUGHT)[2].strip()
+
+
+def action_kind(action: Message) -> str:
+    """What an action does, for quotas and drift tracking: the tools it calls, or "message"."""
+    if len(action.tool_calls) == 1:
+        return action.tool_calls[0].name
+    return "+".join(sorted({call.name for call in action.tool_calls})) or "message"
 
 
 def whole_characters(text: str) -> str:

@@ -76,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "pivot_formats": Kind("pivot format", plain=True),
     "log_formats": Kind("log format", plain=True),
     "loggers": Kind("logger", ("run",)),
+    "quizzes": Kind("quiz", plain=True),
 }
 DEFAULT = Part("default")  # what is registered under this name is taken where none is named: the embedded world
 AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
@@ -99,7 +100,7 @@ class Option:
     def value(self, given: Any, *, field: str) -> Any:
         """The given value merged into the default and converted to the option's type. Raises `ConfigError` where that
         fails."""
-        whole = dataclasses.is_dataclass(self.default) or isinstance(self.default, tuple | list)
+        whole = dataclasses.is_dataclass(self.default) or type(self.default) in (tuple, list)
         return converted(self.hint, overlaid(to_value(self.default), given) if whole else given, field=field)
 
 

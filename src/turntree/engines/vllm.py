@@ -334,8 +334,8 @@ class VllmEngine(ServerEngine):
             prompt = prompt[: min(room, _LONGEST)]
             answer = await server.ask(self._probe(prompt, temperature), timeout=min(60.0, self._config.timeout))
             server.boot = answer.get("system_fingerprint")
-            ids, statistics = self._reader.tokens(choice_of(answer))
-            if not self.exact or len(ids) != _PROBED:
+            ids, statistics, exact = self._reader.tokens(choice_of(answer))
+            if not exact or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
             scored = await asyncio.to_thread(_scored, self._policy, prompt, ids, temperature)

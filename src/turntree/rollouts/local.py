@@ -14,12 +14,11 @@ from turntree.core.cost import NO_COST
 from turntree.core.errors import TurntreeError
 from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.live import CutTurns, RendererFault, sampled_turn
-from turntree.verifiers.strict import action_kind
 
 PATH_TOO_LONG = "path_above_train_max_tokens"
 _JUDGED = "+cut_turns=judge"

@@ -45,14 +45,19 @@ _CUMULATED = [each.name for each in dataclasses.fields(Usage) if each.name != "p
 def labelled(tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
     """A tree with its verdicts as a JSON value that `unlabelled` restores exactly."""
     verdicts = {str(leaf): dataclasses.asdict(verdict) for leaf, verdict in rewards.verdicts.items()}
-    return {"tree": tree.to_json(), "verdicts": verdicts}
+    return {
+        "tree": tree.to_json(),
+        "verdicts": verdicts,
+        "completions": {str(n): r for n, r in rewards.completions.items()},
+    }
 
 
 def unlabelled(value: Mapping[str, Any]) -> tuple[RolloutTree, Rewards]:
     verdicts: dict[int, Verdict] = {}
     for leaf, verdict in value["verdicts"].items():
         verdicts[int(leaf)] = Verdict(**{**verdict, "cost": Cost(**verdict.get("cost", {}))})
-    return RolloutTree.from_json(value["tree"]), Rewards(verdicts)
+    completions = {int(node): reward for node, reward in value.get("completions", {}).items()}
+    return RolloutTree.from_json(value["tree"]), Rewards(verdicts, completions)
 
 
 def packed(group: GrownGroup) -> dict[str, Any]:

@@ -508,7 +508,7 @@ class EvaluateConfig(Playing):
     cut_turns: CutTurns = "fail"
     """A turn that the token limit cut ends the episode as a failure, or the environment judges its text."""
     skills_per_kind: int = 0
-    """Questions per unrelated skill, to measure retention of a tiny policy (0: none)."""
+    """Questions per unrelated skill, to measure what a tiny policy forgets (0: none)."""
     seed: int = 0
     """Of every draw."""
     max_live_rollouts: int = 256
@@ -559,7 +559,7 @@ class RecordConfig(Playing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionConfig:
+class ForgettingConfig:
     """`turntree retention`."""
 
     model: str

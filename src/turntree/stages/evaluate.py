@@ -1,4 +1,4 @@
-"""Evaluate a policy: success on the tasks of an environment (sampled and greedy), and retention of other skills."""
+"""Evaluate a policy: success on the tasks of an environment (sampled and greedy), and forgetting of other skills."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from turntree.rollouts.players import grow, require_rendered, require_steppable
 from turntree.rollouts.rewards import RewardSum, build_rewards, figures
 from turntree.rollouts.rewards import identity as reward_identity
 from turntree.rollouts.spread import labelled, numbered
-from turntree.stages import skills
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.stages.unrewarded import remedy
@@ -97,7 +96,7 @@ def evaluate_policy(
             result["greedy"] = greedy.summary
             kept, cost = kept + greedy.trees, cost + greedy.cost
     if config.skills_per_kind:
-        result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
+        result["retention"], more = forgetting(policy, config.skills_per_kind, config.seed)
         cost += more
     result["cost"] = {**cost.counts(), "timing": cost.timing()}
     return result, kept
@@ -287,9 +286,10 @@ def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"success": success, "low": low, "high": high, "episodes": episodes}
 
 
-def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:
+def forgetting(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:
     """Greedy exact-match accuracy on skills outside the training domain, with the chance level of each."""
-    asked = list(skills.questions(seeds.derive(seed, "retention"), per_skill))
+    ask = parts.load("quizzes", parts.DEFAULT.name).target
+    asked = list(ask(seeds.derive(seed, "retention"), per_skill))
     sampling = Sampling(temperature=0.0, max_tokens=24)
     completions = policy.engine.generate(
         [
@@ -300,8 +300,8 @@ def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any]
     right: dict[str, list[float]] = defaultdict(list)
     for question, completion in zip(asked, completions, strict=True):
         reply = policy.renderer.parse(completion.token_ids).content
-        right[question.skill].append(float(skills.correct(question, reply)))
-    chance = {skill.name: skill.chance for skill in skills.SKILLS}
+        right[question.skill].append(float(question.correct(reply)))
+    chance = {question.skill: question.chance for question in asked}
     by_skill = {name: {"accuracy": _mean(r), "chance": chance[name], "questions": len(r)} for name, r in right.items()}
     summary = {
         "accuracy": _mean([row["accuracy"] for row in by_skill.values()]),

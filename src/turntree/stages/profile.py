@@ -20,6 +20,7 @@ from turntree.core import parts
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
+from turntree.core.messages import action_kind
 from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState
 from turntree.engines.endpoint import connection_free
@@ -43,7 +44,7 @@ from turntree.stages.verifier import open_verifier
 from turntree.stages.workers import open_workers, require_policy
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
-from turntree.verifiers.strict import StrictMatch, action_kind
+from turntree.verifiers.strict import StrictMatch
 
 T = TypeVar("T")
 

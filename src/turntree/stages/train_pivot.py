@@ -123,8 +123,7 @@ def run_train_pivot(
         finish(run, policy, trained)
         rows = run.metrics()
         require_rewards(rows)
-    last = next(row for row in reversed(rows) if "reward_mean" in row)  # a search may have ended the run after it
-    _say_ended_early(last["step"], config)
+    last = rows[-1]
     return {
         "model": str(run.model),
         "states": len(algorithm.pivots),
@@ -132,7 +131,6 @@ def run_train_pivot(
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
-        "retired_pivots": last["retired_pivots"],
         "censored": reasons(rows),
         "rollouts": sum(row.get("rollouts", 0) for row in rows),
         "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
@@ -238,7 +236,7 @@ def _kept_tree(step: int, number: int, group: PivotGroup, credit: Credit | None)
 
 
 def _warnings(row: Row, keep: float) -> Iterator[str]:
-    """Where a step draws so many of the pivots that it cannot draw them as their weights say, and alarms of drift."""
+    """Where a step draws so many of the pivots that it cannot draw them as their weights say."""
     step = f"step {row['step']}"
     if weights := row.get("weights"):
         few = f"because a step draws {weights['states']} distinct pivots of {weights['distinct']}"
@@ -247,18 +245,6 @@ def _warnings(row: Row, keep: float) -> Iterator[str]:
     if share is not None and abs(share - keep) > _FAR:
         why = "because its pivots are distinct, and few are new" if share > keep else "because few are left"
         yield f"{step}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
-    for alarm in row.get("drift_alarms", ()):
-        where = "in training" if alarm["where"] == "live" else "on held-out states"
-        fall = f"{alarm['start']:.0%} -> {alarm['now']:.0%} (p = {alarm['p_value']:.1g})"
-        yield f"warning: {step}: {alarm['kind']!r} is accepted less often {where} than at the start: {fall}"
-
-
-def _say_ended_early(step: int, config: TrainPivotConfig) -> None:
-    """For a run whose pivots were all retired before its last step."""
-    if step < config.train.steps:
-        after = config.train.curriculum.revisit_after
-        why = f", and none is back before its {after} steps are over (train.curriculum.revisit_after)" if after else ""
-        notice(f"the run ended after step {step} of {config.train.steps}: every pivot is retired{why}")
 
 
 def _pass_rates(algorithm: PivotRL) -> Iterator[dict[str, Any]]:
@@ -330,7 +316,6 @@ def _together(checks: Sequence[Check]) -> Check | None:
         return Checked(
             {name: value for each in found for name, value in each.figures.items()},
             sum((each.cost for each in found), NO_COST),
-            {kind: values for each in found for kind, values in each.acceptance.items()},
         )
 
     return check
@@ -354,8 +339,7 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
         pairs = list(zip(grown, states, strict=True))
         rewards = score_wave(pairs, verifier, cut_turns=config.train.cut_turns, seed=1)
         cost = sum((*(tree.cost for tree in grown), *(each.cost for each in rewards)), NO_COST)
-        accepted, by_state = _acceptance(kinds, rewards)
-        return Checked({"held_out_acceptance": accepted}, cost, by_state)
+        return Checked({"held_out_acceptance": _acceptance(kinds, rewards)}, cost)
 
     return check
 
@@ -435,15 +419,10 @@ def _seen(traces: str, environment: str) -> tuple[frozenset[str], int]:
     return frozenset(ids), max(drawn, count)
 
 
-def _acceptance(
-    kinds: Sequence[str], rewards: Sequence[Rewards]
-) -> tuple[dict[str, float], dict[str, list[float | None]]]:
-    """By kind of demonstrated action: the mean reward over rollouts ("all" over everything), and of each state."""
+def _acceptance(kinds: Sequence[str], rewards: Sequence[Rewards]) -> dict[str, float]:
+    """The mean reward over rollouts by kind of demonstrated action, and of "all"."""
     by_kind: dict[str, list[float]] = defaultdict(list)
-    by_state: dict[str, list[float | None]] = defaultdict(list)
     for kind, labels in zip(kinds, rewards, strict=True):
-        scored = list(labels.scored().values())
-        by_kind[kind] += scored
-        by_kind["all"] += scored
-        by_state[kind].append(sum(scored) / len(scored) if scored else None)
-    return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}, dict(by_state)
+        for name in (kind, "all"):
+            by_kind[name] += labels.scored().values()
+    return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedModel
@@ -42,12 +42,10 @@ G = TypeVar("G", bound=Group)
 
 @dataclass(frozen=True)
 class Checked:
-    """The figures of a held-out check, and its cost. `acceptance`: by kind of action the mean reward at each state
-    (None: censored), the same states in the same order at every check; PivotRL monitors it for drift."""
+    """The figures of a held-out check, and its cost."""
 
     figures: Row
     cost: Cost = NO_COST
-    acceptance: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,16 +85,12 @@ class Algorithm(ABC):
     cost: Cost = NO_COST
 
     @abstractmethod
-    def step(self, step: int) -> StepResult | None:
-        """Train once. None: nothing is left to train on, and the run ends before this step."""
+    def step(self, step: int) -> StepResult:
+        """Train once."""
 
-    def is_over(self, step: int) -> bool:
-        """Whether nothing is left to train on after `step`."""
-        return False
-
-    def checked(self, check: Checked) -> Row:
-        """Take note of a check; further figures of it."""
-        return {}
+    def after_check(self) -> None:
+        """Forget what a check has left behind, so that the next step does not depend on it."""
+        return None
 
     def state(self) -> Row:
         """Everything that the next step depends on beside the weights, as plain JSON."""
@@ -121,23 +115,19 @@ def train(algorithm: Algorithm, hooks: Hooks) -> Trained:
         nonlocal checks
         if hooks.check is None:
             return {}
-        found = hooks.check(step)
-        checks += found.cost
-        return {**found.figures, **algorithm.checked(found)}
+        checked = hooks.check(step)
+        checks += checked.cost
+        algorithm.after_check()
+        return checked.figures
 
     if done == 0 and hooks.check is not None:
         hooks.log({"step": 0, **check(0)})
     for step in range(done + 1, algorithm.steps + 1):
         result = algorithm.step(step)
-        if result is None:
-            break
         if result.groups:
             hooks.keep(step, result.groups, result.credits)
-        over = algorithm.is_over(step)
-        due = over or step == algorithm.steps or (algorithm.check_every > 0 and step % algorithm.check_every == 0)
+        due = step == algorithm.steps or (algorithm.check_every > 0 and step % algorithm.check_every == 0)
         hooks.log({"step": step, **result.row, **(check(step) if due else {})})
-        if over:
-            break
         if checkpoints is not None and checkpoints.due(step):
             saved = {**algorithm.state(), "checks": dataclasses.asdict(checks)}
             checkpoints.save(step, algorithm.trainers, saved)
@@ -188,7 +178,7 @@ class RolloutAlgorithm(Algorithm, Generic[G]):
     def observe(self, step: int, groups: Sequence[G], credits: Sequence[Credit | None]) -> Row:
         """The figures of a step's groups, after the update."""
 
-    def step(self, step: int) -> StepResult | None:
+    def step(self, step: int) -> StepResult:
         groups = self.sample(step)
         credits = self.credit(step, groups)
         kept = [(group.tree, credit) for group, credit in zip(groups, credits, strict=True) if credit is not None]
@@ -196,9 +186,8 @@ class RolloutAlgorithm(Algorithm, Generic[G]):
         self.cost += cost
         return StepResult({**metrics, **self.observe(step, groups, credits)}, groups, credits)
 
-    def checked(self, check: Checked) -> Row:
-        self.engine.clear_cache()  # clear the caches: the next step samples without them
-        return {}
+    def after_check(self) -> None:
+        self.engine.clear_cache()
 
     def state(self) -> Row:
         return {**super().state(), "policy_version": self.engine.policy_version}

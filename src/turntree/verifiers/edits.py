@@ -16,7 +16,7 @@ from typing import Any
 
 from turntree.core.messages import Message, ToolCall
 from turntree.verifiers.kinds import COMMAND, IDLE, NEW, OLD, PATH, WHOLE, Kind, command_text, kind_of, of_any
-from turntree.verifiers.shell import Script
+from turntree.verifiers.shell.script import Script
 
 _NUMBERED = re.compile(r"^ *\d+(?:\t|→|\| ?|: )(.*)$", re.MULTILINE)
 # how editors say that they did it; any other answer may refuse it (`File has not been read yet`, `Permission denied`)

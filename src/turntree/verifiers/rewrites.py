@@ -13,13 +13,13 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import TurnState
-from turntree.verifiers.commands import COMMANDS
 from turntree.verifiers.kinds import COMMAND, PATH, idle_of, kind_of, of_any
 from turntree.verifiers.recommended import folder_in
-from turntree.verifiers.shell import Script
-from turntree.verifiers.texts import said, terminus_in
+from turntree.verifiers.shell.commands import COMMANDS
+from turntree.verifiers.shell.script import Script
+from turntree.verifiers.texts import terminus_in
 
 Rewrite = Callable[[TurnState], Message | None]
 _FILE = re.compile(r"^(?!-)[\w./-]*[\w-]+\.[A-Za-z]\w*$")
@@ -56,7 +56,7 @@ def _command(state: TurnState) -> _Place | None:
         call = state.demonstration.tool_calls[0]
         found = of_any(call.arguments, COMMAND) if kind_of(call) == "shell" else None
         return _argument(state, found[0]) if found is not None and isinstance(found[1], str) else None
-    text = said(state.demonstration)
+    text = answer_text(state.demonstration)
     if terminus_in(text) is None or not text.startswith("{"):
         return None
     row = json.loads(text)
@@ -157,7 +157,7 @@ def surplus_call(state: TurnState) -> Message | None:
 
 def other_claim(state: TurnState) -> Message | None:
     """A Terminus answer that claims to be done where the demonstration does not, or the other way round."""
-    text = said(state.demonstration)
+    text = answer_text(state.demonstration)
     found = terminus_in(text) if not state.demonstration.tool_calls and text.startswith("{") else None
     if found is None:
         return None
@@ -237,7 +237,7 @@ def other_spelling_of_path(state: TurnState) -> Message | None:
     place = _command(state)
     words = place.text.split(" ") if place is not None and _SIMPLE.match(place.text.strip()) else []
     command = COMMANDS.get(words[0]) if words else None
-    if place is None or command is None or not command.paths or command.subcommands is not None:
+    if place is None or command is None or not command.paths or command.subcommands:
         return None
     last = words[-1].rstrip("\n")
     other = _spelled(last, folder) if _FILE.match(last) and len(words) > 1 and not words[-2].startswith("-") else None
@@ -258,7 +258,7 @@ def flag_order(state: TurnState) -> Message | None:
     place = _command(state)
     words = shlex.split(place.text) if place is not None and _SIMPLE.match(place.text.strip()) else []
     command = COMMANDS.get(words[0]) if words else None
-    if place is None or command is None or command.subcommands is not None:
+    if place is None or command is None or command.subcommands:
         return None
     for k, word in enumerate(words[1:], 1):
         letters = word[1:] if word.startswith("-") and not word.startswith("--") else ""

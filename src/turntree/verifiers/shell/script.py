@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import InputError
-from turntree.verifiers.commands import meaning, path
+from turntree.verifiers.shell.commands import meaning, path
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
