@@ -70,7 +70,7 @@ from turntree.logs.rows import (
     split,
 )
 from turntree.observe.jsonl import read_bytes
-from turntree.observe.parquet import parquet_rows
+from turntree.observe.opening import parquet_rows
 
 PromptForm = Literal["auto", "messages", "text"]
 """messages: TRL applies the chat template, to which it passes no tools. text: rendered here, exact with tools too.

@@ -13,7 +13,7 @@ import pytest
 from turntree.core.errors import InputError
 from turntree.observe import opening
 from turntree.observe.jsonl import read_bytes, read_chunks, read_lines, read_text
-from turntree.observe.tar import members_of
+from turntree.observe.opening import members_of
 from turntree.traces.documents import document_rows
 from turntree.traces.sources import source_files
 

@@ -22,7 +22,7 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "environments/tool_environment.py tool_schemas": "Transformers' reader of signatures",
     "gateway/*": "servers, whose requests are answered",
     "observe/jsonl.py writing": "libraries that write files",
-    "observe/parquet.py parquet_rows": "pyarrow",
+    "observe/opening.py parquet_rows": "pyarrow",
     "renderers/*": "chat templates, packages of renderers; an episode has the boundary around them (rollouts/live.py)",
     "report/browser.py token_texts": "the tokenizer's library",
     "stages/forgetting.py _tasks": "lm-eval's loading of data",

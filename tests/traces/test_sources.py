@@ -90,6 +90,8 @@ def test_a_document_of_many_rows_is_not_held(tmp_path: Path) -> None:
             file.write(("," if i else "") + row[:-1] + f', "id": "{i}", "reward_info": null}}')
         file.write("]}")
     assert path.stat().st_size > 30_000_000
+    (tmp_path / "small.json").write_text(f"[{row}]")
+    stream_chat([tmp_path / "small.json"], lambda trace: None)  # loads the formats
     tracemalloc.start()
     report = stream_chat([path], lambda trace: None)
     peak = tracemalloc.get_traced_memory()[1]

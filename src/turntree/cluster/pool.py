@@ -138,7 +138,12 @@ class WorkerPool:
             while not self._closing:
                 with self._lock:
                     waiting = [ref for worker in self._workers for ref in worker.waits_for()]
-                ready = self._wait(waiting)
+                ready: set[Any] = set()
+                if waiting:
+                    self._ray.wait(waiting, num_returns=1, timeout=_POLL_SECONDS)
+                    ready = set(self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0])
+                else:
+                    time.sleep(_POLL_SECONDS)
                 with self._lock:
                     for worker in [*self._workers]:
                         self._receive(worker, ready)
@@ -147,13 +152,6 @@ class WorkerPool:
                     self._assign()
         except BaseException as error:  # the command waits for its units: it must learn of this
             self._fail(error if isinstance(error, TurntreeError) else TurntreeError(f"the cluster is lost: {error}"))
-
-    def _wait(self, refs: list[Any]) -> set[Any]:
-        if not refs:
-            time.sleep(_POLL_SECONDS)
-            return set()
-        self._ray.wait(refs, num_returns=1, timeout=_POLL_SECONDS)
-        return set(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0])
 
     def _receive(self, worker: _Handle, ready: set[Any]) -> None:
         """Process what a worker replies, or that it cannot speak any more."""

@@ -2,7 +2,8 @@
 
 A file is regular, or a pipe that this process was given (/dev/stdin, `<(...)`), which is read once; a device and a pipe
 with a name have no end. What is compressed (.gz, .xz) becomes `UNPACKED` times its size at most, and a line, a JSON
-value or a file that is read as a whole has `LONGEST` bytes at most. Damage, in an archive too, is an `InputError`.
+value or a file that is read as a whole has `LONGEST` bytes at most. Damage is an `InputError`. Tar archives and Parquet
+files are opened in the same way.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import io
 import lzma
 import os
 import stat
+import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from turntree.core.errors import InputError
 
 LONGEST = 2**28  # bytes (256 MiB) of a line, a value or a whole file in memory: the largest trees have some 100 MB
 UNPACKED = 200  # times: logs become 5 to 50 times as large, what is made to harm 1,000 times
+_CHUNK = 1 << 20
+_BATCH = 256  # rows of a Parquet file: a value that is stored once may stand in every row
 _ALWAYS = 2**24  # bytes that even a tiny archive may become
 PACKED: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".xz": lzma.open, ".txz": lzma.open}
 _DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
@@ -49,6 +53,60 @@ def most_unpacked(path: Path, size: int | None = None) -> int:
 def unpacks_too_far(path: Path) -> InputError:
     problem = f"unpacks to more than {UNPACKED} times its size"
     return InputError(problem, path=path, hint="unpack it yourself, if you trust it, and name what comes out")
+
+
+def members_of(path: str | Path) -> Iterator[tuple[tarfile.TarInfo, Callable[[], Iterator[bytes]]]]:
+    """The members of an archive in its order, each with what gives its content, in pieces. What comes out, of sparse
+    members and links too, is bounded by the size of the archive. Raises `InputError`."""
+    path, left = Path(path), 0
+
+    def pieces(archive: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+        nonlocal left
+        with _named_errors(path):
+            inside = archive.extractfile(member)
+            while inside is not None and (piece := inside.read(_CHUNK)):
+                left -= len(piece)
+                if left < 0:
+                    raise unpacks_too_far(path)
+                yield piece
+
+    with opened(path) as file, _named_errors(path):
+        left = most_unpacked(path)
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in archive:
+                yield member, lambda member=member: pieces(archive, member)
+
+
+@contextlib.contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, ValueError, OverflowError, KeyError, RecursionError) as error:
+        raise InputError(f"is not a readable tar archive ({error})", path=path, hint="copy it again") from error
+
+
+def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file, a few at a time. Raises `InputError` for a file that is not Parquet, is damaged, or
+    would become far larger than it is."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError("needs pyarrow to be read", path=path, hint="pip install 'turntree[parquet]'") from error
+    with opened(path) as raw:
+        most = most_unpacked(path)
+        try:
+            with pyarrow.parquet.ParquetFile(raw, pre_buffer=False) as file:
+                groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+                if max(file.metadata.num_rows, sum(group.total_byte_size for group in groups)) > most:
+                    raise unpacks_too_far(path)
+                for batch in file.iter_batches(_BATCH):
+                    yield from batch.to_pylist()
+        except InputError:
+            raise
+        except Exception as error:  # the boundary to foreign code, which has errors of its own
+            problem = f"is not a Parquet file that can be read ({type(error).__name__}: {str(error)[:200]})"
+            raise InputError(problem, path=path, hint="copy it again") from error
 
 
 def _descriptor(path: Path) -> int:

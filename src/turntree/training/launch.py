@@ -18,9 +18,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.multiprocessing.spawn import (
+    ProcessContext,
+    ProcessExitedException,
+    ProcessRaisedException,
+    start_processes,
+)
 
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.observe.workers import die_with_parent, without_interrupts
@@ -51,7 +56,8 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[ProcessGroup]:
         store = TCPStore("127.0.0.1", 0, trainers, is_master=True, timeout=_START, wait_for_workers=False)
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(trainers)}
         with without_interrupts():
-            others = multiprocessing.spawn(_rank, (device, place), nprocs=trainers - 1, join=False, daemon=True)
+            others = start_processes(_rank, (device, place), nprocs=trainers - 1, join=False, daemon=True)
+        assert others is not None  # as they are not joined
         with _watched(others), _joined(device, store, trainers) as group:
             yield group
     else:
@@ -107,7 +113,7 @@ def _joined(device: str, store: Store | None, size: int = -1) -> Iterator[Distri
 
 
 @contextlib.contextmanager
-def _watched(others: multiprocessing.SpawnContext) -> Iterator[None]:
+def _watched(others: ProcessContext) -> Iterator[None]:
     """While the block lasts, a rank that dies ends it with a `TurntreeError` that says how: by an interrupt where it
     runs Python, else because a collective breaks off. One that never does (NCCL may wait for a dead rank for minutes)
     ends with the process."""
@@ -119,7 +125,7 @@ def _watched(others: multiprocessing.SpawnContext) -> Iterator[None]:
         try:
             while not ended.is_set() and not others.join(_POLL, grace_period=0):
                 pass
-        except (multiprocessing.ProcessExitedException, multiprocessing.ProcessRaisedException) as error:
+        except (ProcessExitedException, ProcessRaisedException) as error:
             lost.append(_described(error))
             if interruptible and not ended.is_set():
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -150,8 +156,8 @@ def _watched(others: multiprocessing.SpawnContext) -> Iterator[None]:
             process.join()
 
 
-def _described(error: multiprocessing.ProcessExitedException | multiprocessing.ProcessRaisedException) -> str:
-    if isinstance(error, multiprocessing.ProcessExitedException):
+def _described(error: ProcessExitedException | ProcessRaisedException) -> str:
+    if isinstance(error, ProcessExitedException):
         how = f"was killed by {error.signal_name}" if error.signal_name else f"ended with code {error.exit_code}"
     else:  # the line after the places of its traceback
         lines = error.msg.strip().splitlines()

@@ -13,7 +13,7 @@ lies (JSON), and readers gather the index from the headers.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +71,7 @@ class Trainer:
     def load(self, folder: Path) -> None:
         """Take what any number of ranks has saved. Raises `InputError` for the state of another model."""
         reader = HuggingFaceStorageReader(str(folder))
-        index: Mapping[str, Any] = reader.read_metadata().state_dict_metadata
+        index: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
         self.optimizer.expect_moments({name for name in self.names if f"exp_avg.{name}" in index}, self.names)
         into: dict[str, Any] = self.optimizer.tensors(self.names)
         if {name: value.shape for name, value in into.items()} != {name: held.size for name, held in index.items()}:

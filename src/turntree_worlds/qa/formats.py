@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.parquet import parquet_rows
+from turntree.observe.opening import parquet_rows
 from turntree.traces.sources import source_rows
 from turntree.verifiers.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
 from turntree_worlds.qa.questions import Question
