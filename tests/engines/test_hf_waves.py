@@ -8,7 +8,7 @@ from plain_model import ask, prefilled, prompt, reused, worst_error
 
 from tiny_models import tiny_model
 from turntree.core.errors import TurntreeError
-from turntree.engines import kept
+from turntree.engines import prefix_cache
 from turntree.engines.hf import HFEngine
 from turntree.engines.limits import EngineConfig
 
@@ -125,7 +125,7 @@ def test_without_a_number_the_bound_is_in_bytes_whatever_the_model(monkeypatch: 
         config = model.config
         slot = 2 * width * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size
         slot //= config.num_attention_heads
-        monkeypatch.setattr(kept, "_BYTES", 200 * slot)
+        monkeypatch.setattr(prefix_cache, "_BYTES", 200 * slot)
         engine = HFEngine(model, [])
         for wave in range(6):
             engine.generate([ask(prompt(50, wave), wave, max_tokens=4, retain=True)])

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from turntree.core.completion import GenerationRequest
 from turntree.engines.attention import DecodingCache, Group, Tails, shared_prefix_attention
 from turntree.engines.cache import RowCache
-from turntree.engines.kept import Entry, KeptBlock
+from turntree.engines.prefix_cache import Entry, RowBlock
 from turntree.engines.sampling import SamplingBatch, draw
 
 _MAX_LANE_RATIO = 2  # rows of one group have lanes of similar number
@@ -34,7 +34,7 @@ class Prefix:
     """A prefilled row, which cells continue. `logits` [V] after each of its prompts let later siblings join without a
     forward; `extends` is the kept sequence that the row continues in place."""
 
-    block: KeptBlock
+    block: RowBlock
     row: int
     logits: dict[tuple[int, ...], Tensor]
     extends: Entry | None = None
@@ -49,7 +49,7 @@ class Prefix:
 class Home:
     """The row in which a sequence will be kept."""
 
-    block: KeptBlock
+    block: RowBlock
     row: int
 
 

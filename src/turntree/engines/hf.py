@@ -27,10 +27,10 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.engines.cache import RowCache
 from turntree.engines.compatibility import check_attention, context_of
 from turntree.engines.decoding import Cell, Decoder, Drawn, Home, Prefix
-from turntree.engines.kept import KeptBlock, KeptSequences
 from turntree.engines.limits import EngineConfig
 from turntree.engines.local import LocalEngine
 from turntree.engines.prefill import Pool, Row, pools_of, prefill, rows_of
+from turntree.engines.prefix_cache import PrefixCache, RowBlock
 from turntree.engines.requests import cost_of
 
 _ROOM = 64  # slots set aside behind a prompt for what may follow it in place
@@ -54,7 +54,7 @@ class HFEngine(LocalEngine):
         config = config or EngineConfig()
         super().__init__(model, stop_ids, config, positions=context_of(model))
         check_attention(model, self.max_context)
-        self._kept = KeptSequences(config.max_kept_tokens)
+        self._kept = PrefixCache(config.max_kept_tokens)
         self._decoder = Decoder(model, stop_ids, config.max_batch_rows)
         self._waiting: Counter[tuple[int, ...]] = Counter()  # prompts in the queue
         self._cells: dict[int, Cell] = {}  # by ticket
@@ -136,7 +136,7 @@ class HFEngine(LocalEngine):
         row's longest prompt pays for its prefill; all others reuse."""
         started = time.perf_counter()
         cache, logits_PV = prefill(self._model, pool, room=_ROOM, max_tokens=self.config.max_prefill_tokens)
-        block = pool.block or KeptBlock(cache)
+        block = pool.block or RowBlock(cache)
         after = iter(logits_PV)
         prefixes: list[Prefix] = []
         rows: list[Home | None] = []
@@ -150,7 +150,7 @@ class HFEngine(LocalEngine):
         logits_NV = logits_PV.repeat_interleave(copies.to(logits_PV.device), dim=0)
         self._decode(self._cells_of(asked, prefixes, _homes_of(asked, rows), prefilled), logits_NV, started)
 
-    def _open(self, row: Row, block: KeptBlock, place: int, logits: Iterator[Tensor]) -> Prefix:
+    def _open(self, row: Row, block: RowBlock, place: int, logits: Iterator[Tensor]) -> Prefix:
         """A prefilled row, for all requests that have its prompts."""
         extends = row.match.entry if row.match is not None and row.match.entry.block is block else None
         prefix = Prefix(block, place, {prompt.ids: next(logits) for prompt in row.prompts}, extends)
@@ -228,7 +228,7 @@ class HFEngine(LocalEngine):
     def _retain(self, cells: Sequence[Cell], drawn: Sequence[Drawn]) -> None:
         """Keep the sequences of cells that are done and have a home. The last token was drawn but not fed: its keys and
         values are not part of what is kept."""
-        by_block: dict[KeptBlock, list[tuple[Cell, Home, tuple[int, ...]]]] = {}
+        by_block: dict[RowBlock, list[tuple[Cell, Home, tuple[int, ...]]]] = {}
         for cell, (tokens, _, _) in zip(cells, drawn, strict=True):
             if (home := cell.home) is not None:
                 by_block.setdefault(home.block, []).append((cell, home, cell.request.prompt_ids + tuple(tokens[:-1])))
@@ -263,7 +263,7 @@ def _homes_of(asked: Sequence[Ticketed], rows: Sequence[Home | None]) -> list[Ho
     homes = [row if request.retain and claims[row] == 1 else None for row, request in zip(rows, requests, strict=True)]
     moving = [n for n, request in enumerate(requests) if request.retain and homes[n] is None]
     slots = _ROOM + max((len(requests[n].prompt_ids) for n in moving), default=0)
-    block = KeptBlock(RowCache(len(moving), slots), busy=set(range(len(moving))))
+    block = RowBlock(RowCache(len(moving), slots), busy=set(range(len(moving))))
     for row, n in enumerate(moving):
         homes[n] = Home(block, row)
     return homes

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from turntree.core.completion import GenerationRequest
 from turntree.engines.cache import Block, RowCache, prefix_mask
-from turntree.engines.kept import KeptBlock, Match
+from turntree.engines.prefix_cache import Match, RowBlock
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Pool:
     """Rows that are prefilled together; with `block`, each continues in place at its kept sequence."""
 
     rows: tuple[Row, ...]
-    block: KeptBlock | None = None
+    block: RowBlock | None = None
 
     @property
     def requests(self) -> list[int]:
@@ -105,7 +105,7 @@ def rows_of(requests: Sequence[GenerationRequest], find: Callable[[tuple[int, ..
 def pools_of(rows: Sequence[Row]) -> list[Pool]:
     """First the rows that continue in place at their kept sequence (nothing is copied); then the others, similar shapes
     together."""
-    in_place: dict[KeptBlock, dict[int, Row]] = {}
+    in_place: dict[RowBlock, dict[int, Row]] = {}
     others: list[Row] = []
     for row in rows:
         block = row.match.entry.block if row.match else None

@@ -48,7 +48,6 @@ class ScriptedEngine:
         stop_ids: Collection[int],
         *,
         vocab_size: int,
-        policy_version: int = 0,
         max_context: int = 4096,
         latency: Latency = lambda request: 1,
         fault: Fault = lambda request: None,
@@ -56,7 +55,7 @@ class ScriptedEngine:
     ) -> None:
         self.stop_ids = frozenset(stop_ids)
         self.max_context = max_context
-        self._answer, self._vocabulary, self._version = answer, vocab_size, policy_version
+        self._answer, self._vocabulary, self._version = answer, vocab_size, 0
         self._latency, self._fault, self._max_batch_rows = latency, fault, max_batch_rows
         self._flying: dict[int, _Flight] = {}  # in order of submission; the admitted ones come first
         self._submitted = 0

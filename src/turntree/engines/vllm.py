@@ -247,7 +247,7 @@ class VllmEngine(ServerEngine):
         then."""
         check_idle(self.in_flight)
         before, self._policy = self._weights, model
-        self._weights = self._write(model)
+        self._weights = _written(model, self._folder)
         self._run(self._spread()).result()
         self._version = policy_version
         if before is not None:
@@ -258,7 +258,7 @@ class VllmEngine(ServerEngine):
         report log-probabilities at the temperature of a request."""
         off = [await self._difference(server) for server in self._servers]
         if getattr(self._policy, "_hf_peft_config_loaded", False) or max(off) > self._tolerance:
-            self._weights = await asyncio.to_thread(self._write, self._policy)
+            self._weights = await asyncio.to_thread(_written, self._policy, self._folder)
             for server in self._servers:
                 await server.install(self._weights)
         for server in self._servers:
@@ -273,25 +273,6 @@ class VllmEngine(ServerEngine):
                 hint="start it with --logprobs-mode processed_logprobs (`turntree serve` does), or sample at 1",
             )
         return super().submit(request)
-
-    def _write(self, model: PreTrainedModel) -> _Weights:
-        """The weights as a folder that vLLM reads. A tied head is written too, for servers that hold it apart."""
-        from safetensors.torch import save_file
-
-        from turntree.engines.checkpoint import quiet, share, write_weights
-
-        name = f"turntree-{uuid.uuid4().hex[:12]}"
-        folder = self._folder / name
-        folder.mkdir()
-        with quiet():
-            write_weights(model, folder)
-        if getattr(model, "_hf_peft_config_loaded", False):
-            return _Weights(folder, name)
-        if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
-            head: Any = model.get_output_embeddings()
-            save_file({"lm_head.weight": head.weight.detach().cpu().clone()}, folder / "tied.safetensors")
-            share(folder)
-        return _Weights(folder, None)
 
     async def _spread(self) -> None:
         """Bring every server to the current weights. Raises `ServersGone` where none is left."""
@@ -471,6 +452,26 @@ async def _watch(engine: weakref.ref[VllmEngine], server: VllmServer) -> None:
         if failures >= _SICK and (found := engine()) is not None:
             found._lose(server, f"{failures} health checks failed")
             del found
+
+
+def _written(model: PreTrainedModel, above: Path) -> _Weights:
+    """The weights in a new folder, as vLLM reads them. A tied head is written too, for servers that hold it apart."""
+    from safetensors.torch import save_file
+
+    from turntree.engines.checkpoint import quiet, share, write_weights
+
+    name = f"turntree-{uuid.uuid4().hex[:12]}"
+    folder = above / name
+    folder.mkdir()
+    with quiet():
+        write_weights(model, folder)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return _Weights(folder, name)
+    if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        head: Any = model.get_output_embeddings()
+        save_file({"lm_head.weight": head.weight.detach().cpu().clone()}, folder / "tied.safetensors")
+        share(folder)
+    return _Weights(folder, None)
 
 
 def _scored(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> list[float]:

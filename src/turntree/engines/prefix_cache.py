@@ -23,7 +23,7 @@ _CANDIDATES = 64  # sequences compared when many agree up to the same stride; th
 
 
 @dataclass(eq=False)
-class KeptBlock:
+class RowBlock:
     """Kept rows that share tensors. `busy` rows are being written: the block stays as it is until they are done."""
 
     cache: RowCache
@@ -37,7 +37,7 @@ class Entry:
 
     ids: tuple[int, ...]
     row: int
-    block: KeptBlock = field(repr=False)
+    block: RowBlock = field(repr=False)
     hashes: tuple[int, ...] = field(repr=False)
 
 
@@ -56,7 +56,7 @@ class Match:
         return self.length == len(self.entry.ids)
 
 
-class KeptSequences:
+class PrefixCache:
     """Bounded memory of kept sequences; the least recently extended blocks are dropped first.
 
     The bound counts the slots in use, rows x longest row of every block: padding is a part of it. Without a number it
@@ -65,7 +65,7 @@ class KeptSequences:
 
     def __init__(self, max_tokens: int | None = None) -> None:
         self.max_tokens = max_tokens
-        self._blocks: list[KeptBlock] = []  # oldest first
+        self._blocks: list[RowBlock] = []  # oldest first
         self._index: dict[int, dict[Entry, None]] = {}  # by hash, oldest first
         self._whole: dict[tuple[int, ...], Entry] = {}
 
@@ -96,7 +96,7 @@ class KeptSequences:
                 return Match(entry, entry.block.cache, entry.row, length) if length else None
         return None
 
-    def add(self, block: KeptBlock, rows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    def add(self, block: RowBlock, rows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
         """Keep more sequences, given with their rows of a block, which becomes the newest. Of equal ones the newest is
         kept."""
         for row, ids in rows:
@@ -128,7 +128,7 @@ class KeptSequences:
                 return
             self._evict(oldest)
 
-    def _evict(self, oldest: KeptBlock) -> None:
+    def _evict(self, oldest: RowBlock) -> None:
         """Drop the oldest block. Of the only block, keep the rows that fit, so that a bound that is slightly too small
         costs little."""
         fitting = self._bound // max(len(entry.ids) for entry in oldest.entries) if len(self._blocks) == 1 else 0
@@ -152,7 +152,7 @@ class KeptSequences:
                 del self._index[hashed]
 
 
-def _copy_down(block: KeptBlock) -> None:
+def _copy_down(block: RowBlock) -> None:
     """Move the living rows of a block to a cache of their own."""
     used = sorted({entry.row for entry in block.entries})
     longest = max(len(entry.ids) for entry in block.entries)
