@@ -170,7 +170,14 @@ def _skills(skills: Mapping[str, Mapping[str, Any]]) -> Chart:
         chance = next(skill.chance for skill in by_arm.values() if skill)
         marks.append(Mark(name, chance, chance, chance, "chance", figures.INK, "|"))
         marks += [
-            Mark(name, *[skill.accuracy] * 3, *_looks(arm, arms, arm), shift=_shift(place, len(arms)))
+            Mark(
+                name,
+                skill.accuracy,
+                skill.accuracy,
+                skill.accuracy,
+                *_looks(arm, arms, arm),
+                shift=_shift(place, len(arms)),
+            )
             for place, (arm, skill) in enumerate(by_arm.items())
             if skill is not None
         ]

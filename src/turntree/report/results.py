@@ -246,8 +246,8 @@ def ledger(run: Run) -> list[LedgerRow]:
 
 
 def _ledger_row(name: str, cost: Row, timing: Row | None = None, rho: float | None = None) -> LedgerRow:
-    timing = cost.get("timing", {}) if timing is None else timing
-    seconds = [timing.get(f"{part}_seconds") for part in ("engine", "environment", "training")]
+    spent: Row = cost.get("timing", {}) if timing is None else timing
+    seconds = [spent.get(f"{part}_seconds") for part in ("engine", "environment", "training")]
     return LedgerRow(name, {key: cost.get(key) for key in COUNTS}, *seconds, rho=rho)
 
 
