@@ -66,6 +66,11 @@ def test_the_readme_is_read_in_two_minutes_and_its_links_lead_to_results_and_lim
     }
 
 
+def test_the_changes_of_what_was_never_released_fit_on_a_page():
+    """A merge that joins both sides of this file brings back what was cut."""
+    assert len((pages.REPOSITORY / "CHANGELOG.md").read_text().splitlines()) <= 60
+
+
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
     """The folder of a reader, with the examples in it."""
