@@ -27,7 +27,7 @@ from turntree.adapters.base import named, rows_of
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
+from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task
 from turntree.core.verdict import Verdict
 from turntree.environments.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
@@ -103,7 +103,7 @@ class AgentTasks:
 
 
 @dataclass(frozen=True)
-class AgentTask:
+class AgentTask(Task):
     """A task (protocol `Environment`) that only its `player` can play."""
 
     task_id: str
