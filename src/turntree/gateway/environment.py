@@ -86,7 +86,11 @@ class AgentTasks:
         command = command_of(named(self.argument, "gateway:COMMAND"))
         player = partial(AgentPlayer, self, command)
         tasks = {
-            split: [AgentTask(name, {**row, "split": split}, player) for name, row in self._rows(split, count, seed)]
+            split: [
+                AgentTask(name, {**row, "split": split}, player, task_type=kind if isinstance(kind, str) else None)
+                for name, row in self._rows(split, count, seed)
+                for kind in (row.get("type"),)
+            ]
             for split, count in splits.items()
         }
         sources = {"tasks": self.tasks, "held_out": self.held_out}
@@ -110,11 +114,7 @@ class AgentTask(Task):
     row: dict[str, Any]
     player: Any
     tools: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def task_type(self) -> str | None:
-        kind = self.row.get("type")
-        return kind if isinstance(kind, str) else None
+    task_type: str | None = None
 
     def reset(self) -> tuple[Message, ...]:
         raise self._refusal()
