@@ -155,9 +155,9 @@ def test_what_only_costs_something_is_a_note() -> None:
 
 
 def test_gold_that_does_not_solve_its_task_is_a_note() -> None:
-    environment = Replayed(Good())
-    environment._start.gold = [Message("assistant", word) for word in "abc"]
-    assert check_environment(environment) == []
-    environment._start.gold = [Message("assistant", "a")]
-    (note,) = check_environment(environment)
+    task = Good()
+    task.gold = [Message("assistant", word) for word in "abc"]
+    assert check_environment(Replayed(task)) == []
+    task.gold = [Message("assistant", "a")]
+    (note,) = check_environment(Replayed(task))
     assert note.law == "the task's own gold solves it" and not note.grave

@@ -18,7 +18,7 @@ from turntree.core import parts, seeds
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Observation
+from turntree.core.protocols import Environment, Observation, Task, task_of
 from turntree.core.scalars import given_number
 from turntree.core.seeds import derive
 from turntree.environments.loop import awaited
@@ -119,7 +119,7 @@ def _set_random(state: tuple[Any, Any]) -> None:
     np.random.set_state(state[1])
 
 
-class Scored:
+class Scored(Task):
     """An environment whose reward is given by a function of the episode so far, as TRL calls them.
 
     The function gets lists of one entry: `prompts`, `completions` (chat messages), `environments` and the columns of
@@ -131,32 +131,20 @@ class Scored:
 
     def __init__(self, inner: Any, reward: Callable[..., Any], row: Mapping[str, Any]) -> None:
         self._inner, self._reward, self._row = inner, reward, dict(row)
+        self.task_id, self.task_type, self.gold = inner.task_id, task_of(inner).task_type, tuple(task_of(inner).gold)
         self._prompt: tuple[Message, ...] = ()
         self._said: tuple[Message, ...] = ()
-
-    @property
-    def task_id(self) -> str:
-        return self._inner.task_id
-
-    @property
-    def task_type(self) -> str | None:
-        return self._inner.task_type
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
         return self._inner.tools
 
-    @property
-    def gold(self) -> tuple[Message, ...]:
-        return tuple(getattr(self._inner, "gold", ()))
-
     def state(self) -> Any:
         """That of the environment, for the verifier `executed`."""
-        own = getattr(self._inner, "state", None)
-        return own() if callable(own) else None
+        return task_of(self._inner).state()
 
     def state_problem(self) -> str | None:
-        return getattr(self._inner, "state_problem", lambda: None)()
+        return task_of(self._inner).state_problem()
 
     def reset(self) -> tuple[Message, ...]:
         self._prompt, self._said = self._inner.reset(), ()

@@ -160,6 +160,44 @@ class Environment(Protocol):
     def fork(self) -> Environment: ...
 
 
+class Task:
+    """What a task may say of itself beside `Environment`, with what holds where it says nothing. A task of one's own is
+    a subclass, or a plain object with those of these attributes that it needs (`task_of`)."""
+
+    task_type: str | None = None
+    """Its kind, by which figures are told apart."""
+    failure_reward: float = 0.0
+    """The reward of an episode that a limit ends before the first answer."""
+    total_reward: bool = False
+    """Whether the reward of a step counts everything so far, so that one before the end is no fault."""
+    gold: Sequence[Message] = ()
+    """Assistant messages that solve it."""
+    player: Any = None
+    """A program that plays the task by itself (`rollouts.players.Plays`)."""
+
+    def state(self) -> Any:
+        """The state as plain data, equal for equal states; None where it cannot be compared."""
+        return None
+
+    def state_problem(self) -> str | None:
+        """Why states cannot be compared, where that is known."""
+        return None
+
+
+def task_of(environment: Environment) -> Task:
+    """What an environment says of itself."""
+    if isinstance(environment, Task):
+        return environment
+    task = Task()
+    for name in ("task_type", "failure_reward", "total_reward", "gold", "player"):
+        if hasattr(environment, name):
+            setattr(task, name, getattr(environment, name))
+    for name in ("state", "state_problem"):
+        if callable(own := getattr(environment, name, None)):
+            setattr(task, name, own)
+    return task
+
+
 class Teacher(Protocol):
     """Says what to do at a state that a policy has reached (part of kind `teachers`; a plain function is one)."""
 

@@ -18,7 +18,7 @@ from turntree.core import seeds
 from turntree.core.config import Part, at_least
 from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.messages import Message, ToolCall
-from turntree.core.protocols import Environment, Observation
+from turntree.core.protocols import Environment, Observation, task_of
 from turntree.environments.pool import checked, start
 from turntree.environments.tasks import same_tasks
 
@@ -81,7 +81,7 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     except BaseException as error:
         return [Finding("a copy of a task can be reset", task_id, None, reason_of(error))]
     found += _carried(told, task_id, 0)
-    problem = getattr(first, "state_problem", lambda: None)()
+    problem = task_of(first).state_problem()
     if problem is not None:
         said = f"{problem}; the verifier `executed` compares answers only"
         found.append(Finding("the states of two copies can be compared", task_id, 0, said, grave=False))
@@ -203,7 +203,7 @@ def _garbage(task: Environment, tools: Sequence[dict[str, Any]], task_id: str) -
 
 def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
     """An expert's messages, where the task holds them, end in success."""
-    law, gold = "the task's own gold solves it", getattr(task, "gold", ())
+    law, gold = "the task's own gold solves it", task_of(task).gold
     if not gold:
         return
     last = None

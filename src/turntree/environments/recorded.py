@@ -12,14 +12,14 @@ from typing import Any, Self
 from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
 from turntree.core.progress import notice
-from turntree.core.protocols import Observation
+from turntree.core.protocols import Observation, Task
 from turntree.environments.loop import LOOP, run, start
 from turntree.environments.pool import Session, replay
 
 _CLOSING_SECONDS = 10.0  # for an asynchronous `close`
 
 
-class Recorded:
+class Recorded(Task):
     """Base of environments that make something for each episode, and let it play: `_held` (None before `reset`).
 
     A subclass gives `_begin` (which makes it and tells the task), `_do` (an action) and `_fresh` (another start of the

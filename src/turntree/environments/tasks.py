@@ -24,7 +24,7 @@ from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Observation
+from turntree.core.protocols import Environment, Observation, task_of
 from turntree.environments.pool import EnvironmentPool
 from turntree.environments.processes import ProcessPool, ProcessPoolConfig
 from turntree.environments.recorded import Recorded
@@ -145,7 +145,7 @@ def _wrong(task: Environment) -> tuple[str, str] | None:
         hint = 'give a tuple of {"type": "function", "function": {"name": ..., ...}}, () without tools'
         return f"gave task {task.task_id!r} tools that are none ({tools!r})", hint
     try:
-        scalars.number(getattr(task, "failure_reward", 0.0))
+        scalars.number(task_of(task).failure_reward)
     except ValueError as error:
         return f"gave task {task.task_id!r} a failure_reward that is {error}", "give it a number"
     return None
@@ -166,27 +166,9 @@ class Replayed(Recorded):
 
     def __init__(self, start: Any) -> None:
         super().__init__()
-        self._start = start
-
-    @property
-    def task_id(self) -> str:
-        return self._start.task_id
-
-    @property
-    def task_type(self) -> str | None:
-        return getattr(self._start, "task_type", None)
-
-    @property
-    def failure_reward(self) -> float:
-        return getattr(self._start, "failure_reward", 0.0)
-
-    @property
-    def total_reward(self) -> bool:
-        return getattr(self._start, "total_reward", False)
-
-    @property
-    def gold(self) -> tuple[Message, ...]:
-        return tuple(getattr(self._start, "gold", ()))
+        self._start, self.task_id, task = start, start.task_id, task_of(start)
+        self.task_type, self.failure_reward, self.total_reward = task.task_type, task.failure_reward, task.total_reward
+        self.gold = tuple(task.gold)
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:
@@ -207,8 +189,7 @@ class Replayed(Recorded):
 
     def state(self) -> Any:
         """The environment's own `state()`, where it has one."""
-        own = getattr(self._held, "state", None)
-        return own() if callable(own) else None
+        return None if self._held is None else task_of(self._held).state()
 
     def _fresh(self) -> Replayed:
         return Replayed(self._start)

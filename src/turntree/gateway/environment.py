@@ -27,7 +27,7 @@ from turntree.adapters.base import named, rows_of
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
+from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task
 from turntree.core.verdict import Verdict
 from turntree.environments.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
@@ -86,7 +86,11 @@ class AgentTasks:
         command = command_of(named(self.argument, "gateway:COMMAND"))
         player = partial(AgentPlayer, self, command)
         tasks = {
-            split: [AgentTask(name, {**row, "split": split}, player) for name, row in self._rows(split, count, seed)]
+            split: [
+                AgentTask(name, {**row, "split": split}, player, task_type=kind if isinstance(kind, str) else None)
+                for name, row in self._rows(split, count, seed)
+                for kind in (row.get("type"),)
+            ]
             for split, count in splits.items()
         }
         sources = {"tasks": self.tasks, "held_out": self.held_out}
@@ -103,18 +107,14 @@ class AgentTasks:
 
 
 @dataclass(frozen=True)
-class AgentTask:
+class AgentTask(Task):
     """A task (protocol `Environment`) that only its `player` can play."""
 
     task_id: str
     row: dict[str, Any]
     player: Any
     tools: tuple[dict[str, Any], ...] = ()
-
-    @property
-    def task_type(self) -> str | None:
-        kind = self.row.get("type")
-        return kind if isinstance(kind, str) else None
+    task_type: str | None = None
 
     def reset(self) -> tuple[Message, ...]:
         raise self._refusal()

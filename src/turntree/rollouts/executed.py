@@ -17,7 +17,7 @@ from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentFault, asked
 from turntree.core.messages import Message, action_kind
-from turntree.core.protocols import Environment, Observation, TurnState
+from turntree.core.protocols import Environment, Observation, TurnState, task_of
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import checked
 from turntree.rollouts.rebuild import Rebuilder, Said, said
@@ -157,8 +157,7 @@ def _play(environment: Environment, action: Message) -> Effect:
     """What `action` does in a copy of the environment."""
     copy = environment.fork()
     answer = checked(copy.step(action))
-    state = getattr(copy, "state", None)
-    return Effect(answer, state() if callable(state) else None)
+    return Effect(answer, task_of(copy).state())
 
 
 def _equal(one: Any, other: Any) -> bool:

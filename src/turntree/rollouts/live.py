@@ -18,7 +18,7 @@ from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.protocols import Brancher, Environment, Observation, Renderer
+from turntree.core.protocols import Brancher, Environment, Observation, Renderer, task_of
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import action_text
@@ -334,7 +334,7 @@ def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) ->
         stop, why = StopReason.MAX_TURNS, f"{config.max_turns} turns"
     elif not has_room(rollout.token_ids, config):
         stop, why = StopReason.MAX_TOKENS, f"{config.max_context} tokens of context"
-    elif observation.reward and not getattr(task, "total_reward", False):
+    elif observation.reward and not task_of(task).total_reward:
         why = f"the environment gave reward {observation.reward:g} at turn {rollout.turns}, and goes on: {_TOTAL}"
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why))
     else:
@@ -354,7 +354,7 @@ def cut_ending(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -
     is less, so that a policy cannot avoid a penalty with endless text."""
     rollout.cut = True
     last = rollout.answers[-1]
-    worth = _failure_reward(task) if len(rollout.answers) == 1 else last.reward or 0.0
+    worth = float(task_of(task).failure_reward) if len(rollout.answers) == 1 else last.reward or 0.0
     why = f"cut by the limit of {config.sampling.max_tokens} tokens a turn"
     verdict = Verdict(min(0.0, worth), why, success=False)
     return ended(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers)
@@ -372,18 +372,13 @@ def no_room(config: EpisodeConfig) -> Ending:
     return Ending(StopReason.NO_ROOM, Verdict(None, why))
 
 
-def _failure_reward(task: Environment) -> float:
-    """The reward of an episode that ends at a limit before the environment's first answer."""
-    return float(getattr(task, "failure_reward", 0.0))
-
-
 def ended(
     stop: StopReason, verdict: Verdict, task: Environment, messages: Sequence[Message], answers: Sequence[Observation]
 ) -> Ending:
     """The ending of a rollout that came to an end, with its episode. `answers[0]` is the task."""
     episode = Episode(
         task_id=task.task_id,
-        task_type=getattr(task, "task_type", None),
+        task_type=task_of(task).task_type,
         messages=tuple(messages),
         tools=tuple(task.tools),
         observations=tuple(answers),

@@ -22,7 +22,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, action_kind
-from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, TurnState
+from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task, TurnState, task_of
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import checked
@@ -213,14 +213,14 @@ class PlayOn:
         return has_room(self.renderer.prompt(state.history, rest.tools), replace(self.episodes, max_context=context))
 
 
-class Rest:
+class Rest(Task):
     """The rest of an episode from a state inside it (protocol `Environment`): the conversation so far is the task, and
     after `turns` more turns the episode ends as a failure."""
 
     def __init__(self, task_id: str, environment: Environment, messages: Sequence[Message], turns: int) -> None:
         self.task_id, self._environment = task_id, environment
         self._messages, self._turns = tuple(messages), turns
-        self.total_reward = getattr(environment, "total_reward", False)
+        self.total_reward = task_of(environment).total_reward
 
     @property
     def tools(self) -> tuple[dict[str, Any], ...]:

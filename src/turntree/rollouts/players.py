@@ -10,7 +10,7 @@ from typing import Protocol
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
-from turntree.core.protocols import Brancher, Environment, Gate, Renderer, StreamingEngine
+from turntree.core.protocols import Brancher, Environment, Gate, Renderer, StreamingEngine, task_of
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.environments.pool import EnvironmentPool
 from turntree.rollouts.accounting import Usage
@@ -49,7 +49,7 @@ class Plays(Protocol):
 
 def require_steppable(tasks: Sequence[Environment], needed: str) -> None:
     """Raise `ConfigError` for tasks that play themselves, where the configuration key `needed` steps environments."""
-    if tasks and getattr(tasks[0], "player", None) is not None:
+    if tasks and task_of(tasks[0]).player is not None:
         problem = (
             "steps environments, and these tasks are agents: processes that turntree cannot stop or copy at a turn"
         )
@@ -78,7 +78,7 @@ def player_of(
 ) -> Player:
     """The tasks' own player where they have one, else the scheduler. Raises `ConfigError` for a gate or a brancher with
     tasks that play themselves: nobody can stop or copy such a rollout at a turn."""
-    own: Plays | None = getattr(tasks[0], "player", None) if tasks else None
+    own: Plays | None = task_of(tasks[0]).player if tasks else None
     if own is None:
         return Scheduler(engine, renderer, config, pool=pool, gate=gate, brancher=brancher, rewards=rewards)
     for name, part in (("gate", gate), ("brancher", brancher)):
@@ -110,7 +110,7 @@ def grow(
     where no task can be rendered, unless these are a `part` of the tasks.
     """
     settings = SchedulerConfig(episodes=config, group_size=group_size)
-    alone = bool(tasks) and getattr(tasks[0], "player", None) is not None
+    alone = bool(tasks) and task_of(tasks[0]).player is not None
     if not alone:  # nothing in this process could be stopped by a limit of time
         settings = replace(settings, max_live_rollouts=places, rollout_seconds=math.inf, group_seconds=math.inf)
     player = player_of(tasks, engine, renderer, settings, pool=pool, rewards=functions if alone else None)

@@ -17,7 +17,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.progress import progress
-from turntree.core.protocols import Environment
+from turntree.core.protocols import Environment, task_of
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.core.verdict import Verdict, censored, most_frequent
 from turntree.environments.pool import EnvironmentPool
@@ -239,7 +239,7 @@ def _kept(temperature: float, number: int, environment: Environment, grown: tupl
         iteration=0,
         tree=tree,
         rewards=rewards,
-        task_type=getattr(environment, "task_type", None),
+        task_type=task_of(environment).task_type,
         tools=tuple(environment.tools),
         meta={"temperature": temperature},
     )
@@ -259,7 +259,7 @@ def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards, samp
     unknown = sum(verdict.success is None and verdict.reward is not None for verdict in told)
     return {
         "task": tree.task_id,
-        "task_type": getattr(environment, "task_type", None) or "",
+        "task_type": task_of(environment).task_type or "",
         "rewards": [float(bool(verdict.success)) for verdict in scored],  # success, independent of the task's reward
         "censored": len(told) - len(scored) - unknown,
         "unknown": unknown,

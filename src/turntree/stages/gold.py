@@ -10,6 +10,7 @@ from turntree.core import parts
 from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
+from turntree.core.protocols import task_of
 from turntree.environments.pool import checked, start
 from turntree.environments.tasks import environment_record, open_tasks
 from turntree.traces.schema import Split, Trace
@@ -53,20 +54,20 @@ class Gold:
         """Every task played once: the episode, or why there is none."""
         with open_tasks(self.environment, {self.split: self.count}, seed=self.seed) as opened:
             tasks = opened.of(self.split)
-            if not any(getattr(task, "gold", ()) for task in tasks):
+            if not any(task_of(task).gold for task in tasks):
                 problem = f"the tasks of {self.environment.name!r} hold no expert"
                 hint = "its tasks need an attribute `gold`: the assistant messages that solve them"
                 raise InputError(problem, field="environment", hint=hint)
             yield from (self._played(task) for task in tasks)
 
     def _played(self, task: Any) -> Trace | str:
-        if not getattr(task, "gold", ()):
+        if not task_of(task).gold:
             return "no gold"
         success = None
         try:
             environment = task.fork()
             messages = list(start(environment).messages)
-            for message in task.gold:
+            for message in task_of(task).gold:
                 observation = checked(environment.step(message))
                 messages += [message, *observation.messages]
                 if observation.done:
@@ -84,5 +85,5 @@ class Gold:
             split=demonstrated_split(self.split, task.task_id, self.seed, self.dev),
             success=True,
             environment=environment_record(self.environment, self.split, self.count, self.seed, task.task_id),
-            meta={"task_type": getattr(task, "task_type", None)} if getattr(task, "task_type", None) else {},
+            meta={"task_type": kind} if (kind := task_of(task).task_type) else {},
         )

@@ -17,7 +17,7 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Teacher
+from turntree.core.protocols import Environment, Teacher, task_of
 from turntree.core.verdict import Verdict
 from turntree.engines.endpoint import connection_free
 from turntree.environments.tasks import TaskSet, environment_record, identity, open_tasks
@@ -139,7 +139,7 @@ def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config
     messages = tuple(message.in_whole_characters() for node in nodes for message in node.messages)
     spoken = [message for message in messages if message.role == "assistant"]
     cut = {str(turn): "cut" for turn, message in enumerate(spoken) if message.cut}
-    task_type = getattr(task, "task_type", None)
+    task_type = task_of(task).task_type
     meta: dict[str, Any] = {
         "group": task.task_id,
         "reward": verdict.reward,

@@ -15,7 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
 from turntree.core.progress import notice
-from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Gate
+from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Gate, task_of
 from turntree.core.tree import RolloutTree
 from turntree.environments.processes import ProcessPoolConfig
 from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
@@ -289,7 +289,7 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
         tree=group.tree,
         rewards=group.rewards,
         credit=credit,
-        task_type=getattr(group.task, "task_type", None),
+        task_type=task_of(group.task).task_type,
         tools=group.task.tools,
         cut=group.cut,
         meta=meta,
