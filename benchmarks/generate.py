@@ -161,7 +161,7 @@ def tokens(seed: int, count: int, vocabulary: int) -> tuple[int, ...]:
 
 def with_engine(engine: HFEngine, case: Turns, vocabulary: int) -> list[list[Completion]]:
     """The completions of every turn. The engine starts with nothing kept."""
-    engine.weights_changed(0)
+    engine.clear_cache()
     sampling = Sampling(max_tokens=case.new)
     histories = [case.given(vocabulary, 0)] * case.sequences
     turns: list[list[Completion]] = []

@@ -1,10 +1,10 @@
-"""Import of a large file of trajectories: seconds, peak memory, and a run that is killed and goes on.
+"""Import of a large file of trajectories: seconds and peak memory.
 
     python benchmarks/import_scale.py [--megabytes 1000] [--quick] [--json PATH]
 
 Writes one JSON document of tau2-bench results (conversations with tool calls, every one another) of that size, and runs
-`turntree traces import` on it twice in processes of its own: once to the end, and once killed in the middle and started
-again. Both must write the same file, and the turns that were kept and dropped must add up to those that were written.
+`turntree traces import` on it in a process of its own. The turns that were kept and dropped must add up to those that
+were written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -50,20 +49,14 @@ def write(path: Path, size: int) -> int:
     return count * (TURNS + 1)
 
 
-def imported(source: Path, out: Path, told: Path, kill_at: int | None = None) -> dict[str, Any]:
-    """The import in a process of its own; peak memory in MB. With `kill_at` it is killed, as Ctrl-C does, once it has
-    put so many bytes aside."""
+def imported(source: Path, out: Path, told: Path) -> dict[str, Any]:
+    """The import in a process of its own; peak memory in MB."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [*COMMAND, str(source), "--out", str(out), "--json", str(told)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    while kill_at is not None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        if sum(path.stat().st_size for path in out.parent.glob(f".{out.name}.import/*.jsonl")) >= kill_at:
-            process.send_signal(signal.SIGINT)
-            break
-        time.sleep(0.002)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     cpu = used.ru_utime + used.ru_stime
@@ -76,17 +69,11 @@ def measured(megabytes: float, folder: Path) -> dict[str, Any]:
     turns = write(source, int(megabytes * 1e6))
     whole = imported(source, folder / "whole.jsonl", folder / "whole.json")
     report = json.loads((folder / "whole.json").read_text())
-    half = (folder / "whole.jsonl").stat().st_size // 2
-    killed = imported(source, folder / "again.jsonl", folder / "again.json", kill_at=half)
-    again = imported(source, folder / "again.jsonl", folder / "again.json")
     return {
         "megabytes": source.stat().st_size / 1e6,
         "turns": turns,
         "report": {key: value for key, value in report.items() if isinstance(value, int)},
         "whole": whole,
-        "killed": killed,
-        "continued": again,
-        "same_file": (folder / "whole.jsonl").read_bytes() == (folder / "again.jsonl").read_bytes(),
     }
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from scale_events import REFILL, Cluster, Costs, Engine, Group, Rollout, Run, figures
 
 from turntree.cli.common import finish
-from turntree.report import svg
+from turntree.report.figures import MUTED, OTHERS, drawing
 
 FIGURE = "only draw what --json of this and of scale_check.py wrote"
 ROLLOUTS = Path(__file__).with_name("scale_rollouts.json")
@@ -153,14 +153,14 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def figure(chosen: Sequence[dict[str, Any]], checked: Sequence[dict[str, Any]]) -> str:
     """Seconds of a step, measured and predicted on rollout workers (where `checked`), and predicted on GPUs."""
-    with svg.drawing("scale", 8.8, 3.0) as (drawn_on, made):
+    with drawing("scale", 8.8, 3.0) as (drawn_on, made):
         left, right = drawn_on.subplots(1, 2)
         for staleness, mark in ((0, "o"), (1, "^"), (2, "s")):
             rows = [row for row in checked if row["staleness"] == staleness]
             points = [[row[name] for row in rows] for name in ("measured", "predicted")]
-            left.plot(*points, mark, color=svg.OTHERS[staleness], label=f"staleness {staleness}")
+            left.plot(*points, mark, color=OTHERS[staleness][0], label=f"staleness {staleness}")
         most = max([row["measured"] for row in checked], default=1.0)
-        left.plot([0, most], [0, most], color=svg.MUTED, linewidth=0.8)
+        left.plot([0, most], [0, most], color=MUTED, linewidth=0.8)
         left.set(title="Workers, seconds of a step", xlabel="measured", ylabel="predicted")
         left.legend()
         for mode, line_style in (("none", "-"), ("gate", "--"), ("branching", ":")):
@@ -168,7 +168,7 @@ def figure(chosen: Sequence[dict[str, Any]], checked: Sequence[dict[str, Any]]) 
                 rows = [row for row in chosen if (row["mode"], row["staleness"]) == (mode, staleness)]
                 points = [[row[name] for row in rows] for name in ("gpus", "seconds")]
                 name = f"{mode}, staleness {staleness}"
-                right.plot(*points, line_style, marker="o", color=svg.OTHERS[staleness], label=name)
+                right.plot(*points, line_style, marker="o", color=OTHERS[staleness][0], label=name)
         right.set(title="GPUs, seconds of a step", xlabel="GPUs", xscale="log", ylim=(0, None))
         gpus = sorted({row["gpus"] for row in chosen})
         right.set_xticks(gpus, [str(count) for count in gpus])

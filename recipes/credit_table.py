@@ -27,7 +27,7 @@ from turntree.advantages.config import CreditConfig
 from turntree.advantages.credit import CreditRule
 from turntree.advantages.scored import LeafWeighting, path_weighted
 from turntree.core.labels import Rewards
-from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 
 # The toy: states are the tokens sampled so far, tokens are bits; P[state] is the probability of a one.
@@ -217,7 +217,7 @@ def as_tree(chosen: Sequence[Start], refills: Sequence[Start] = ()) -> tuple[Rol
     for number, start in enumerate((*chosen, *refills)):
         called = sampled(tree, prompt, start.call)
         if number >= len(chosen):
-            tree.record(Decision("toy", called, REFILL, "leaves were left over"))
+            tree.mark(called, Role.REFILL)
         fork = tree.add(called, NodeKind.OBSERVATION, (7, start.call)).id
         ends = start.answers
         if start.shared_probe and len(ends) > 1:
@@ -371,7 +371,7 @@ def refilled(draw: Draw, starts: int = 1, leaves: int = 4, fork: float = 0.5) ->
                 again = calls < 3 and draw(0.5)
                 node = sampled(tree, parent, int(again))
                 if parent == prompt and not first:
-                    tree.record(Decision("toy", node, REFILL, "leaves were left over"))
+                    tree.mark(node, Role.REFILL)
                 if again:
                     called.append((tree.add(node, NodeKind.OBSERVATION, (7,)).id, calls + 1))
                 else:

@@ -45,7 +45,7 @@ def play(policy: Policy, tasks: list[HouseholdEnvironment], options: argparse.Na
     sampling = Sampling(temperature=options.temperature, max_tokens=24)
     episodes = EpisodeConfig(max_turns=options.max_turns, sampling=sampling)
     config = SchedulerConfig(episodes=episodes, group_size=options.group_size, max_live_rollouts=options.places)
-    policy.engine.weights_changed(policy.engine.policy_version)  # nothing kept from the arm before
+    policy.engine.clear_cache()  # nothing kept from the arm before
     started, cpu = time.perf_counter(), time.process_time()
     groups = list(Scheduler(policy.engine, policy.renderer, config, gate=gate).run(tasks, seed=options.seed))
     return Batch(groups, time.perf_counter() - started, time.process_time() - cpu)

@@ -270,7 +270,7 @@ class Recipe:
 
     def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage) -> Stage:
         name = f"{arm}.{seed}"
-        command += words(*self.world.started, "--seed", seed, "--set", "checkpoints.extendable=false", "--out", name)
+        command += words(*self.world.started, "--seed", seed, "--out", name)
         return self.ran(Stage(name, f"{name}/cost.json", command, needs))
 
     def traces(self, seed: int) -> Stage:

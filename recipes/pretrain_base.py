@@ -28,7 +28,7 @@ from pretraining import Steps, batches, bpe, fresh_model, save, saved_policy, wi
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from turntree.core import seeds
-from turntree.stages import skills
+from turntree_worlds import skills
 from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, noisy_explore, slip
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, generate_game
 

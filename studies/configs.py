@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Literal
 
 from turntree.core import parts
 from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError
-from turntree.experiments.config import ANSWER, ComposeConfig
+from turntree.environments.tasks import TRAIN
+from turntree.experiments.config import (
+    ANSWER,
+    COMMAND,
+    SeededExperiment,
+    check_constant,
+    household_own,
+    household_pivots,
+    household_selection,
+    online_config,
+)
+from turntree.profiling.profile import ProfileConfig
+from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
-from turntree.stages.config import Device, Playing, TrainOnlineConfig
-from turntree.training.config import LocalConfig
+from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
+from turntree.training.config import PivotConfig
 
 LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 
@@ -80,42 +93,118 @@ class TheoryConfig:
         _on_cpu(self.device)
 
 
-REFERENCE_SEEDS = (1000, 1001)  # of the two halves of the reference of `studies/run.py alignment`
+def _grpo() -> TrainOnlineConfig:
+    easy = Part("household", {"difficulty": "easy"})
+    episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
+    loss = {"normalizer": "constant", "constant": 5000.0}
+    return online_config(easy, episodes, 5e-4, iterations=20, check_every=2, loss=loss)
 
 
-def _joint() -> TrainOnlineConfig:
-    online = ComposeConfig().online
-    local = LocalConfig(states=64, labels=1)
-    return replace(
-        online, train=replace(online.train, local=local), teacher=Part("household"), verifier=Part("household")
-    )
+def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -> Part:
+    """The demonstrator on the first `count` training tasks of `environment`, with further options."""
+    played = environment.options
+    games = {"source": played.get("games", "generated"), "split": TRAIN, "count": count}
+    games |= {key: played[key] for key in ("offset", "difficulty") if key in played}
+    return Part(demonstrator.name, {**demonstrator.options, "games": games, **options})
+
+
+STAGES = ("grpo", "pivot", "own")
+ADDED = ("dapo", "greso", "gate", "branching", "verdicts")  # what a GRPO stage can have
+
+
+_SET_BY_ARMS = {  # settings of `online`, and where they are set instead
+    **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
+    "held_out_count": "held_out",
+    "held_out_temperature": "pivot.sampling.temperature",
+    "train.local": "verdicts",
+    **dict.fromkeys(("train.dapo", "train.greso"), ""),
+}
+
+
+def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The stages of an arm, each with what is added to it: `pivot/grpo+gate` is PivotRL, then GRPO with the gate.
+    Raises `ConfigError`."""
+    found: list[tuple[str, tuple[str, ...]]] = []
+    for told in arm.split("/"):
+        stage, *added = told.split("+")
+        wrong = [one for one in added if stage != "grpo" or one not in ADDED]
+        if stage not in STAGES or wrong or len(set(added)) < len(added):
+            hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
+            raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
+        if stage == "pivot" and found:
+            reason = "its states are profiled for the policy that all arms start from"
+            hint = "put pivot first; own finds states for the policy that it gets"
+            raise ConfigError(f"has pivot after another stage: {reason}", field="arms", hint=hint)
+        found.append((stage, tuple(added)))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignmentConfig:
-    """`studies/run.py alignment`: a frozen policy."""
+class ComposeConfig(SeededExperiment):
+    """`studies/run.py compose`."""
 
-    online: TrainOnlineConfig = field(default_factory=_joint)
-    """Who plays what, the groups of a batch, and the local rollouts in their trees."""
-    batches: int = 6
-    """Batches of tasks; the same tasks with every seed."""
-    reference: int = 64
-    """Independent rollouts of a task, for the true gradient; half of them, played apart, measure its noise."""
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Of the rollouts that are held against it."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Every arm is run once with each."""
+    arms: tuple[str, ...] = (
+        "grpo",
+        "grpo+dapo",
+        "grpo+greso",
+        "grpo+gate",
+        "grpo+branching",
+        "pivot",
+        "pivot/grpo",
+        "own",
+        "own/grpo",
+        "own/grpo+dapo+greso",
+        "grpo+verdicts",
+    )
+    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states; comes first), own (on the policy's
+    own). The others are compared with the first."""
+    online: TrainOnlineConfig = field(default_factory=_grpo)
+    """The GRPO stages; their tasks are also those that are demonstrated, and those of own states."""
+    gate: Part = field(default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}))
+    """The gate of `+gate`."""
+    brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
+    """The brancher of `+branching`, which forks half of the rollouts."""
+    verdicts: float = 2.0
+    """Weight of the verdicts on the episodes' own turns in `+verdicts`."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """Whose play of the same tasks gives the expert's states."""
+    """The demonstrator whose traces the stage pivot learns from."""
+    profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
+    candidates: int = 5000
+    """Most candidates that are profiled."""
+    select: SelectConfig = field(default_factory=household_selection)
+    pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
+    """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md), own states search twice."""
+    teacher: Part = field(default_factory=lambda: Part("household"))
+    """Labels the states of the stage own, and of `+verdicts`."""
+    verifier: Part = field(default_factory=lambda: Part("household"))
+    """Judges them."""
+    own: OwnPathConfig = field(default_factory=household_own)
+    """How the stage own searches; its tasks and longest episode are those of `online`."""
+    held_out: int = 200
+    """Tasks of the split "dev" that are played at every check."""
 
     def __post_init__(self) -> None:
-        _on_cpu(self.online.device)
-        if len(set(self.seeds)) < len(self.seeds) or len(self.seeds) < 2:
-            raise ConfigError("must be at least two, each once: noise is what differs between them", field="seeds")
-        if shared := set(self.seeds) & set(REFERENCE_SEEDS):
-            raise ConfigError(f"has {min(shared)}, a seed of the reference", field="seeds", hint="use another seed")
-        if self.batches < 1 or self.reference < 4 or self.reference % 2:
-            raise ConfigError("needs a batch, and an even number of rollouts from 4", field="reference")
-        if not self.online.train.local.states:
-            raise ConfigError("must be above 0", field="online.train.local.states")
+        super().__post_init__()
+        if not self.arms or len(set(self.arms)) < len(self.arms):
+            raise ConfigError("must be there, and each once", field="arms")
+        if not self.verdicts > 0:
+            raise ConfigError("must be above 0", field="verdicts")
+        stages = [stage for arm in self.arms for stage in chain(arm)]
+        if not self.pivot.check_every or not self.online.train.check_every:
+            raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
+        self._check_set_by_arms()
+        if any({"gate", "branching"} & set(added) for _, added in stages):
+            check_constant(self.online, "a cut or a fork")
+
+    def _check_set_by_arms(self) -> None:
+        """Raise `ConfigError` for settings of `online` that the arms replace: they would be ignored without a word."""
+        usual = TrainOnlineConfig()
+        for name, other in _SET_BY_ARMS.items():
+            if attrgetter(name)(self.online) != attrgetter(name)(usual):
+                hint = f"set {other} instead" if other else "an arm that names this part has its defaults"
+                raise ConfigError("is replaced by what the arms say", field=f"online.{name}", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

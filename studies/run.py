@@ -64,28 +64,6 @@ def theory_experiment(config: Any, out: Path, json_path: str | None) -> None:
 
 
 @studies.command(
-    "alignment",
-    cls=StageCommand,
-    config="configs:AlignmentConfig",
-    stage="study alignment",
-    options=short("seeds batches reference online.model"),
-    short_help="How far the reward of a turn points along success.",
-)
-@out_option("The experiment's folder.", folder=True)
-def alignment_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """The gradient of one-turn groups, on the policy's own states and on an expert's, against the gradient of success:
-    as a whole and by kind of action, free of noise, and for one batch.
-
-    \b
-    Example: python studies/run.py alignment --out runs/alignment
-    """
-    import alignment
-
-    result = alignment.run_alignment(config, out)
-    finish(result, json_path, list(alignment.lines(result)))
-
-
-@studies.command(
     "ladder",
     cls=StageCommand,
     config="configs:LadderConfig",
@@ -106,6 +84,28 @@ def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
 
     summary = ladder.run_ladder(config, out)
     finish(summary, json_path, list(ladder.lines(summary)))
+
+
+@studies.command(
+    "compose",
+    cls=StageCommand,
+    config="configs:ComposeConfig",
+    stage="study compose",
+    options=short("seeds arms online.train.iterations online.train.groups pivot.steps online.environment.difficulty"),
+    short_help="GRPO, PivotRL and their parts, alone and together, on one bill.",
+)
+@out_option("The experiment's folder.", folder=True)
+def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
+    """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso,
+    gate, branching, local), pivot (on an expert's states), own (on the policy's own states).
+
+    \b
+    Example: python studies/run.py compose --out runs/compose --arms grpo,pivot/grpo,own/grpo+greso --seeds 0,1,2
+    """
+    import compose
+
+    summary = compose.run_compose(config, out)
+    finish(summary, json_path, list(compose.lines(summary)))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,9 @@ from turntree.rollouts.local import sample_local, score_wave
 from turntree.stages.policy import Policy, load_sharing
 from turntree.stages.verifier import open_verifier
 from turntree.training.config import LossConfig
+from turntree.training.loop import Hooks, Trainee, train
 from turntree.training.lora import Reference
-from turntree.training.pivot import Pivot, train_pivot
+from turntree.training.pivot import Pivot, PivotRL
 
 SCHEMA = "turntree.theory/1"
 _GAIN = 0.01  # that a step is to bring, on average over states
@@ -287,9 +288,8 @@ def _trained(
         settings, steps=config.steps, states=len(studied), group_size=config.group_size, seed=config.seed
     )
     pivots = [Pivot(space.prompted, "", "pivot") for space in studied]
-    train_pivot(
-        policy.model, reference, policy.engine, policy.renderer, pivots, verifier, settings, log=lambda row: None
-    )
+    trainee = Trainee(policy.model, reference, policy.engine, policy.renderer)
+    train(PivotRL(trainee, settings, pivots, verifier), Hooks(lambda row: None))
     states = [space.prompted for space in studied]
     trees = sample_local(states, policy.engine, policy.renderer, COMMAND, config.group_size, config.seed + 1)
     groups = list(

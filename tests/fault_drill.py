@@ -128,8 +128,8 @@ class FailingEngine:
     def update_weights(self, model: Any, policy_version: int) -> None:
         self._engine.update_weights(model, policy_version)
 
-    def weights_changed(self, policy_version: int) -> None:
-        self._engine.weights_changed(policy_version)
+    def clear_cache(self) -> None:
+        self._engine.clear_cache()
 
     def submit(self, request: GenerationRequest) -> int:
         attempt = self._attempts[request.seed]

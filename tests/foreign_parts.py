@@ -827,7 +827,9 @@ MARKS = {CENSORED: "c", ENDS: "e", REFUSED: "r", OFF: "off", TOLD: "told", NOT_H
 
 
 def table(cells: Mapping[tuple[str, str], str]) -> str:
-    """The matrix as it stands in docs/results/reliability.md."""
+    """The matrix as it stands in docs/results/reliability.md: parts with the same cells share a row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in PARTS:
+        rows.setdefault(tuple(MARKS.get(cells[name, fault], cells[name, fault]) for fault in FAULTS), []).append(name)
     head = f"| | {' | '.join(FAULTS)} |\n|---|{'---|' * len(FAULTS)}"
-    rows = [f"| {name} | {' | '.join(MARKS.get(cells[name, f], cells[name, f]) for f in FAULTS)} |" for name in PARTS]
-    return "\n".join([head, *rows])
+    return "\n".join([head, *(f"| {'; '.join(names)} | {' | '.join(row)} |" for row, names in rows.items())])

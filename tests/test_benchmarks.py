@@ -52,13 +52,12 @@ def test_environments_are_timed_by_their_own_gold():
     assert (rooms["tasks"], rooms["steps_per_second"]) == (0, None)  # its expert is a demonstrator: no gold
 
 
-def test_an_import_that_is_killed_goes_on_to_the_same_file_and_every_turn_is_accounted_for():
+def test_every_turn_of_a_large_import_is_accounted_for():
     finished = run("import_scale.py", "--json", "-")
     assert finished.returncode == 0, finished.stderr
     (case,) = json.loads(finished.stdout)["cases"]
-    assert case["same_file"] and case["turns"] == case["report"]["turns_read"] == case["report"]["turns_kept"]
-    assert (case["whole"]["exit_code"], case["continued"]["exit_code"]) == (0, 0) and case["killed"]["exit_code"] != 0
-    assert case["whole"]["peak_mb"] < 500
+    assert case["turns"] == case["report"]["turns_read"] == case["report"]["turns_kept"]
+    assert case["whole"]["exit_code"] == 0 and case["whole"]["peak_mb"] < 500
 
 
 def test_sampling_is_timed_for_siblings_a_conversation_and_callers_out_of_step():

@@ -242,7 +242,7 @@ class Recipe:
         """An arm may train an adapter; a warm start trains all weights."""
         rank = 0 if name.startswith("warm-") else self.settings.rank
         adapter = words("--set", f"device.lora.rank={rank}", "--set", f"device.lora.alpha={2 * rank}") if rank else ()
-        return (*self.settings.where, *adapter, "--set", "checkpoints.extendable=false", "--out", name)
+        return (*self.settings.where, *adapter, "--out", name)
 
     # what is measured of them
 

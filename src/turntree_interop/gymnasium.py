@@ -27,11 +27,10 @@ from typing import Any
 from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
-from turntree.core.messages import Message
+from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
-from turntree.verifiers.texts import said
 
 NAMES = {  # how the documentation of toy-text games calls their actions
     "FrozenLake": ("left", "down", "right", "up"),
@@ -126,7 +125,7 @@ class GymnasiumGame:
     def act(self, action: Message) -> Observation:
         space = self._environment.action_space
         try:
-            chosen = read(space, said(action), self._names)
+            chosen = read(space, answer_text(action), self._names)
         except ValueError:
             answer = f"That is not an action. Reply with {described(space, self._names)}."
             return Observation((Message("user", answer),), done=False, reward=self._total)

@@ -17,14 +17,13 @@ from typing import Any, cast, get_args
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import Message
+from turntree.core.messages import THOUGHT, Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.observe.files import write_text
 from turntree.renderers.tool_calls import ToolFormat, parse_message
 from turntree.rollouts.local import CutTurns, judge_turns
 from turntree.stages.verifier import open_verifier
-from turntree.verifiers.texts import THOUGHT
 
 _BEGUN = "<think>"
 

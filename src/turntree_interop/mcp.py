@@ -37,12 +37,11 @@ from functools import partial
 
 from turntree.adapters.base import AdaptedEnvironment, named, prompt_of, rows_of, scored
 from turntree.core.foreign import EnvironmentFault
-from turntree.core.messages import Message
+from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Environment, Observation
 from turntree.environments.tasks import TaskSet
 from turntree.tools.runtime import ToolRuntime
 from turntree.tools.tool import ToolStatus
-from turntree.verifiers.texts import said
 
 
 class McpServer:
@@ -296,7 +295,7 @@ class McpGame:
 
     def act(self, action: Message) -> Observation:
         if not action.tool_calls:
-            right = None if self._answer is None else said(action).casefold() == self._answer.strip().casefold()
+            right = None if self._answer is None else answer_text(action).casefold() == self._answer.strip().casefold()
             return Observation((Message("user", "done"),), done=True, success=right)
         answers: list[Message] = []
         for call in action.tool_calls:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from turntree.core.errors import ConfigError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import THOUGHT, Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.logs.generic import Options
@@ -46,8 +46,8 @@ from turntree.logs.rows import (
 from turntree.observe.jsonl import write_lines
 from turntree.stages.export import Bundle, ExportedPivot
 from turntree.verifiers.matching import most_pairs
-from turntree.verifiers.strict import MALFORMED, action_kind
-from turntree.verifiers.texts import THOUGHT, terminus_in
+from turntree.verifiers.strict import MALFORMED
+from turntree.verifiers.texts import terminus_in
 from turntree_interop.rows import columns
 
 AGENT = "single_step_tool_use_with_argument_comparison_agent"

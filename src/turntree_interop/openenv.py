@@ -23,13 +23,12 @@ from typing import Any, cast
 from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, reason_of
-from turntree.core.messages import Message
+from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
 from turntree.environments.loop import run, start
 from turntree.tools.tool import ToolSpec
-from turntree.verifiers.texts import said
 
 _REFUSED = "(code: VALIDATION_ERROR)"  # the server's word on an action that it does not take, in the client's error
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy
@@ -105,7 +104,7 @@ class OpenEnvGame:
             self.close()
             return self._observed((Message("user", "done"),), done=True)
         if self._kind not in ("act", "tools"):
-            return self._step([({self._kind: said(action)}, Message("user"))])
+            return self._step([({self._kind: answer_text(action)}, Message("user"))])
         answers = [
             (_payload(self._kind, call), Message("tool", "", (), call.id, call.name)) for call in action.tool_calls
         ]

@@ -14,11 +14,10 @@ from typing import Any
 from turntree.adapters.base import AdaptedEnvironment, named, of_split, package
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
-from turntree.core.messages import Message
+from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number
 from turntree.core.seeds import derive
-from turntree.verifiers.texts import said
 
 DRAWN_PER_TASK = 100  # how many questions are drawn for each that is wanted, before a dataset counts as too small
 
@@ -74,8 +73,8 @@ class Question:
 
     def act(self, action: Message) -> Observation:
         utils = package("reasoning_gym.utils", "reasoning-gym")
-        tagged = utils.extract_answer(said(action))
-        answer = said(action) if tagged is None else tagged
+        tagged = utils.extract_answer(answer_text(action))
+        answer = answer_text(action) if tagged is None else tagged
         reward = given_number("reward", self._dataset.score_answer(answer=answer, entry=self._entry))
         told = Message("user", "Right." if reward >= 1 else "Wrong.")
         return Observation((told,), done=True, success=reward >= 1, reward=reward)

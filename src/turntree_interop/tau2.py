@@ -36,7 +36,7 @@ from typing import Any, Literal
 from turntree.adapters.base import AdaptedEnvironment, named, of_split
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, is_of_the_machine, reason_of
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_truth
 from turntree.observe.jsonl import LONGEST, parse_json, read_chunks, too_long
@@ -54,7 +54,6 @@ from turntree.traces.formats.row import (
     told_by,
     words,
 )
-from turntree.verifiers.texts import said
 
 User = Literal["auto", "scripted", "recorded", "solo"]
 _PROMPT = "You help a customer. Follow the policy, and either call tools or write to the customer.\n\n{policy}"
@@ -266,7 +265,7 @@ class _Conversation:
         return Message("system", prompt), Message("user", self.case.says[0])
 
     def act(self, action: Message) -> Observation:
-        if text := said(action):  # what was only thought was not communicated
+        if text := answer_text(action):  # what was only thought was not communicated
             self.said.append(text)
         if action.tool_calls:
             self.made += action.tool_calls

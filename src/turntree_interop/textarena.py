@@ -13,11 +13,10 @@ from typing import Any
 from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
-from turntree.core.messages import Message
+from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
-from turntree.verifiers.texts import said
 
 
 def tasks(split: str, count: int, *, seed: int, argument: str | None) -> list[AdaptedEnvironment]:
@@ -45,7 +44,7 @@ class TextArenaGame:
         return (Message("user", self._new()),)
 
     def act(self, action: Message) -> Observation:
-        done, _ = self._environment.step(action=said(action))
+        done, _ = self._environment.step(action=answer_text(action))
         told = self._new()
         if not given_truth("done", done):
             return Observation((Message("user", told or "Go on."),), done=False)

@@ -26,7 +26,7 @@ from turntree.advantages.scored import path_weighted, unit_weights
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, Rewards
-from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 
 
@@ -64,7 +64,7 @@ def forked() -> Forked:
     tree = RolloutTree("forked")
     task = tree.add(None, NodeKind.PROMPT, (1,)).id
     a, b, c = say(tree, task, 2), say(tree, task, 3), say(tree, task, 4)
-    tree.record(Decision("brancher", c, REFILL, "a leaf was left over"))
+    tree.mark(c, Role.REFILL)
     seen = hear(tree, a, 8)
     a1, a2, lost = say(tree, seen, 5, 5), say(tree, seen, 6), say(tree, seen, 7)
     b1, c1 = say(tree, hear(tree, b, 8), 5), say(tree, hear(tree, c, 8), 6)

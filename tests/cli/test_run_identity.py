@@ -10,9 +10,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.environments.processes import ProcessPool
-from turntree.stages import sft as sft_stage
-from turntree.stages import train_online as online_stage
-from turntree.stages import train_pivot as pivot_stage
+from turntree.stages import training as training_stage
 from turntree_worlds.household.door import POLICY as EMBEDDED
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
@@ -106,7 +104,7 @@ def test_a_run_does_not_go_on_with_another_template_or_tokenizer(
 ) -> None:
     command = ("sft", "--traces", household / "traces.jsonl", "--model", policy, "--out", tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(sft_stage, "save_model", interrupt)
+        patch.setattr(training_stage, "save_model", interrupt)
         turntree(*command, code=130)
     change(policy)
     assert f"differs in inputs.{key}" in turntree.error(*command)
@@ -127,7 +125,7 @@ def test_training_does_not_go_on_with_edited_questions_or_another_index(monkeypa
         *("--out", tmp_path / "run", *ONLINE),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(online_stage, "save_model", interrupt)
+        patch.setattr(training_stage, "save_model", interrupt)
         turntree(*command, code=130)
     before = questions.read_text()
     questions.write_text(before.replace("Oslo", "Rome"))
@@ -147,7 +145,7 @@ def test_training_on_pivots_does_not_go_on_with_other_tasks_to_check_on(monkeypa
         *("--set", 'check.environment={"name": "my_checks:Checks"}', "--set", "check.tasks=1"),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(pivot_stage, "save_model", interrupt)
+        patch.setattr(training_stage, "save_model", interrupt)
         turntree(*command, code=130)
     (tmp_path / "goals.txt").write_text("table")
     assert "differs in inputs.check.goals_hash" in turntree.error(*command)
@@ -182,7 +180,7 @@ def killed(turntree, tmp_path_factory):
     """An online run that came to its last iteration and no further."""
     run = tmp_path_factory.mktemp("online") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(online_stage, "save_model", interrupt)
+        patch.setattr(training_stage, "save_model", interrupt)
         turntree("train", "online", "--out", run, *ONLINE, *CHECKED, code=130)
     return run
 

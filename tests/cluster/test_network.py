@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from turntree.cluster.config import WorkersConfig
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 
 asked = os.environ.get("TURNTREE_NETWORK_DRILL") == "1"
 pytestmark = pytest.mark.skipif(not asked, reason="opt-in: make test-network")
@@ -82,19 +82,19 @@ def test_units_of_a_node_that_is_cut_off_are_played_elsewhere_and_it_works_again
     split: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = WorkersConfig(workers=2, silent_seconds=8)
-    with Crew("crew_factories:obedient", {}, config) as crew:
-        while sum(member.starting is None for member in crew._members) < 2:
+    with WorkerPool("pool_factories:obedient", {}, config) as pool:
+        while sum(member.starting is None for member in pool._workers) < 2:
             time.sleep(0.1)
-        nodes = {member.process[0] for member in crew._members if member.process}
+        nodes = {member.process[0] for member in pool._workers if member.process}
         assert len(nodes) == 2, "a worker on either side"
         cut = threading.Timer(3.0, lambda: ip("link", "set", "ttd0", "down"))
         cut.start()
         started = time.monotonic()
         units = [{"number": number, "do": "sleep", "seconds": 0.5} for number in range(40)]
-        assert list(crew.results(units)) == list(range(40))
+        assert list(pool.results(units)) == list(range(40))
         given_again = capsys.readouterr().err.count("its work is given to another one")
         with capsys.disabled():
-            print(f"\n40 units in {time.monotonic() - started:.1f} s, {crew.lost} lost, {given_again} given again")
-        assert crew.lost >= 1 and given_again == 1
+            print(f"\n40 units in {time.monotonic() - started:.1f} s, {pool.lost} lost, {given_again} given again")
+        assert pool.lost >= 1 and given_again == 1
         ip("link", "set", "ttd0", "up")
-        assert list(crew.results(units)) == list(range(40))
+        assert list(pool.results(units)) == list(range(40))

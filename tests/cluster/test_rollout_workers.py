@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from inline_crew import InlineCrew
+from inline_pool import InlinePool
 
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.profiling.profile import ProfileConfig
@@ -98,19 +98,19 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
         yield f"{place}: {str(one)[:60]} {str(other)[:60]}"
 
 
-def caught(monkeypatch: pytest.MonkeyPatch, stage: Any) -> list[Crew]:
-    """The crews that the stage opens from now on."""
-    crews: list[Crew] = []
+def caught(monkeypatch: pytest.MonkeyPatch, stage: Any) -> list[WorkerPool]:
+    """The pools that the stage opens from now on."""
+    pools: list[WorkerPool] = []
     opened = stage.open_crew
 
     @contextmanager
-    def catching(*arguments: Any, **settings: Any) -> Iterator[Crew]:
-        with opened(*arguments, **settings) as crew:
-            crews.append(crew)
-            yield crew
+    def catching(*arguments: Any, **settings: Any) -> Iterator[WorkerPool]:
+        with opened(*arguments, **settings) as pool:
+            pools.append(pool)
+            yield pool
 
     monkeypatch.setattr(stage, "open_crew", catching)
-    return crews
+    return pools
 
 
 def first_gradients(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -153,17 +153,17 @@ def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
     gradients = first_gradients(monkeypatch)
     run_train_online(ONLINE, tmp_path / "here")
     with monkeypatch.context() as patch:
-        patch.setattr(workers, "Crew", InlineCrew)
+        patch.setattr(workers, "WorkerPool", InlinePool)
         run_train_online(replace(ONLINE, cluster=TWO), tmp_path / "one")
-    crews, rows = caught(monkeypatch, train_online), tmp_path / "two" / "metrics.jsonl"
+    pools, rows = caught(monkeypatch, train_online), tmp_path / "two" / "metrics.jsonl"
 
     def kill() -> None:
-        busy = next(member for member in crews[0]._members if member.job and member.process)
+        busy = next(member for member in pools[0]._workers if member.job and member.process)
         os.kill(busy.process[1], signal.SIGKILL)
 
-    with meanwhile(lambda: rows.exists() and bool(rows.read_text()) and any(m.job for m in crews[0]._members), kill):
+    with meanwhile(lambda: rows.exists() and bool(rows.read_text()) and any(m.job for m in pools[0]._workers), kill):
         run_train_online(replace(ONLINE, cluster=TWO), tmp_path / "two")
-    assert crews[0].lost == 1
+    assert pools[0].lost == 1
     here, one, two = (artifacts(tmp_path / name) for name in ("here", "one", "two"))
     assert two == one, "the same bits, whatever the number of workers, and whoever dies"
     assert list(differences(here, two)) == []
@@ -215,7 +215,7 @@ def test_pivot_training_is_the_same_when_a_node_is_lost(
         check=CheckConfig(states=2, samples=2),
     )
     run_train_pivot(config, tmp_path / "here")
-    crews, rows = caught(monkeypatch, train_pivot), tmp_path / "two" / "metrics.jsonl"
+    pools, rows = caught(monkeypatch, train_pivot), tmp_path / "two" / "metrics.jsonl"
     node = two_nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     cluster = ClusterConfig(workers=3, cpus=1.0, batch=1)  # one a node; of the last, none is left when its node is
     with meanwhile(
@@ -226,4 +226,4 @@ def test_pivot_training_is_the_same_when_a_node_is_lost(
     here, two = artifacts(tmp_path / "here"), artifacts(tmp_path / "two")
     assert list(differences(here, two)) == []
     assert len(two["trees.jsonl"]) == 32, "every state is trained on exactly once"
-    assert crews[0].lost >= 1
+    assert pools[0].lost >= 1

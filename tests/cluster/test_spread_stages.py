@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inline_crew import InlineCrew
+from inline_pool import InlinePool
 from test_rollout_workers import COMMAND, ONLINE, TWO, artifacts, differences, profiling, rows_of, timeless
 
-from turntree.cluster.crew import UnitLost
+from turntree.cluster.pool import UnitLost
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.profiling.profile import ProfileConfig
@@ -28,7 +28,7 @@ from turntree.training.config import LocalConfig
 
 @pytest.fixture(autouse=True)
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "Crew", InlineCrew)
+    monkeypatch.setattr(workers, "WorkerPool", InlinePool)
 
 
 def ahead(steps: int, iterations: int = 4, **settings: Any) -> Any:
@@ -82,9 +82,9 @@ def test_a_killed_asynchronous_run_repeats_none_of_what_was_played_ahead(
 def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_teaches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, given = InlineCrew.submit, []
+    submit, given = InlinePool.submit, []
 
-    def losing(self: InlineCrew, unit: dict[str, Any], **settings: Any) -> Future[Any]:
+    def losing(self: InlinePool, unit: dict[str, Any], **settings: Any) -> Future[Any]:
         given.append(unit)
         if len(given) != 2:
             return submit(self, unit, **settings)
@@ -92,7 +92,7 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
         future.set_exception(UnitLost("3 workers were lost over one unit of work; the last: killed"))
         return future
 
-    monkeypatch.setattr(InlineCrew, "submit", losing)
+    monkeypatch.setattr(InlinePool, "submit", losing)
     run_train_online(ahead(0, iterations=1), tmp_path / "run")
     row = next(row for row in artifacts(tmp_path / "run")["metrics.jsonl"] if row["step"])
     assert row["censored_reasons"] == {"lost: 3 workers were lost over one unit of work; the last: killed": 1}
@@ -104,7 +104,7 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
 def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
     rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
     judging = dict.fromkeys(("environment", "teacher", "verifier"), Part("household"))
-    train = replace(ONLINE.train, rollouts=rollouts, local=LocalConfig(states=3, samples=2, verdicts=2.0))
+    train = replace(ONLINE.train, rollouts=rollouts, local=LocalConfig(verdicts=2.0))
     here = replace(ONLINE, brancher=None, gate=None, train=train, **judging)
     run_train_online(here, tmp_path / "here")
     run_train_online(replace(here, cluster=TWO), tmp_path / "there")

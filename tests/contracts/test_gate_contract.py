@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from group_progress import HORIZON, played_out, progress, stopped_at
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
-from turntree.gates.config import AnyOf, AuditedGate, RandomGate
+from turntree.gates.composed import AnyOf, AuditedGate, RandomGate
 from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
 from turntree.gates.signals import action_entropy, best_progress
 

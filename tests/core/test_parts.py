@@ -204,10 +204,10 @@ def test_a_part_in_a_configuration_is_one_mapping_of_its_name_and_options() -> N
     value = to_mapping(stage)
     assert value == {"gate": {"name": "divergence", "turn": 4}, "environment": {"name": "game"}, "mode": "a"}
     assert from_mapping(Stage, value) == stage
-    longer = from_mapping(Stage, overlaid(Stage, value, nested("gate.turn", 6)))
+    longer = from_mapping(Stage, overlaid(value, nested("gate.turn", 6)))
     assert longer == Stage(gate=Part("divergence", {"turn": 6}))
-    sized = from_mapping(Stage, overlaid(Stage, value, nested("environment.size", 3)))
+    sized = from_mapping(Stage, overlaid(value, nested("environment.size", 3)))
     assert sized == Stage(gate=stage.gate, environment=Part("game", {"size": 3}))
-    assert from_mapping(Stage, overlaid(Stage, value, nested("gate", "random"))).gate == Part("random")
+    assert from_mapping(Stage, overlaid(value, nested("gate", "random"))).gate == Part("random")
     with pytest.raises(ConfigError, match="names no part"):
         from_mapping(Stage, {"gate": {"turn": 4}})

@@ -56,6 +56,16 @@ def test_a_page_can_be_followed_from_its_first_block_to_its_last(page, reader):
     assert not unused, "every file that a page shows is loaded by one of its commands"
 
 
+def test_the_readme_is_read_in_two_minutes_and_its_links_lead_to_results_and_limits():
+    page = (pages.REPOSITORY / "README.md").read_text()
+    assert len(page.splitlines()) <= 90
+    assert page.count("(docs/results/index.md)") == 1 and page.count("(docs/design/limits.md)") == 1
+    assert not any(not block.is_run for block in pages.blocks(pages.REPOSITORY / "README.md")), "all commands run"
+    assert {"audit", "profile", "export", "train"} <= {
+        words[0] for block in pages.blocks(pages.REPOSITORY / "README.md") for words in block.commands()
+    }
+
+
 @pytest.fixture
 def reader(tmp_path, monkeypatch):
     """The folder of a reader, with the examples in it."""

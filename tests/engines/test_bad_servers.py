@@ -26,9 +26,8 @@ from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engines.answers import AnswerReader, Unusable, choice_of
-from turntree.engines.endpoint import EndpointConfig, EndpointEngine
+from turntree.engines.endpoint import EndpointConfig, EndpointEngine, Server, _json
 from turntree.engines.limits import VllmConfig
-from turntree.engines.server import Server, _json
 from turntree.engines.vllm import VllmEngine
 from turntree.observe import received
 

@@ -17,7 +17,6 @@ from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engines.answers import entropy_bounds
 from turntree.engines.endpoint import EndpointConfig, EndpointEngine
-from turntree.engines.server import Server
 
 TOKENIZER = tiny_tokenizer()
 STOP = TOKENIZER.eos_token_id
@@ -205,11 +204,11 @@ def test_a_server_that_does_not_answer_in_time_is_a_fault():
 def test_a_server_that_answers_drop_by_drop_is_a_fault_too(monkeypatch):
     """Its every byte came in time, and the request never ended."""
 
-    async def dripping(self, path, body, timeout):
+    async def dripping(self, path, **_):
         while True:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(Server, "_post", dripping)
+    monkeypatch.setattr("openai.AsyncOpenAI.post", dripping)
     with serve(lambda asked: completion("")) as server, engine(server, timeout=0.1) as remote:
         remote.submit(request())
         (done,) = remote.poll(30)

@@ -273,6 +273,6 @@ def test_a_diverged_policy_is_an_error_and_never_a_sample() -> None:
     engine = HFEngine(model, STOPS)
     with torch.no_grad():
         model.lm_head.weight[3, 0] = float("nan")
-    engine.weights_changed(1)
+    engine.update_weights(model, 1)
     with pytest.raises(TurntreeError, match="not finite"):
         engine.generate([ask(prompt(5, 1))])

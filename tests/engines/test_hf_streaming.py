@@ -202,10 +202,10 @@ def test_an_error_leaves_nothing_in_flight_and_the_engine_usable() -> None:
     engine.poll(0)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)
-    with pytest.raises(TurntreeError, match="call weights_changed after an update"):
+    with pytest.raises(TurntreeError, match="call update_weights after an update"):
         engine.poll()
     assert engine.in_flight == 0
-    engine.weights_changed(1)
+    engine.update_weights(model, 1)
     request = ask(prompt(20, 1), 1)
     assert worst_error(model, [request], engine.generate([request])) < EXACT
 

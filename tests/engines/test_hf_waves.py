@@ -88,7 +88,7 @@ def test_a_changed_policy_forgets_every_key_and_value() -> None:
     (completion,) = engine.generate([request])
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)
-    engine.weights_changed(3)
+    engine.update_weights(model, 3)
     follow = ask(request.prompt_ids + completion.token_ids + (5, 6), 2)
     (answer,) = engine.generate([follow])
     (fresh,) = HFEngine(model, STOPS).generate([follow])
@@ -104,7 +104,7 @@ def test_weights_that_change_without_notice_are_an_error() -> None:
     engine.generate([ask(prompt(40, 1), 1, retain=True)])
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(1.5)
-    with pytest.raises(TurntreeError, match="call weights_changed after an update"):
+    with pytest.raises(TurntreeError, match="call update_weights after an update"):
         engine.generate([ask(prompt(40, 1), 1)])
 
 

@@ -13,7 +13,7 @@ from plain_model import ask, prompt, worst_error
 from model_families import FAMILIES, REPEATED, SHARED, WITH_VISION, family_model, seeing_model
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.errors import InputError
-from turntree.engines import door
+from turntree.engines import limits
 from turntree.engines.checkpoint import load_model, save_model
 from turntree.engines.hf import HFEngine
 from turntree.engines.limits import EngineConfig, Prefixes
@@ -26,7 +26,7 @@ EXACT = 2e-4
 
 def opened(model, prefixes: Prefixes = "auto"):
     policy = SimpleNamespace(model=model, renderer=SimpleNamespace(stop_ids=frozenset(STOPS)), prefixes=prefixes)
-    return door.hf(policy, EngineConfig(max_prefill_tokens=512))
+    return limits.hf(policy, EngineConfig(max_prefill_tokens=512))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,10 +15,9 @@ from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engines import vllm
+from turntree.engines.endpoint import Server
 from turntree.engines.limits import VllmConfig
-from turntree.engines.routing import Router
-from turntree.engines.server import Server
-from turntree.engines.vllm import ServersGone, VllmEngine, WrongWeights
+from turntree.engines.vllm import Router, ServersGone, VllmEngine, WrongWeights
 from turntree.training.config import LoRAConfig
 from turntree.training.lora import add_adapter
 
@@ -309,7 +308,7 @@ def test_every_setting_that_a_model_folder_could_change_is_sent():
         engine.generate([request(temperature=0.0)])
     body = fake.of("/v1/completions")[-1]
     said = {name: body[name] for name in ("top_p", "top_k", "min_p", "repetition_penalty", "ignore_eos")}
-    assert said == {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
+    assert said == {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
     assert body["prompt"] == list(PROMPT) and body["stop_token_ids"] == [STOP]
 
 
@@ -353,7 +352,7 @@ def servers(count):
 
 def test_siblings_and_later_turns_go_where_their_prompt_is():
     all_of_them = servers(3)
-    router = Router(all_of_them)
+    router = Router()
     home = {}
     for task in range(6):
         prompt = tuple(range(100 * task, 100 * task + 64))
@@ -365,7 +364,7 @@ def test_siblings_and_later_turns_go_where_their_prompt_is():
 
 def test_a_common_beginning_does_not_send_everything_to_one_server():
     all_of_them = servers(2)
-    router = Router(all_of_them)
+    router = Router()
     system = tuple(range(32))
     found = [router.choose((*system, *range(1000 * task, 1000 * task + 64)), all_of_them) for task in range(8)]
     assert found.count(all_of_them[0]) == found.count(all_of_them[1]) == 4
@@ -373,8 +372,8 @@ def test_a_common_beginning_does_not_send_everything_to_one_server():
 
 def test_a_busy_server_is_passed_over():
     all_of_them = servers(2)
-    router = Router(all_of_them)
+    router = Router()
     prompt = tuple(range(64))
     found = [router.choose(prompt, all_of_them) for _ in range(40)]
     assert 8 <= found.count(found[0]) < 40
-    assert min(router.open.values()) >= 10
+    assert min(router.open[server] for server in all_of_them) >= 10

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from plain_model import ask
 
 from turntree.engines.cache import Block, RowCache
-from turntree.engines.kept import STRIDE, KeptBlock, KeptSequences, Retained
-from turntree.engines.waves import Pool, Row, pools_of, rows_of
+from turntree.engines.kept import STRIDE, KeptBlock, KeptSequences
+from turntree.engines.prefill import Pool, Row, pools_of, rows_of
 
 prompts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple), min_size=1, max_size=20)
 
@@ -59,7 +59,7 @@ def test_rows_that_extend_a_kept_sequence_go_on_in_place_unless_it_is_busy() -> 
     kept = KeptSequences(10**6)
     block = KeptBlock(filled(3, 20), busy={1})
     sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(3)]
-    kept.add(block, [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
+    kept.add(block, [(row, ids) for row, ids in enumerate(sequences)])
     extended = [(*ids, 7) for ids in sequences] + [(*sequences[0], 8), (*sequences[2][:18], 9)]
     in_place, copied = pools_of(rows_of([ask(ids) for ids in extended], kept.find))
     assert (in_place.block, copied.block) == (block, None)
@@ -84,7 +84,7 @@ def test_the_longest_kept_prefix_is_found_to_the_token() -> None:
     kept = KeptSequences(10**6)
     trunk = tuple(range(2 * STRIDE))
     one, other = (*trunk, 100, 101, 102, 103), (*trunk, 100, 101, 200, 201, 202)
-    kept.add(KeptBlock(filled(2, 40)), [Retained(0, one, len(one)), Retained(1, other, len(other))])
+    kept.add(KeptBlock(filled(2, 40)), [(0, one), (1, other)])
     found = [kept.find(ids) for ids in ((*one, 7), (*other, 7), (*trunk, 100, 9), (*trunk[:20], 9), (9, *trunk))]
     assert [(m.row, m.length) if m else None for m in found[:2]] == [(0, len(one)), (1, len(other))]
     assert [m.length if m else None for m in found] == [len(one), len(other), 2 * STRIDE + 1, 20, None]
@@ -97,7 +97,7 @@ def test_the_longest_kept_prefix_is_found_to_the_token() -> None:
 def test_a_mostly_dead_block_is_copied_down_and_its_matches_still_read_the_same() -> None:
     kept = KeptSequences(10**6)
     sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(4)]
-    kept.add(KeptBlock(filled(4, 20)), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
+    kept.add(KeptBlock(filled(4, 20)), [(row, ids) for row, ids in enumerate(sequences)])
     before = kept.find((*sequences[2], 1))
     assert before is not None
     for row in (0, 1, 3):
@@ -117,7 +117,7 @@ def test_the_bound_drops_whole_blocks_oldest_first() -> None:
     kept = KeptSequences(100)
     sequences = [tuple(range(100 * k, 100 * k + 40)) for k in range(3)]
     for ids in sequences:
-        kept.add(KeptBlock(filled(1, 40)), [Retained(0, ids, 40)])
+        kept.add(KeptBlock(filled(1, 40)), [(0, ids)])
         kept.compact()
     assert [kept.find((*ids, 1)) is not None for ids in sequences] == [False, True, True]
     assert kept.held_tokens == 80
@@ -128,7 +128,7 @@ def test_the_bound_drops_whole_blocks_oldest_first() -> None:
 def test_a_block_larger_than_the_bound_keeps_the_rows_that_fit() -> None:
     kept = KeptSequences(100)
     sequences = [tuple(range(100 * row, 100 * row + 20)) for row in range(8)]
-    kept.add(KeptBlock(filled(8, 20)), [Retained(row, ids, 20) for row, ids in enumerate(sequences)])
+    kept.add(KeptBlock(filled(8, 20)), [(row, ids) for row, ids in enumerate(sequences)])
     kept.compact()
     assert [kept.find((*ids, 1)) is not None for ids in sequences] == [False] * 3 + [True] * 5
     last = kept.find((*sequences[7], 1))
@@ -159,7 +159,7 @@ def test_rows_move_without_losing_a_slot() -> None:
 def test_a_busy_block_is_neither_moved_nor_forgotten() -> None:
     kept = KeptSequences(30)
     block = KeptBlock(filled(4, 20), busy={3})
-    kept.add(block, [Retained(0, tuple(range(20)), 20)])
+    kept.add(block, [(0, tuple(range(20)))])
     before = block.cache
     kept.compact()
     assert block.cache is before
@@ -173,7 +173,7 @@ def test_equal_sequences_are_kept_once() -> None:
     kept = KeptSequences(10**6)
     ids = tuple(range(20))
     for _ in range(2):
-        kept.add(KeptBlock(filled(1, 20)), [Retained(0, ids, 20)])
+        kept.add(KeptBlock(filled(1, 20)), [(0, ids)])
     kept.compact()
     assert len(kept) == 1
     assert kept.held_tokens == 20

@@ -10,9 +10,9 @@ import pytest
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
-from turntree.experiments import branching, compose, gate, paired
+from turntree.experiments import branching, gate, paired
 from turntree.experiments.branching import area, at
-from turntree.experiments.config import BranchingExperimentConfig, ComposeConfig, GateExperimentConfig
+from turntree.experiments.config import BranchingExperimentConfig, GateExperimentConfig
 from turntree.experiments.page import build_experiment_page
 from turntree.experiments.paired import (
     held_out_checks,
@@ -135,13 +135,12 @@ def test_outcomes_by_task_lie_beside_the_summary(tmp_path):
     [
         (gate.run_gate_experiment, GateExperimentConfig(seeds=(0,), arms=("none",))),
         (branching.run_branching_experiment, BranchingExperimentConfig(seeds=(0,), arms=("entropy",))),
-        (compose.run_compose, ComposeConfig(seeds=(0,), arms=("grpo",))),
     ],
 )
 def test_arms_that_began_with_other_weights_in_the_same_folder_are_not_taken(tmp_path, monkeypatch, run, config):
-    for module in (gate, branching, compose):
+    for module in (gate, branching):
         monkeypatch.setattr(module, "summarise", lambda config, out: {})
-        monkeypatch.setattr(module, "_stage" if module is compose else "run_or_reuse", lambda *args: None)
+        monkeypatch.setattr(module, "run_or_reuse", lambda *args: None)
     for weights in ("one", "one", "other"):
         monkeypatch.setattr(paired, "policy_hash", lambda model, weights=weights: weights)
         if weights == "other":
@@ -151,21 +150,13 @@ def test_arms_that_began_with_other_weights_in_the_same_folder_are_not_taken(tmp
             run(config, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("module", "run", "config"),
-    [
-        (gate, gate.run_gate_experiment, GateExperimentConfig(seeds=(0,), arms=("none",))),
-        (compose, compose.run_compose, ComposeConfig(seeds=(0,), arms=("grpo",))),
-    ],
-)
-def test_a_folder_of_arms_is_no_run_and_the_report_says_of_what_it_is(tmp_path, monkeypatch, module, run, config):
+def test_a_folder_of_arms_is_no_run_and_the_report_says_of_what_it_is(tmp_path, monkeypatch):
     """It said that no policy was trained there, or that the summary was broken."""
-    monkeypatch.setattr(module, "_stage" if module is compose else "run_or_reuse", lambda *args: None)
-    summary = {"seeds": [0], "arms": {arm: {} for arm in config.arms}, "differences": {"gate": {"saved": {}}}}
-    monkeypatch.setattr(module, "summarise", lambda config, out: summary)
-    run(config, tmp_path)
-    name = module.__name__.rpartition(".")[2]
-    for told in (f"`experiment {name}`", "an experiment"):
+    monkeypatch.setattr(gate, "run_or_reuse", lambda *args: None)
+    summary = {"seeds": [0], "arms": {"none": {}}, "differences": {"gate": {"saved": {}}}}
+    monkeypatch.setattr(gate, "summarise", lambda config, out: summary)
+    gate.run_gate_experiment(GateExperimentConfig(seeds=(0,), arms=("none",)), tmp_path)
+    for told in ("`experiment gate`", "an experiment"):
         assert build_experiment_page(tmp_path) is None
         with pytest.raises(InputError, match=f"is a summary of {told}; `turntree report` draws runs"):
             build_report(tmp_path)

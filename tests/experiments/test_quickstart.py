@@ -1,6 +1,7 @@
 """The comparison that the quickstart prints: paired over games, billed to the arm that spent it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,35 +9,32 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.environments.tasks import open_tasks
 from turntree.experiments.quickstart import (
-    ARMS,
     QuickstartConfig,
-    _bill,
-    _difference,
     demonstrator,
     own_stage,
     run_quickstart,
     table,
 )
-from turntree.observe.files import write_json
+from turntree.report.read import ARMS, Arm, Evaluation, Play, Run, Share, Table
+from turntree.report.results import Bill, arm_results, differences
 from turntree_worlds.household.door import SPLIT_SIZE, GamesConfig, games
 
 
-def evaluation(rewards):
-    outcomes = [{"task": f"g{i}", "rewards": r} for i, r in enumerate(rewards)]
-    return {"sampled": {"outcomes": outcomes}, "greedy": {"outcomes": outcomes}}
+def evaluation(rewards: list[list[float]]) -> Evaluation:
+    outcomes = {f"g{i}": sum(r) / len(r) for i, r in enumerate(rewards) if r}
+    play = Play(Share(None, 0, 1, 0), 1.0, {}, outcomes, censored=0, turns_per_episode=None, invalid_share=None)
+    return Evaluation({}, "0", play, play, None, {}, {})
+
+
+def run_of(*arms: Arm, **tables: Table) -> Run:
+    return Run("q", Path("q"), **{"profile": None, "pivots": None, "random": None, **tables}, arms=arms, summary=None)
 
 
 def test_differences_are_paired_and_games_without_a_score_are_left_out():
-    found = _difference(evaluation([[1.0], [1.0], [0.0], []]), evaluation([[0.0], [1.0], [0.0], [1.0]]), seed=0)
-    assert found["games"] == 3
-    assert found["mean"] == pytest.approx(1 / 3)
-
-
-def test_evaluations_of_different_games_are_refused():
-    other = evaluation([[1.0]])
-    other["sampled"]["outcomes"][0]["task"] = "another"
-    with pytest.raises(ValueError, match="different games"):
-        _difference(evaluation([[1.0]]), other, seed=0)
+    mine, theirs = evaluation([[1.0], [1.0], [0.0], []]), evaluation([[0.0], [1.0], [0.0], [1.0]])
+    (found,) = differences(run_of(Arm("base", evaluation=theirs), Arm("pivotrl", evaluation=mine)))
+    assert found.sampled.tasks == found.greedy.tasks == 3
+    assert found.sampled.mean == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("without", [{"greedy": False}, {"skills_per_kind": 0}])
@@ -45,15 +43,15 @@ def test_an_evaluation_without_what_the_table_compares_is_refused_before_anythin
         QuickstartConfig(evaluate=replace(QuickstartConfig().evaluate, **without))
 
 
-def test_profiling_is_billed_to_pivotrl_and_to_nobody_else(tmp_path):
-    profile = {"summary": {"cost": {"turns": 80, "decoded_tokens": 400}}, "timing": {"engine_seconds": 5.0}}
+def test_profiling_is_billed_to_pivotrl_and_to_nobody_else():
+    header = {"summary": {"cost": {"turns": 80, "decoded_tokens": 400}}, "timing": {"engine_seconds": 5.0}}
     timing = {"engine_seconds": 1.0, "environment_seconds": 0.0, "training_seconds": 2.0}
-    for arm in ("random", "pivotrl"):
-        cost = {"turns": 10, "decoded_tokens": 50, "trained_tokens": 7, "timing": timing}
-        write_json(tmp_path / arm / "cost.json", cost)
-    assert _bill(tmp_path, "base", profile)["turns"] == 0
-    assert _bill(tmp_path, "random", profile) == {"turns": 10, "tokens": 50, "trained_tokens": 7, "seconds": 3.0}
-    assert _bill(tmp_path, "pivotrl", profile) == {"turns": 90, "tokens": 450, "trained_tokens": 7, "seconds": 8.0}
+    cost = {"turns": 10, "decoded_tokens": 50, "trained_tokens": 7, "timing": timing}
+    arms = [Arm("base"), *(Arm(name, cost=cost) for name in ("random", "pivotrl"))]
+    base, random, pivotrl = arm_results(run_of(*arms, profile=Table(header, ())))
+    assert base.bill is None
+    assert random.bill == Bill(10, 50, 7, 3.0)
+    assert pivotrl.bill == Bill(90, 450, 7, 8.0)
 
 
 def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():

@@ -12,7 +12,7 @@ import pytest
 from group_progress import progress
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, GateDecision
-from turntree.gates.config import AnyOf, AuditedGate, RandomGate
+from turntree.gates.composed import AnyOf, AuditedGate, RandomGate
 from turntree.gates.divergence import PrefixDivergenceGate
 from turntree.gates.monitor import GateMonitor
 from turntree.gates.signals import best_progress

@@ -9,7 +9,7 @@ import pytest
 
 from group_progress import progress
 from turntree.core.protocols import GateDecision
-from turntree.gates.config import AuditedGate
+from turntree.gates.composed import AuditedGate
 from turntree.gates.divergence import PrefixDivergenceGate
 from turntree.gates.monitor import GateMonitor, MonitorConfig
 

@@ -24,7 +24,7 @@ from turntree.core.completion import Completion, Finished, GenerationRequest, Sa
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
-from turntree.core.tree import REFILL, RolloutTree, StopReason
+from turntree.core.tree import Role, RolloutTree, StopReason
 from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Answer, Session
@@ -63,7 +63,7 @@ class Charging:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         raise AssertionError("not a wave")
 
-    def weights_changed(self, policy_version: int) -> None:
+    def clear_cache(self) -> None:
         raise AssertionError("not now")
 
     def submit(self, request: GenerationRequest) -> int:
@@ -355,7 +355,7 @@ def test_a_refill_is_marked_once_at_the_turn_that_it_starts_with_and_no_other_ro
     calm = replace(world, engine_faults=0.0, environment_faults=0.0, renderer_faults=0.0, gate="none", refills=None)
     for group in play(calm, weather).groups:
         tree = group.tree
-        marked = [decision.node for decision in tree.decisions if decision.action == REFILL]
+        marked = [decision.node for decision in tree.decisions if decision.action == Role.REFILL]
         assert len(set(marked)) == len(marked)
         assert all(tree[node].sampled and tree[node].turn == 1 for node in marked)
         assert tree.refills() == set(marked) == set(tree.starts()[len(tree.starts()) - len(marked) :])

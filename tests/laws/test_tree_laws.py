@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message, ToolCall
-from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
 
 tokens = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 costs = st.builds(
@@ -41,7 +41,7 @@ messages = st.lists(one_message, max_size=3).map(tuple)
 
 
 class Growth(RuleBasedStateMachine):
-    """Any sequence of add, stop and record; what an engine would have seen is kept beside the tree."""
+    """Any sequence of add, stop, mark and record; what an engine would have seen is kept beside the tree."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,6 +50,7 @@ class Growth(RuleBasedStateMachine):
         self.frozen: list = []  # each node as it was when appended
         self.sampled: list[tuple[bool, ...]] = []
         self.ended: dict[int, StopReason] = {}
+        self.refills: set[int] = set()
 
     def grow(self, parent: int | None, kind: NodeKind, ids: tuple[int, ...], messages, cost) -> None:
         given = kind is not NodeKind.COMPLETION
@@ -89,8 +90,18 @@ class Growth(RuleBasedStateMachine):
     def decide(self, data, number) -> None:
         node = data.draw(st.integers(0, len(self.seen) - 1))
         saw = data.draw(st.none() | st.integers(0, len(self.seen) - 1))
-        action = data.draw(st.sampled_from(["fork", REFILL]))
-        self.tree.record(Decision("brancher", node, action, "torn", {"entropy": number}, saw))
+        self.tree.record(Decision("brancher", node, "fork", "torn", {"entropy": number}, saw))
+
+    @precondition(lambda self: len(self.seen) > 0)
+    @rule(data=st.data())
+    def refill(self, data) -> None:
+        node = data.draw(st.integers(0, len(self.seen) - 1))
+        if node in self.tree.starts():
+            self.tree.mark(node, Role.REFILL)
+            self.refills.add(node)
+        else:
+            with pytest.raises(ValueError, match="cannot be a refill"):
+                self.tree.mark(node, Role.REFILL)
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), ids=tokens)
@@ -131,7 +142,7 @@ class Growth(RuleBasedStateMachine):
         for node in self.tree:
             above = {n.id for n in self.tree.path(node.id)}
             assert len(above & starts) == any(n.sampled for n in self.tree.path(node.id))
-        assert self.tree.refills() == {d.node for d in self.tree.decisions if d.action == REFILL} & starts
+        assert self.tree.refills() == self.refills
 
     @invariant()
     def sampling_forks_below_starts_and_never_above_them(self) -> None:
@@ -225,7 +236,7 @@ def test_the_fan_out_of_a_prompt_is_no_fork_and_a_refill_is_marked_where_it_star
     tree = RolloutTree("task")
     prompt = tree.add(None, NodeKind.PROMPT, (1,)).id
     first, second, third = (tree.add(prompt, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (2, 3, 4))
-    tree.record(Decision("brancher", third, REFILL, "2 of 3 leaves used"))
+    tree.mark(third, Role.REFILL)
     seen = tree.add(first, NodeKind.OBSERVATION, (5,)).id
     ends = [tree.add(seen, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (6, 7)]
     assert tree.starts() == (first, second, third) and tree.refills() == {third}

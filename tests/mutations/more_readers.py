@@ -306,43 +306,6 @@ def read_settings_table(path: Path) -> object:
     return table, read_rubric(only)
 
 
-def import_state(path: Path) -> None:
-    _interrupted(path)
-
-
-def _interrupted(path: Path) -> None:
-    """The state of an import that a kill ended; its rows lie beside it."""
-    from mutations.readers import chat_rows
-    from turntree.stages import import_traces as stage
-
-    folder = path.parent / "import"
-    folder.mkdir(exist_ok=True)
-    source = folder / "source.jsonl"
-    chat_rows(source)
-    stage.SAVE_EVERY, before = -1.0, stage.SAVE_EVERY
-    try:
-        spool = stage._Spool(folder / "out.jsonl", [source], stage.ImportConfig(dev=0.0))
-        with spool:
-            stage.stream_chat([source], spool.keep, done=spool.done, after_row=spool.after_row)
-            spool._file.flush()
-            shutil.copyfile(spool._state, path)
-            shutil.copyfile(spool._rows, folder / "rows")
-    finally:
-        stage.SAVE_EVERY = before
-
-
-def read_import_state(path: Path) -> object:
-    from turntree.stages import import_traces as stage
-
-    folder = path.parent / "import"
-    made = folder / ".out.jsonl.import"
-    made.mkdir(exist_ok=True)
-    shutil.copyfile(path, made / "state.json")
-    shutil.copyfile(folder / "rows", made / "traces.jsonl")
-    config = stage.ImportConfig(dev=0.0)
-    return stage.import_traces([folder / "source.jsonl"], folder / "out.jsonl", config)
-
-
 _BINARY: dict[str, Any] = {"structured": False}
 _BESIDE: dict[str, Any] = {"names_file": False}  # the error names the file that is read in its place
 _TENSORS = {**_BINARY, **_BESIDE}
@@ -375,5 +338,4 @@ MORE: list[tuple[str, Callable[[Path], Any], Callable[[Path], object], dict[str,
     ("logs.tar", trace_archive, read_trace_archive, _BINARY),
     ("logs.tar.gz", trace_archive, read_trace_archive, {**_BINARY, "packed": "gz"}),
     ("settings.toml", settings_table, read_settings_table, _BINARY),
-    ("dropping.state.json", import_state, read_import_state, _BESIDE),
 ]  # fmt: skip

@@ -139,8 +139,7 @@ def read_for_training(path: Path) -> object:
     from turntree.stages import train_pivot
     from turntree.stages.candidates import read_selected
     from turntree.stages.verifier import chosen_verifier
-    from turntree.training.curriculum import Curriculum, CurriculumConfig
-    from turntree.training.drift import DriftConfig, DriftMonitor
+    from turntree.training.curriculum import Curriculum
 
     config = train_pivot.TrainPivotConfig(pivots=str(path), traces=str(path.parent / "traces.jsonl"), allow_stale=True)
     header, selected = read_selected(str(path), config.traces)
@@ -148,11 +147,8 @@ def read_for_training(path: Path) -> object:
     policy: Any = SimpleNamespace(engine=engine, renderer=SimpleNamespace(prompt=lambda history, tools: (1, 2)))
     pivots, _ = train_pivot._pivots(selected, policy, config)
     chosen_verifier(config.verifier, header, str(path))
-    kinds = {pivot.kind for pivot in pivots}
-    DriftMonitor(DriftConfig(), kinds)
-    weights = [pivot.weight for pivot in pivots]
-    Curriculum([pivot.role for pivot in pivots], CurriculumConfig(), 0, weights).draw(2, 1)
-    return sorted(kinds), sorted({pivot.role for pivot in pivots})
+    Curriculum([pivot.weight for pivot in pivots], 0).draw(2, 1)
+    return sorted({pivot.kind for pivot in pivots}), sorted({pivot.role for pivot in pivots})
 
 
 def write_wave_log(path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from mutations.readers import write_pivots_file, write_profile_file
 from turntree.core.errors import InputError
 from turntree.observe.artifacts import PIVOTS, PROFILE, require_same_profile
-from turntree.observe.files import atomic_write, read_json
+from turntree.observe.files import read_json, write_json
 from turntree.observe.jsonl import parse_json, read_lines
 from turntree.traces.schema import read_traces
 
@@ -118,8 +118,8 @@ def test_a_table_is_not_written_that_could_not_be_read(tmp_path, profile):
         (b"9" * 5000, "is not JSON"),
         (b'"\\ud800"', "half of a surrogate pair"),
         (b"NaN", "NaN is not a JSON number"),
-        (b'{"x": 1e999}', "1e999 is too large for a number"),
-        (b"9" * 400 + b".0", "is too large for a number"),
+        (b'{"x": 1e999}', "1e999 is not a JSON number"),
+        (b"9" * 400 + b".0", "is not a JSON number"),
         (b"{", "JSON over several lines; write one value a line"),
     ],
 )
@@ -153,6 +153,5 @@ def test_a_damaged_archive_is_named_wherever_the_damage_is(tmp_path):
 
 
 def test_half_a_character_of_a_model_survives_in_our_own_files(tmp_path):
-    with atomic_write(tmp_path / "a.json") as handle:
-        json.dump({"text": "\ud800 ü"}, handle, ensure_ascii=False)
+    write_json(tmp_path / "a.json", {"text": "\ud800 ü"})
     assert read_json(tmp_path / "a.json") == {"text": "\ud800 ü"}

@@ -8,7 +8,6 @@ training run's effect on its arm. Two arms come from one distribution, so their 
 import numpy as np
 import pytest
 
-from turntree.experiments.compose import UNITS, to_target
 from turntree.experiments.paired import paired_outcomes
 from turntree.observe.statistics import (
     clustered_wilson,
@@ -113,34 +112,6 @@ def test_the_paired_bootstrap_over_a_few_tasks_covers_too(tasks):
         _, low, high = paired_bootstrap(after.tolist(), before.tolist(), resamples=400)
         hits.append(low <= 0.3 <= high)
     assert 0.93 <= share(hits) <= 0.99
-
-
-def cost_curve(draw: np.random.Generator, chance: np.ndarray, pace: float, paid: float, checks: int) -> list[dict]:
-    """Success at every check of an arm that rises by 18 points, and what it had spent."""
-    gained = 0.18 * (1 - np.exp(-pace * np.arange(checks) / 4))
-    played = draw.random((checks, len(chance))) < np.clip(chance + gained[:, None], 0, 1)
-    return [
-        {"step": check, "success": float(row.mean()), **dict.fromkeys(UNITS, paid * (check + 1))}
-        for check, row in enumerate(played)
-    ]
-
-
-@TASK_SD
-def test_a_ratio_of_costs_is_covered_by_three_seeds(task_sd):
-    """The truth is the mean logarithm over many seeds; arms differ in pace from seed to seed. A bootstrap over the
-    three seeds covers 73% of the same samples."""
-    draw, samples = np.random.default_rng(3), []
-    for _ in range(600):
-        chance = chances(draw, 0.41, task_sd, (100,))
-        mine, first = (
-            [cost_curve(draw, chance, np.exp(draw.normal(0, 0.3)), paid, 11) for _ in range(3)] for paid in (1.0, 4.0)
-        )
-        samples.append(to_target(mine, first, float(np.mean([points[-1]["success"] for points in first])), "turns"))
-    shares = [one["share_of_first"] for one in samples]
-    found = [row for row in shares if row is not None and len(row["values"]) == 3]
-    truth = np.exp(np.mean([np.log(row["values"]).mean() for row in found]))
-    assert len(found) > 300  # in the others an arm misses the target in a seed
-    assert 0.93 <= share([one["low"] <= truth <= one["high"] for one in found]) <= 0.97
 
 
 def test_the_detectable_effect_is_detected_in_four_of_five_samples():

@@ -3,14 +3,15 @@
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.observe.files import atomic_write, read_json, read_table, write_table
+from turntree.observe.files import read_json, read_table, write_table
+from turntree.observe.jsonl import replacing
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("old")
-    with pytest.raises(RuntimeError), atomic_write(path) as handle:
-        handle.write("new")
+    with pytest.raises(RuntimeError), replacing(path) as handle:
+        handle.write(b"new")
         raise RuntimeError("interrupted")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]

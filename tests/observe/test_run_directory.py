@@ -15,7 +15,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.progress import notice, progress
 from turntree.observe.files import write_json
 from turntree.observe.identity import require_same
-from turntree.observe.run import Extent, checkpoint_path, open_folder, open_run
+from turntree.observe.run import open_folder, open_run
 from turntree.report.read import read_metrics
 
 CONFIG = {"seed": 0, "checkpoints": {"every": 10}}
@@ -104,16 +104,11 @@ def test_a_run_goes_on_with_the_inputs_that_it_began_with(tmp_path, key) -> None
         opened(tmp_path, inputs={**INPUTS, key: "other"}).__enter__()
 
 
-def test_a_command_that_is_refused_leaves_the_last_checkpoint_of_a_finished_run(tmp_path) -> None:
-    with opened(tmp_path, extent=Extent("steps", 4, 4)) as run:
-        run.log({"step": 4})
-        saved = checkpoint_path(run.checkpoints, 4)
-        saved.mkdir(parents=True)
+def test_a_finished_run_keeps_no_checkpoint(tmp_path) -> None:
+    with opened(tmp_path) as run:
+        run.checkpoints.mkdir()
         run.write_cost(NO_COST)
-    other = {"config": {**CONFIG, "seed": 1}, "extent": Extent("steps", 4, 4, fixed="its learning rate falls")}
-    with pytest.raises(InputError, match="another run"), opened(tmp_path, **other):
-        pass
-    assert saved.exists()
+    assert not run.checkpoints.exists()
 
 
 def test_a_folder_of_runs_has_the_same_lock_and_the_same_refusal(tmp_path) -> None:

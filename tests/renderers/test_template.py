@@ -331,7 +331,7 @@ def test_what_was_rendered_once_is_remembered() -> None:
 
 
 def test_memory_is_bounded_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turntree.renderers.template._REMEMBERED_TOKENS", 40)
+    monkeypatch.setattr("turntree.renderers.thoughts._REMEMBERED_TOKENS", 40)
     tokenizer = Counting(chatml())
     renderer = ChatRenderer(tokenizer)
     first = renderer.completion(said("first thing"))

@@ -11,7 +11,7 @@ from typing import Any
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
 from turntree.observe.files import write_json
@@ -47,7 +47,7 @@ def grown(played: Sequence[Played], *, iteration: int = 1, name: str = "g", task
             said = (Message("assistant", action),)
             node = tree.add(above, NodeKind.COMPLETION, (7,) * 7, logprobs=(-0.5,) * 7, messages=said).id
             if one.refill and turn == 1:
-                tree.record(Decision("scheduler", node, REFILL, "a leaf was missing"))
+                tree.mark(node, Role.REFILL)
             seen = Message("tool", f"seen before turn {turn + 1}")
             path.append(tree.add(node, NodeKind.OBSERVATION, (5,), messages=(seen,)).id)
         tree.stop(path[-1], StopReason.ENVIRONMENT_ERROR if one.reward is None else StopReason.COMPLETED)

@@ -11,7 +11,7 @@ from run_directories import write_complete_run
 
 from chromium import browser
 from turntree.experiments.page import build_experiment_page
-from turntree.report import svg
+from turntree.report import figures
 from turntree.report.html import build_report
 
 # the lowest contrast (WCAG) between a text and the page below it, and whose it is
@@ -61,13 +61,15 @@ def test_every_colour_that_a_page_names_is_there_in_both_schemes(pages: list[Pat
         light, dark = (
             set(re.findall(r"(--[\w-]+):", block)) for block in re.findall(r":root \{(.*?)\}", text, re.S)[:2]
         )
-        used = set(re.findall(r"var\((--[\w-]+)", text)) - {"--heat", "--strength"}  # of a cell
+        used = set(re.findall(r"var\((--[\w-]+)", text)) - {"--heat", "--strength", "--width"}  # of a cell, of a figure
         assert used and light == dark and used <= light
         drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
         plain = set(re.findall(r'(?:fill|stroke)(?:: |=")(#[0-9a-f]{6})', drawn))
-        assert not plain & {colour.lower() for colour in (svg.INK, svg.MUTED, svg.EDGE, svg.GRID, "#000000", "#ffffff")}
+        themed = (figures.INK, figures.MUTED, figures.EDGE, figures.GRID, "#000000", "#ffffff")
+        assert not plain & {colour.lower() for colour in themed}
 
 
 def test_a_colour_in_the_words_of_a_figure_stays() -> None:
-    drawn = f'<svg viewBox="0 0 9 9"><text style="fill: {svg.INK}">paint it {svg.INK}</text></svg>'
-    assert f">paint it {svg.INK}<" in svg.inline(drawn, "f") and f"var(--ink, {svg.INK})" in svg.inline(drawn, "f")
+    ink = figures.INK
+    drawn = figures.inline(f'<svg viewBox="0 0 9 9"><text style="fill: {ink}">paint it {ink}</text></svg>', "f")
+    assert f">paint it {ink}<" in drawn and f"var(--ink, {ink})" in drawn

@@ -62,8 +62,8 @@ def test_checks_without_a_task_in_common_have_a_page_too_and_it_says_that_nothin
 
 def test_success_is_drawn_over_fresh_calls_and_over_turns(online: Path) -> None:
     said = alternatives(online)
-    assert "Held-out success over fresh tool calls, from 0.25 to 0.75 (20 fresh tool calls at the end)" in said
-    assert "Held-out success over turns sampled in training, from 0.25 to 0.75 (40 turns" in said
+    assert "Held-out success over fresh tool calls, up to 20: from 25.0% to 75.0%." in said
+    assert "Held-out success over turns sampled in training, up to 40: from 25.0% to 75.0%" in said
 
 
 def test_an_environment_without_tools_saves_no_calls_and_is_drawn_over_what_it_did_spend(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_environment_without_tools_saves_no_calls_and_is_drawn_over_what_it_d
     assert "Tool calls 0 0 –" in text_of(page)
     assert "over fresh tool calls" not in alternatives(page)
     assert "over turns sampled in training" in alternatives(page)
-    assert "over tokens sampled in training, from 0.25 to 0.5 (100 tokens" in alternatives(page)
+    assert "over tokens sampled in training, up to 100: from 25.0% to 50.0%" in alternatives(page)
 
 
 def test_a_check_counts_what_was_spent_before_it() -> None:
@@ -114,7 +114,7 @@ def test_a_brancher_that_measures_only_where_it_forks_has_a_curve_of_its_forks()
     found = decisions([fork, Decision("brancher", 0, "pass", "too early", {"turn": 2.0})])
     assert found is not None
     assert found.measured == {"forked": [0.7]}
-    assert cumulative("measured", found.measured, found.unit)
+    assert cumulative(found.measured, found.unit)
 
 
 def test_the_drawn_tree_is_told_as_a_table_too(online: Path) -> None:
@@ -136,7 +136,9 @@ def test_held_out_checks_have_a_line_of_their_own_in_the_ledger(online: Path) ->
 
 def test_endings_other_than_completion_are_counted_and_drawn(online: Path) -> None:
     assert "How rollouts ended: completed 6, max_turns 2." in text_of(online)
-    assert "Rollouts that did not complete, by iteration. max_turns from 25% to 25%." in alternatives(online)
+    assert "Rollouts that did not complete over iteration, up to 2: max_turns from 25.0% to 25.0%." in alternatives(
+        online
+    )
 
 
 @pytest.mark.parametrize("page", ["online", "compared"])

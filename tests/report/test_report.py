@@ -27,9 +27,7 @@ from run_directories import (
 from turntree.core.errors import InputError
 from turntree.observe.files import read_json, write_json
 from turntree.report.html import build_report
-from turntree.report.read import Run
 from turntree.report.results import Difference, Estimate
-from turntree.report.wording import headline
 
 
 def text_of(page: Path) -> str:
@@ -93,39 +91,35 @@ def test_every_figure_says_in_words_what_it_shows(markup: str) -> None:
 
 def test_the_headline_says_what_was_trained_on_what_and_with_which_result(page: str) -> None:
     assert "PivotRL trained policy “default” for 2 steps on 2 turns selected from 5 candidate turns of 3 expert" in page
-    assert "On 20 tasks of split “test” of environment “default”, PivotRL succeeds in 75.0% (95% interval 53.1" in page
-    assert "and the base policy in 25.0% (11.2–46.9): a paired difference of +50.0 percentage points" in page
-    assert "The whole interval lies above zero." in page
+    assert "PivotRL succeeds in 75.0% (95% interval 53.1–88.8) on 20 tasks of split “test” of environment" in page
+    assert "Base succeeds in 25.0% (95% interval 11.2–46.9)" in page
+    assert "PivotRL minus Base, success on 20 held-out tasks, paired: +50.0 points [" in page
+    assert "(better) sampled" in page
 
 
 def test_an_interval_that_contains_zero_is_called_that(tmp_path: Path) -> None:
     write_evaluation(tmp_path, "base", 10, 0.8)
     write_evaluation(tmp_path, "pivotrl", 11, 0.8)
     shown = text_of(build_report(tmp_path))
-    assert "The interval contains zero: these tasks do not tell the two policies apart." in shown
-    assert "contains zero: no difference shown" in shown
+    assert "(not told apart) sampled" in shown
+    assert "PivotRL − Base 20 +5.0" in shown and "not told apart" in shown.split("PivotRL − Base 20 +5.0")[1]
 
 
 def test_a_policy_that_became_worse_is_called_that(tmp_path: Path) -> None:
     write_evaluation(tmp_path, "base", 15, 0.8)
     write_evaluation(tmp_path, "pivotrl", 5, 0.8)
-    assert "lies below zero: PivotRL is worse than the base policy." in text_of(build_report(tmp_path))
+    assert "(worse) sampled" in text_of(build_report(tmp_path))
 
 
 def test_a_gain_that_is_a_loss_when_played_greedily_is_called_both_at_the_top() -> None:
     """The figures of the quickstart's seed 0."""
-    gained = Difference("pivotrl", "base", Estimate(0.11, 0.052, 0.17), Estimate(-0.032, -0.088, 0.02), 400)
-    lost = Difference("pivotrl", "sft", Estimate(0.038, -0.018, 0.095), Estimate(-0.075, -0.13, -0.02), 400)
-    run = Run("q", Path("runs/q"), profile=None, pivots=None, random=None, arms=(), summary=None)
-    found = headline(run, [], [gained, lost])
-    assert (
-        "+11.0 percentage points (95% interval +5.2 to +17.0) sampled, −3.2 (95% interval −8.8 to +2.0)" in found.found
+    gained = Difference("pivotrl", "base", Estimate(0.11, 0.052, 0.17, 400), Estimate(-0.032, -0.088, 0.02, 400))
+    lost = Difference("pivotrl", "sft", Estimate(0.038, -0.018, 0.095, 400), Estimate(-0.075, -0.13, -0.02, 400))
+    assert gained.sentence() == (
+        "PivotRL minus Base, success on 400 held-out tasks, paired: +11.0 points [+5.2, +17.0] (better) sampled, "
+        "−3.2 points [−8.8, +2.0] (not told apart) greedy"
     )
-    assert found.verdict == (
-        "Sampled: The whole interval lies above zero. Greedy: The interval contains zero: these tasks do not tell the "
-        "two policies apart. Greedy, PivotRL is worse than SFT on the same traces (−7.5 percentage points)."
-    )
-    assert found.others[0].endswith("Sampled, the interval contains zero; greedy, it lies below zero.")
+    assert "(not told apart) sampled, −7.5 points [−13.0, −2.0] (worse) greedy" in lost.sentence()
 
 
 def test_policies_that_did_not_play_the_same_tasks_are_not_compared_in_silence(complete: Path, tmp_path: Path) -> None:
@@ -141,12 +135,12 @@ def test_policies_that_did_not_play_the_same_tasks_are_not_compared_in_silence(c
 
 def test_the_table_holds_every_arm(page: str) -> None:
     assert "SFT 35.0% 18.1–56.7 35.0% 18.1–56.7 12.5% 60.0% −20.0 16 112 1 min 02 s" in page
-    assert "PivotRL 75.0% 53.1–88.8 75.0% 53.1–88.8 12.5% 70.0% −10.0 16 112 1 min 02 s" in page
+    assert "PivotRL 75.0% 53.1–88.8 75.0% 53.1–88.8 12.5% 70.0% −10.0 36 252 1 min 04 s" in page
 
 
 def test_task_types_and_skills_are_told_apart_by_arm(page: str) -> None:
     assert "clean 50.0% 23.7–76.3 70.0% 39.7–89.2 80.0% 49.0–94.3 100.0% 72.2–100.0 10" in page
-    assert "sort 25.0% 80.0% 60.0% 75.0% 70.0% 40" in page
+    assert "sort 80.0% 60.0% 75.0% 70.0% 25.0% 40" in page
 
 
 def test_the_ledger_adds_up_and_weighs_rho_by_tokens(page: str) -> None:
@@ -192,7 +186,7 @@ def test_a_profile_alone_gives_a_page_that_says_what_is_absent(tmp_path: Path) -
 def test_one_arm_alone_gives_a_page_without_a_comparison(tmp_path: Path) -> None:
     write_evaluation(tmp_path, "base", 5, 0.8)
     shown = text_of(build_report(tmp_path))
-    assert "The base policy succeeds in 25.0% (95% interval 11.2–46.9) on 20 tasks of split" in shown
+    assert "Base succeeds in 25.0% (95% interval 11.2–46.9) on 20 tasks of split" in shown
     assert "There is no second policy to compare it with." in shown
     assert "There is no profile in this folder." in shown
 
@@ -207,24 +201,11 @@ def test_a_training_run_named_directly_is_an_arm_of_its_own_name(tmp_path: Path)
     assert "model" not in re.findall(r"train (\w+)", shown)  # the model's own folder is no run
 
 
-def test_the_summary_is_shown_as_it_was_printed_and_disagreement_is_said(tmp_path: Path) -> None:
+def test_what_the_summary_says_of_the_whole_run_is_shown(tmp_path: Path) -> None:
     write_evaluation(tmp_path, "base", 5, 0.8)
-    write_evaluation(tmp_path, "pivotrl", 15, 0.8)
-    base = read_json(tmp_path / "evaluation" / "base.json")["sampled"]
-    arm = {"success": 0.5, "low": 0.3, "high": 0.7, "turns": 12345, "tokens": 7, "seconds": 3.0}
-    difference = {"mean": 0.125, "low": 0.0625, "high": 0.1875, "games": 20}
-    summary = {
-        "schema": "turntree.quickstart/1",
-        "arms": {"base": {key: base[key] for key in ("success", "low", "high")}, "pivotrl": arm},
-        "differences": {"pivotrl-base": difference},
-        "wall_seconds": 725.0,
-    }
+    summary = {"schema": "turntree.quickstart/1", "arms": {}, "seed": 3, "wall_seconds": 725.0}
     write_json(tmp_path / "summary.json", summary)
-    shown = text_of(build_report(tmp_path))
-    assert "summary.json says that pivotrl succeeds in 50.0%, evaluation/pivotrl.json 75.0%" in shown
-    assert "12,345" in shown
-    assert "PivotRL − Base 20 +12.5 +6.2 to +18.8 above zero" in shown
-    assert "12 min 05 s in all" in shown
+    assert "The run: seed 3, 12 min 05 s in all." in text_of(build_report(tmp_path))
 
 
 def test_the_quickstart_draws_a_group_of_pivotrl_and_leads_to_the_trees_of_every_arm(

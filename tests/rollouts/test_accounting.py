@@ -11,7 +11,7 @@ import pytest
 from turntree.core.cost import Cost
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, ToolCall
-from turntree.core.tree import REFILL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
 
@@ -54,7 +54,7 @@ def split() -> RolloutTree:
     hear(tree, third)
     for leaf in tree.leaves():
         tree.stop(leaf, StopReason.COMPLETED)
-    tree.record(Decision("scheduler", third, REFILL, "a leaf was left over"))
+    tree.mark(third, Role.REFILL)
     return tree
 
 

@@ -51,12 +51,12 @@ def test_verdicts_come_in_order_and_side_by_side() -> None:
 def test_a_verifier_that_says_nothing_is_asked_one_by_one() -> None:
     threads: set[str] = set()
 
-    class Alone(StrictMatch):
+    class ProcessGroup(StrictMatch):
         def judge(self, state: TurnState, action: Message) -> Verdict:
             threads.add(threading.current_thread().name)
             return super().judge(state, action)
 
-    judge_turns(Alone(), [(state("a"), said("right"))] * 5)
+    judge_turns(ProcessGroup(), [(state("a"), said("right"))] * 5)
     assert threads == {threading.current_thread().name}
 
 

@@ -98,9 +98,9 @@ def test_equal_actions_are_judged_once_and_billed_once_and_a_cut_turn_is_not_pla
             StopReason.COMPLETED,
         )
     verifier = outcome(policy, forks=2)
-    policy.engine.weights_changed(policy.engine.policy_version)  # nothing is kept from what was played before
+    policy.engine.clear_cache()  # nothing is kept from what was played before
     rewards = score_local(tree, state, verifier)
-    policy.engine.weights_changed(policy.engine.policy_version)
+    policy.engine.clear_cache()
     (once,) = outcome(policy, forks=2).judge_all([(state, Message("assistant", "look"))])
     assert len(set(rewards.scored().values())) == 1
     assert rewards.cost.counts() == once.cost.counts() != NO_COST.counts()

@@ -28,7 +28,8 @@ from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.train_pivot import _held_out
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
-from turntree.training.online import OnlineConfig, Parts, train_online
+from turntree.training.loop import Hooks, Trainee, train
+from turntree.training.online import OnlineConfig, OnlineGRPO, Parts
 from turntree.verifiers.strict import StrictMatch
 
 TOKENIZER = tiny_tokenizer()
@@ -133,25 +134,25 @@ def test_a_candidate_that_cannot_be_rendered_is_counted_and_the_profile_goes_on(
     assert skipped == {'renderer_error: KeyError: "the template\'s own"': 1}
 
 
-def train(renderer: Failing) -> list[dict[str, Any]]:
+def trained_with(renderer: Failing) -> list[dict[str, Any]]:
     model, reference, rows = tiny_model(seed=1), tiny_model(seed=1).requires_grad_(False), []
     tasks = [Even(f"task {number}", 2) for number in range(4)]
-    run = Parts(model, reference, HFEngine(model, renderer.stop_ids), renderer, tasks)
+    run = Parts(Trainee(model, reference, HFEngine(model, renderer.stop_ids), renderer), tasks)
     rollouts = SchedulerConfig(episodes=replace(EPISODES, cut_turns="judge"), group_size=4)  # so that all are answered
-    train_online(run, OnlineConfig(iterations=2, groups=2, rollouts=rollouts), log=rows.append)
+    train(OnlineGRPO(run, OnlineConfig(iterations=2, groups=2, rollouts=rollouts)), Hooks(log=rows.append))
     return rows
 
 
 @pytest.mark.parametrize("verb", ["parse", "extend", "prompt"])
 def test_online_training_goes_on_and_counts_what_was_lost(verb: str) -> None:
-    rows = train(Failing(verb, lambda call: call % 3 == 2))
+    rows = trained_with(Failing(verb, lambda call: call % 3 == 2))
     counted = sum((Counter(row["stops"]) for row in rows if row["step"]), Counter())
     assert counted.total() == 2 * 2 * 4
     assert 0 < counted["renderer_error"] < counted.total()
 
 
 def test_an_iteration_in_which_everything_is_censored_learns_nothing_and_the_run_ends() -> None:
-    rows = train(Failing("parse", lambda call: True))
+    rows = trained_with(Failing("parse", lambda call: True))
     trained = [row for row in rows if row["step"]]
     assert [row["stops"] for row in trained] == [{"renderer_error": 8}] * 2
     assert [row["groups_censored"] for row in trained] == [2, 2]
@@ -185,7 +186,7 @@ def test_a_run_goes_on_where_its_next_task_is_the_one_that_cannot_be_rendered(tm
         found: list[Any] = []
         model, renderer = tiny_model(seed=1), OneTask(unwritten)
         tasks = [Even(str(number), number) for number in range(1, 4)]
-        run = Parts(model, None, HFEngine(model, renderer.stop_ids), renderer, tasks)
+        run = Parts(Trainee(model, None, HFEngine(model, renderer.stop_ids), renderer), tasks)
         config = OnlineConfig(
             iterations=iterations,
             groups=1,
@@ -194,7 +195,7 @@ def test_a_run_goes_on_where_its_next_task_is_the_one_that_cannot_be_rendered(tm
         )
         keep: Any = lambda step, groups, credits: found.extend(group.tree.task_id for group in groups)  # noqa: E731
         checkpoints = Checkpoints(tmp_path / folder, CheckpointConfig(every=1))
-        train_online(run, config, log=found.append, keep=keep, checkpoints=checkpoints)
+        train(OnlineGRPO(run, config), Hooks(log=found.append, keep=keep, checkpoints=checkpoints))
         return [{**row, "timing": None} if isinstance(row, dict) else row for row in found]
 
     second = int(rows("order", 2, 99)[2])

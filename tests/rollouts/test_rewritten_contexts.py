@@ -46,7 +46,8 @@ from turntree.stages.config import RecordConfig
 from turntree.stages.record import trace_of
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig, OptimizerConfig
-from turntree.training.online import OnlineConfig, Parts, train_online
+from turntree.training.loop import Hooks, Trainee, train
+from turntree.training.online import OnlineConfig, OnlineGRPO, Parts
 from turntree.training.packing import flat_batches, pack
 from turntree.training.savings import SavingsLedger
 
@@ -249,7 +250,7 @@ def test_packed_equals_flattened_equals_one_row_a_call(normalizer: Any) -> None:
 def of_training(**more: Any) -> tuple[Parts, OnlineConfig]:
     model = tiny_model(vocab_size=len(TOKENIZER), hidden_size=32, layers=1, seed=1)
     tasks = [Even(f"task {number}", 3) for number in range(4)]
-    run = Parts(model, None, HFEngine(model, RENDERER.stop_ids), RENDERER, tasks, **more)
+    run = Parts(Trainee(model, None, HFEngine(model, RENDERER.stop_ids), RENDERER), tasks, **more)
     episodes = EpisodeConfig(max_turns=4, sampling=Sampling(max_tokens=12), cut_turns="judge")
     rollouts = SchedulerConfig(episodes=episodes, group_size=4, max_live_rollouts=8)
     optimizer = OptimizerConfig(learning_rate=1e-3)
@@ -263,7 +264,9 @@ def test_training_counts_rollouts_and_a_killed_run_goes_on_to_the_same_weights(t
     calm, settings = of_training()
     calm_rows: list[Any] = []
     kept: list[GrownGroup] = []
-    train_online(calm, settings, log=calm_rows.append, keep=lambda step, groups, credits: kept.extend(groups))
+    train(
+        OnlineGRPO(calm, settings), Hooks(log=calm_rows.append, keep=lambda step, groups, credits: kept.extend(groups))
+    )
     assert any(group.tree.parts() for group in kept)
     assert [sum(row["stops"].values()) for row in calm_rows if row["step"]] == [2 * 4] * 3, "a rollout is one ending"
     rows: list[Any] = []
@@ -275,22 +278,22 @@ def test_training_counts_rollouts_and_a_killed_run_goes_on_to_the_same_weights(t
         rows.append(row)
 
     with pytest.raises(KeyboardInterrupt):
-        train_online(of_training()[0], settings, log=killed, checkpoints=checkpoints)
+        train(OnlineGRPO(of_training()[0], settings), Hooks(log=killed, checkpoints=checkpoints))
     again = of_training()[0]
-    train_online(again, settings, log=rows.append, checkpoints=checkpoints)
+    train(OnlineGRPO(again, settings), Hooks(log=rows.append, checkpoints=checkpoints))
     assert [{**row, "timing": None} for row in rows] == [{**row, "timing": None} for row in calm_rows]
-    for name, value in again.model.state_dict().items():
-        assert torch.equal(value, calm.model.state_dict()[name])
+    for name, value in again.policy.model.state_dict().items():
+        assert torch.equal(value, calm.policy.model.state_dict()[name])
 
 
 def test_what_the_engine_says_of_a_turn_is_what_the_model_says_in_its_own_context() -> None:
     run, settings = of_training()
-    for group in Scheduler(run.engine, RENDERER, settings.rollouts).run(run.tasks[:2], seed=0):
+    for group in Scheduler(run.policy.engine, RENDERER, settings.rollouts).run(run.tasks[:2], seed=0):
         assert group.tree.parts()
         for rollout in group.tree.rollouts():
             path = torch.tensor([rollout.token_ids])
             with torch.no_grad():
-                scores = torch.log_softmax(run.model(input_ids=path).logits[0], -1)
+                scores = torch.log_softmax(run.policy.model(input_ids=path).logits[0], -1)
             for t, logprob in enumerate(rollout.logprobs):
                 if logprob is not None:
                     assert logprob == pytest.approx(float(scores[t - 1, path[0, t]]), abs=1e-4)

@@ -25,7 +25,7 @@ from turntree.core.tree import NodeKind, RolloutTree
 from turntree.engines.scripted import ScriptedEngine
 from turntree.environments.inline import InlinePool
 from turntree.environments.pool import Session
-from turntree.gates.config import RandomGate
+from turntree.gates.composed import RandomGate
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import EpisodeConfig

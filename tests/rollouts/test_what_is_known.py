@@ -13,7 +13,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.stages.config import Device
-from turntree.stages.evaluate import EvaluateConfig, evaluate, play
+from turntree.stages.evaluate import EvaluateConfig, Evaluator, evaluate
 from turntree.stages.policy import Policy, load_policy
 
 
@@ -54,8 +54,7 @@ def policy() -> Policy:
 
 def evaluated(policy: Policy, environments: Sequence[Graded], samples: int = 3, **limits: Any) -> dict[str, Any]:
     config = EvaluateConfig(max_tokens=4, cut_turns="judge", **limits)
-    summary, _ = play(policy, environments, config, 1.0, samples, quiet=True)
-    return summary
+    return Evaluator(policy, config, environments).play(1.0, samples, quiet=True).summary
 
 
 def test_success_that_nobody_told_is_unknown_and_not_failure(policy: Policy) -> None:

@@ -47,12 +47,6 @@ from turntree_worlds.qa.demonstrator import QaDemonstrator
         (TrainOnlineConfig, {"train": {"loss": {"clip_high": -0.1}}}, "train.loss.clip_high"),
         (TrainOnlineConfig, {"train": {"loss": {"importance_cap": 0.0}}}, "train.loss.importance_cap"),
         (TrainOnlineConfig, {"train": {"credit": {"anchor_weight": -1.0}}}, "train.credit.anchor_weight"),
-        (TrainPivotConfig, {"pivots": "p", "train": {"drift": {"window": 2}}}, "train.drift.window"),
-        (
-            TrainPivotConfig,
-            {"pivots": "p", "train": {"curriculum": {"replacement_rounds": -1}}},
-            "train.curriculum.replacement_rounds",
-        ),
     ],
 )
 def test_a_number_out_of_range_is_refused_by_its_name(kind: Any, given: dict[str, Any], field: str) -> None:
@@ -78,7 +72,6 @@ def test_processes_that_a_stage_would_not_start_are_refused(kind: Any, given: di
 @pytest.mark.parametrize(
     ("train", "field"),
     [
-        ({"curriculum": {"revisit_after": 3}}, "train.curriculum.revisit_after"),
         ({"credit": {"anchor_discount": 0.5}}, "train.credit.anchor_discount"),
     ],
 )

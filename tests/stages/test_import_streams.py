@@ -35,7 +35,6 @@ def test_an_import_holds_one_trace_at_a_time_and_writes_what_it_counted(tmp_path
     rows = [{"messages": [*talk, {"role": "user", "content": f"{i}"}, talk[1]], "id": f"t{i}"} for i in range(60)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr("turntree.traces.assemble.Trace", Counted)
-    monkeypatch.setattr(stage, "Trace", Counted)
     report = stage.import_traces([source], tmp_path / "out.jsonl", stage.ImportConfig(dev=0.5))
     assert made >= 60 and most <= 4
     written = list(read_traces(tmp_path / "out.jsonl"))

@@ -149,9 +149,11 @@ def test_a_whole_model_is_pushed_and_what_others_could_not_load_is_not(
 
 
 def test_the_template_of_smollm2_keeps_a_loop_of_tools_and_one_without_tools_is_refused() -> None:
-    check_tool_loop(ChatRenderer(tokenizer_of(TEMPLATE)))
+    tokenizer = tokenizer_of(TEMPLATE)
+    check_tool_loop(ChatRenderer(tokenizer), tokenizer)
+    text_only = tokenizer_of(TEXT_ONLY)
     with pytest.raises(InputError, match="leaves out"):
-        check_tool_loop(ChatRenderer(tokenizer_of(TEXT_ONLY)))
+        check_tool_loop(ChatRenderer(text_only), text_only)
 
 
 def test_unknown_names_and_absent_packages_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +172,7 @@ def test_smollm2_comes_as_a_folder_that_plays_at_once(tmp_path: Path) -> None:
     assert result["parameters"] == 134_515_008
     assert "quantization_config" not in json.loads((tmp_path / "smollm2" / "config.json").read_text())
     policy = load_policy(str(tmp_path / "smollm2"), Device(threads=1))
-    check_tool_loop(policy.renderer)
+    check_tool_loop(policy.renderer, policy.tokenizer)
     assert policy.engine.max_context == 8192
     prompt = policy.renderer.prompt((Message("user", "What is the capital of France?"),))
     asked = GenerationRequest(prompt_ids=prompt, sampling=Sampling(temperature=0.0, max_tokens=16), seed=0)

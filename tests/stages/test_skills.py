@@ -1,8 +1,8 @@
-"""Retention questions: deterministic, answerable, and far above the stated chance."""
+"""Questions that measure forgetting: deterministic, answerable, and far above the stated chance."""
 
 import collections
 
-from turntree.stages import skills
+from turntree_worlds import skills
 
 
 def test_the_same_seed_asks_the_same_questions():
@@ -16,9 +16,9 @@ def test_every_skill_is_asked_equally():
 
 
 def test_answers_are_compared_word_by_word():
-    question = skills.Question("owner", "...", "a red hat")
-    assert skills.correct(question, " a red  hat ")
-    assert not skills.correct(question, "a red")
+    question = skills.Question("owner", "...", "a red hat", 1 / 3)
+    assert question.correct(" a red  hat ")
+    assert not question.correct("a red")
 
 
 def test_no_constant_answer_beats_the_stated_chance():

@@ -21,9 +21,9 @@ from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
-from turntree.stages.inside import InsideTurns
 from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
 from turntree.stages.unrewarded import reasons, require_rewards
+from turntree.stages.verdicts import TurnVerdicts
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LocalConfig
 from turntree.training.online import OnlineConfig
@@ -37,9 +37,7 @@ WHOLE = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=3)
 CONFIG = TrainOnlineConfig(
     count=3,
     held_out_count=1,
-    train=OnlineConfig(
-        iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS, local=LocalConfig(states=4, samples=3)
-    ),
+    train=OnlineConfig(iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS, local=LocalConfig(verdicts=1.0)),
     teacher=Part("household"),
     verifier=Part("household"),
     brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it remembers earlier iterations
@@ -86,25 +84,6 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
     assert without_timing(bills[0]) == without_timing(bills[1])
 
 
-def test_turns_are_sampled_again_inside_the_trees_of_the_episodes(tmp_path: Path) -> None:
-    """Every local rollout is on the bill, in the kept tree with its verdict, and in no figure of the episodes."""
-    run_train_online(replace(CONFIG, gate=None), tmp_path / "run")
-    logged = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()][1:]
-    kept = list(trees.read(tmp_path / "run" / trees.FILE_NAME))
-    for row in logged:
-        local = [tree.tree.local_rollouts() for tree in kept if tree.iteration == row["step"]]
-        rewards = [reward for found in local for reward in found.values() if reward is not None]
-        told = row["local"]
-        assert sum(map(len, local)) == told["rollouts"] == 3 * told["states"]
-        assert told["states"] + sum(told["not_judged"].values()) == min(4, told["visited"])
-        assert told["reward_mean"] == (pytest.approx(sum(rewards) / len(rewards)) if rewards else None)
-        assert sum(row["stops"].values()) == sum(len(t.group().rollouts) for t in kept if t.iteration == row["step"])
-    turns = sum(tree.tree.cost.turns for tree in kept)
-    assert logged[-1]["spent"]["turns"] == turns
-    trained = [t for t in kept if t.credit and t.credit.nodes.keys() & t.tree.local_rollouts().keys()]
-    assert trained
-
-
 def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,16 +104,14 @@ def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
     assert judged["reward_mean"] == without["reward_mean"] and judged["stops"] == without["stops"]
     told = judged["local"]
     assert told["turns_judged"] + sum(told["not_judged"].values()) == judged["spent"]["turns"]
-    assert told["rollouts"] == 0 and min(told["accepted_by_kind"].values()) >= 0
+    assert min(told["accepted_by_kind"].values()) >= 0
     assert judged["loss"] != without["loss"]
-    assert not any(tree.tree.local_rollouts() for tree in trees.read(tmp_path / "2.0" / trees.FILE_NAME))
 
 
 @pytest.mark.parametrize("missing", ["teacher", "verifier"])
-@pytest.mark.parametrize("local", [LocalConfig(states=2), LocalConfig(verdicts=1.0)])
-def test_judged_turns_need_a_teacher_and_a_verifier(missing: str, local: LocalConfig) -> None:
+def test_judged_turns_need_a_teacher_and_a_verifier(missing: str) -> None:
     with pytest.raises(ConfigError, match=f"'{missing}': is missing, and judged turns need it"):
-        replace(CONFIG, train=replace(CONFIG.train, local=local), **{missing: None})
+        replace(CONFIG, **{missing: None})
 
 
 @pytest.mark.parametrize("idle", ["teacher", "verifier"])
@@ -225,10 +202,10 @@ def test_an_episode_that_may_be_too_long_to_train_on_is_refused_before_the_first
 
 def test_what_the_teacher_did_not_label_is_remembered_by_a_resumed_run() -> None:
     """An outage of four episodes after many labels is no teacher that never labels."""
-    first, second = (InsideTurns(CONFIG, *[SimpleNamespace()] * 3) for _ in range(2))
-    first.told.update(turns=9, tasks=3)
+    first, second = (TurnVerdicts(CONFIG, *[SimpleNamespace()] * 3) for _ in range(2))
+    first.unlabelled.update(turns=9, tasks=3)
     second.restore(json.loads(json.dumps(first.state())))
-    assert second.told == first.told
+    assert second.unlabelled == first.unlabelled
 
 
 def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_success(

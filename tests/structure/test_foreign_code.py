@@ -13,8 +13,8 @@ ASKS = {"reason_of", "described"}
 WIDE = {"Exception", "BaseException"}
 NOT_FOREIGN = {  # these call what we chose ourselves
     "cli/main.py main": "the end of every command: whatever comes this far is said in one line",
-    "cluster/crew.py _serve": "our own thread: who waits for it is told",
-    "cluster/worker.py _told": "our own stage: who waits for it is told",
+    "cluster/pool.py _serve": "our own thread: who waits for it is told",
+    "cluster/worker.py _reply": "our own stage: who waits for it is told",
     "core/foreign.py described": "the text of an error",
     "openenv.py _actions": "the standard library's request",
     "tau2.py end": "tau2's own gold, whose look-ups may fail; faults of the machine are raised again",
@@ -25,10 +25,9 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "observe/parquet.py parquet_rows": "pyarrow",
     "renderers/*": "chat templates, packages of renderers; an episode has the boundary around them (rollouts/live.py)",
     "report/browser.py token_texts": "the tokenizer's library",
-    "stages/retention.py _tasks": "lm-eval's loading of data",
+    "stages/forgetting.py _tasks": "lm-eval's loading of data",
     "tools/runtime.py work": "a thread, whose error is read by who waits for it",
     "training/checkpoints.py restore": "torch and safetensors reading a checkpoint",
-    "training/launch.py main": "a rank, whose error rank 0 says",
     "verifiers/arguments.py *": "jsonschema",
     "verifiers/symbolic_worker.py answer": "SymPy, in a process of its own",
 }

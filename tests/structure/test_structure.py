@@ -14,7 +14,6 @@ LIBRARY = [path for path in SOURCES if path.is_relative_to(REPOSITORY / "src" / 
 LIGHT = (
     "core",
     "observe",
-    "stages.skills",
     "verifiers.tool_call",
     "advantages.credit",
 )
@@ -35,6 +34,15 @@ def test_light_packages_load_no_heavy_ones():
     code = f"import sys; {imports}; print([m for m in ('torch', 'transformers', 'ray', 'vllm') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_maths_of_the_loss_knows_nothing_of_who_plays_and_decides():
+    """Pure functions of tensors load the tree, its labels, credit and packing, and no more of the library."""
+    code = "import sys, turntree.training.losses; print(*sorted(m for m in sys.modules if m.startswith('turntree.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert len(loaded) <= 22, loaded
+    assert {name.split(".")[1] for name in loaded} == {"core", "advantages", "training"}, loaded
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))

@@ -9,7 +9,6 @@ import tarfile
 import tempfile
 import tracemalloc
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from trace_strategies import json_objects, json_values
 
 from chat_import import import_chat
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import read_chunks
 from turntree.traces import documents
 from turntree.traces.chat import stream_chat
 from turntree.traces.documents import document_rows
@@ -34,7 +32,7 @@ def rows_of(text: str, chunk: int) -> list[tuple[Any, Any]]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "d.json"
         path.write_text(text)
-        patch.setattr(documents, "read_chunks", partial(read_chunks, size=chunk))
+        patch.setattr(documents, "CHUNK", chunk)
         return list(document_rows(path))
 
 

@@ -25,8 +25,9 @@ from turntree.core.protocols import Brancher
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.training.loop import Hooks, train
 from turntree.training.losses import LossConfig
-from turntree.training.online import train_online
+from turntree.training.online import OnlineGRPO
 from turntree.training.packing import PackingStats, flat_batches, pack
 
 VOCABULARY = 24
@@ -113,7 +114,7 @@ def test_trees_with_split_turns_have_the_loss_and_gradient_of_their_rollouts_one
     rewards = [score(draw, tree, censor=False) for tree in trees]
     assert sum(tree[n].sampled for tree in trees for n in tree.branch_points()) > 5
     credits = [rule(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
-    batches = layout(trees, credits, max_tokens=70, pad_id=0)
+    batches = layout(trees, credits, max_tokens=70)
     loss, found = library_gradient(model, reference, batches, CONFIG)
     model.zero_grad()
     expected = flat_loss(model, reference, trees, [terms(t, r) for t, r in zip(trees, rewards, strict=True)])
@@ -139,13 +140,13 @@ def test_what_the_engine_says_of_split_turns_is_what_the_model_says_of_the_whole
     run = branching_parts(EntropyBrancher(vocabulary=384, probe_tokens=3, tau=0.0, paced=False))
     rollouts = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=6, initial_rollouts=2, max_live_rollouts=8)
     trees = [group.tree for group in Scheduler(
-        run.engine, run.renderer, rollouts, brancher=run.brancher
+        run.policy.engine, run.policy.renderer, rollouts, brancher=run.brancher
     ).run(run.tasks[:3], seed=0)]  # fmt: skip
     assert sum(tree[fork].sampled for tree in trees for fork in tree.branch_points()) > 3
     for rollout in (rollout for tree in trees for rollout in tree.rollouts()):
         path = torch.tensor([rollout.token_ids])
         with torch.no_grad():
-            scores = torch.log_softmax(run.model(input_ids=path).logits[0], -1)
+            scores = torch.log_softmax(run.policy.model(input_ids=path).logits[0], -1)
         for t, logprob in enumerate(rollout.logprobs):
             if logprob is not None:
                 assert logprob == pytest.approx(float(scores[t - 1, path[0, t]]), abs=1e-4)
@@ -156,7 +157,7 @@ def test_a_killed_run_with_a_paced_brancher_goes_on_to_the_same_weights_and_rows
     rollouts = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=5, initial_rollouts=2, max_live_rollouts=8)
     settings = config(iterations=4, rollouts=rollouts)
     calm, calm_rows = branching_parts(BRANCHERS[rule]()), []
-    train_online(calm, settings, log=calm_rows.append)
+    train(OnlineGRPO(calm, settings), Hooks(log=calm_rows.append))
     assert all(row["branching"]["forks"] for row in calm_rows[1:])
     assert [row["branching"]["leaves"] for row in calm_rows] == [3 * 5] * 4
 
@@ -169,8 +170,8 @@ def test_a_killed_run_with_a_paced_brancher_goes_on_to_the_same_weights_and_rows
         rows.append(json.loads(json.dumps(row)))
 
     with pytest.raises(KeyboardInterrupt):
-        train_online(branching_parts(BRANCHERS[rule]()), settings, log=killed, checkpoints=checkpoints)
+        train(OnlineGRPO(branching_parts(BRANCHERS[rule]()), settings), Hooks(log=killed, checkpoints=checkpoints))
     again = branching_parts(BRANCHERS[rule]())
-    train_online(again, settings, log=rows.append, checkpoints=checkpoints)
+    train(OnlineGRPO(again, settings), Hooks(log=rows.append, checkpoints=checkpoints))
     assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())

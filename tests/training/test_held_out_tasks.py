@@ -18,7 +18,8 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.environments.tasks import TaskSet, environment_record
 from turntree.stages import train_pivot
-from turntree.stages.config import CheckConfig, EvaluateConfig, OwnPathConfig, TrainPivotConfig
+from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
+from turntree.stages.evaluate import Evaluation, Evaluator
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.train_pivot import _development_tasks, _seen
 from turntree.traces.schema import Trace, write_traces
@@ -73,15 +74,15 @@ def test_turns_of_the_check_are_as_long_as_training_lets_them_be(policy: Policy,
     """A policy that learns to say more than 24 tokens would be cut, and fail."""
     limits = []
 
-    def played(policy: Any, tasks: Any, settings: EvaluateConfig, *rest: Any, **named: Any) -> Any:
-        limits.append(settings.max_tokens)
-        return {"success": 0.0, "outcomes": []}, NO_COST
+    def played(self: Evaluator, *how: Any, **named: Any) -> Evaluation:
+        limits.append(self.config.max_tokens)
+        return Evaluation({"success": 0.0, "outcomes": []}, NO_COST, [])
 
-    monkeypatch.setattr(train_pivot, "play", played)
-    run = SimpleNamespace(append=lambda name, rows: None)
+    monkeypatch.setattr(Evaluator, "play", played)
+    run: Any = SimpleNamespace(append=lambda name, rows: None)
     for own in (None, 48):
         config = TrainPivotConfig(pivots="pivots.jsonl", check=CheckConfig(tasks=1, max_tokens=own))
-        check = train_pivot._checks(config, policy, None, "", TaskSet(tasks={"dev": [Number("0")]}), run)
+        check = train_pivot._check_tasks(config, policy, TaskSet(tasks={"dev": [Number("0")]}), run)
         assert check is not None and check(0).figures == {"held_out_success": 0.0}
         assert config.checked.max_tokens == limits[-1]
     assert limits == [PivotConfig().sampling.max_tokens, 48]

@@ -146,7 +146,7 @@ def test_the_adapter_takes_the_flat_steps_with_its_base_as_the_reference(case, m
     shapes, rewards = scored_trees(draw)
     trees = [sampled_near(base, tree, draw, spread=0.2) for tree in shapes]
     rule = CreditRule(per_rollout=case.config().per_rollout_credit)
-    batches = in_pieces(trees, [rule(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=0, pad_id=0)
+    batches = in_pieces(trees, [rule(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=0)
     optimizer = build_optimizer(ours, OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9))
     stock = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], 1e-2, (0.9, 0.95), weight_decay=0.0)
     for _ in range(3):
@@ -175,7 +175,7 @@ def test_an_update_moves_the_adapter_and_leaves_the_base() -> None:
     trees = [sampled_near(base, tree, draw, spread=0.1) for tree in shapes]
     case = CASES[0]
     batches = in_pieces(trees, [CreditRule()(t, r) for t, r in zip(trees, rewards, strict=True)],
-                        max_tokens=0, pad_id=0)  # fmt: skip
+                        max_tokens=0)  # fmt: skip
     optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-2))
     first = update_step(model, AdapterOff(model), optimizer, batches, case.config())
     second = update_step(model, AdapterOff(model), optimizer, batches, case.config())

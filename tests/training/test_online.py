@@ -31,8 +31,9 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+from turntree.training.loop import Checked, Hooks, Trainee, train
 from turntree.training.losses import LossConfig
-from turntree.training.online import OnlineConfig, Parts, train_online
+from turntree.training.online import OnlineConfig, OnlineGRPO, Parts
 from turntree.training.optimizer import OptimizerConfig
 from turntree.training.update import Learner
 
@@ -58,7 +59,7 @@ def parts(tasks: Any = None, **others: Any) -> Parts:
     model = tiny_model(seed=1)
     reference = copy.deepcopy(model).requires_grad_(False)
     tasks = corridors() if tasks is None else tasks
-    return Parts(model, reference, HFEngine(model, RENDERER.stop_ids), RENDERER, tasks, **others)
+    return Parts(Trainee(model, reference, HFEngine(model, RENDERER.stop_ids), RENDERER), tasks, **others)
 
 
 def config(**settings: Any) -> OnlineConfig:
@@ -67,17 +68,17 @@ def config(**settings: Any) -> OnlineConfig:
 
 
 def weights(run: Parts) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in run.model.state_dict().items()}
+    return {name: value.clone() for name, value in run.policy.model.state_dict().items()}
 
 
 def test_an_iteration_plays_its_groups_and_learns_from_all_that_were_scored() -> None:
     run, rows, kept = parts(), [], []
     before = weights(run)
-    train_online(
-        run,
-        config(),
-        log=rows.append,
-        keep=lambda iteration, groups, credits: kept.append((iteration, len(groups), len(credits))),
+    train(
+        OnlineGRPO(run, config()),
+        Hooks(
+            log=rows.append, keep=lambda iteration, groups, credits: kept.append((iteration, len(groups), len(credits)))
+        ),
     )
     assert kept == [(1, 3, 3), (2, 3, 3), (3, 3, 3)]
     assert [row["trained_groups"] for row in rows] == [3, 3, 3]
@@ -88,12 +89,12 @@ def test_an_iteration_plays_its_groups_and_learns_from_all_that_were_scored() ->
 def test_a_cut_group_is_never_learned_from_and_saves_nothing_that_was_never_seen() -> None:
     run, rows = parts(corridors(count=3), gate=CutAll()), []
     before = weights(run)
-    train_online(run, config(), log=rows.append)
+    train(OnlineGRPO(run, config()), Hooks(log=rows.append))
     longer = [task for task in run.tasks if task.length > 1]  # type: ignore[attr-defined]
     assert rows[0]["groups_cut"] == len(longer) == 2
     assert rows[0]["trained_groups"] == 1
     run, rows = parts(longer, gate=CutAll()), []
-    train_online(run, config(groups=2), log=rows.append)
+    train(OnlineGRPO(run, config(groups=2)), Hooks(log=rows.append))
     assert [row["trained_groups"] for row in rows] == [0, 0, 0]
     assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
     assert rows[-1]["saved"]["gate"]["turns"] == 0, "no rollout has ever gone on from there, so nothing is claimed"
@@ -102,7 +103,7 @@ def test_a_cut_group_is_never_learned_from_and_saves_nothing_that_was_never_seen
 def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_by_greso() -> None:
     run, rows = parts(corridors(Hopeless, 3)), []
     greso = GresoConfig(easy_exploration=0.05, hard_exploration=0.05)
-    train_online(run, config(iterations=6, dapo=DapoFilter(), greso=greso), log=rows.append)
+    train(OnlineGRPO(run, config(iterations=6, dapo=DapoFilter(), greso=greso)), Hooks(log=rows.append))
     assert [row["trained_groups"] for row in rows] == [0] * 6
     assert rows[0]["prompts_skipped"] == {}
     assert sum(sum(row["prompts_skipped"].values()) for row in rows) > 5
@@ -113,7 +114,7 @@ def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_b
 
 def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
     run, rows = parts(corridors(Hopeless, 3)), []
-    train_online(run, config(iterations=1, dapo=DapoFilter(refill_cap=1.0)), log=rows.append)
+    train(OnlineGRPO(run, config(iterations=1, dapo=DapoFilter(refill_cap=1.0))), Hooks(log=rows.append))
     assert rows[0]["groups"] == 6
 
 
@@ -144,7 +145,7 @@ def test_groups_that_a_gate_cut_or_a_fault_censored_are_not_replaced_and_cost_da
     """Selective Rollout trains on what is left; the turns of what DAPO did not drop are not its cost."""
     rows: list[dict[str, Any]] = []
     run = parts(named_tasks(kinds), gate=CutLonger())
-    train_online(run, config(iterations=2, dapo=DapoFilter(refill_cap=2.0)), log=rows.append)
+    train(OnlineGRPO(run, config(iterations=2, dapo=DapoFilter(refill_cap=2.0))), Hooks(log=rows.append))
     dropped = [sum(row["groups_dropped"].values()) for row in rows]  # an even group may succeed as a whole, by chance
     assert all(row["groups"] - 3 <= most for row, most in zip(rows, dropped, strict=True))
     assert any(dropped) or set(rows[-1]["saved"]["dapo"].values()) == {0.0}
@@ -167,9 +168,9 @@ def test_every_turn_and_token_is_booked_on_the_part_that_dropped_the_group(seed:
         nonlocal refills
         refills = sum((group.tree.cost for group in groups[6:]), refills)
         dropped = [
-            "Picky" if group.task.task_id.startswith("own") else "dapo"
+            "Picky" if group.grown.task.task_id.startswith("own") else "dapo"
             for group, credit in zip(groups, credits, strict=True)
-            if credit is None and group.cut is None and "fire" not in group.task.task_id
+            if credit is None and group.grown.cut is None and "fire" not in group.grown.task.task_id
         ]
         replaced.update(dropped[: len(groups) - 6])
         assert len(groups) - 6 == min(len(dropped), 6)
@@ -178,7 +179,7 @@ def test_every_turn_and_token_is_booked_on_the_part_that_dropped_the_group(seed:
         dapo = DapoFilter(refill_cap=1.0) if filtered else None
         run = parts(tasks, gate=CutLonger(), filters=[Picky()] if filtered else [])
         settings = config(iterations=1, groups=6, dapo=dapo)
-        train_online(run, settings, log=found.append, keep=keep if filtered else lambda *_: None)
+        train(OnlineGRPO(run, settings), Hooks(log=found.append, keep=keep if filtered else lambda *_: None))
     saved = {part: row for part, row in rows[True][0]["saved"].items() if part not in ("greso", "gate")}
     for figure in ("turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
         booked = [row[figure] for row in saved.values()]
@@ -204,15 +205,16 @@ class Noting(FailingEngine):
 
 def noting(tasks: Any, **others: Any) -> tuple[Parts, Noting]:
     run = parts(tasks, **others)
-    engine = Noting(run.engine)  # type: ignore[arg-type]
-    return replace(run, engine=engine), engine
+    engine = Noting(run.policy.engine)  # type: ignore[arg-type]
+    return replace(run, policy=replace(run.policy, engine=engine)), engine
 
 
 def test_no_two_groups_of_a_run_share_a_draw_also_across_refill_rounds() -> None:
     (run, engine), groups = noting(corridors(Hopeless, 2)), []
     settings = config(groups=2, dapo=DapoFilter(refill_cap=2.0))
-    train_online(
-        run, settings, log=lambda row: None, keep=lambda iteration, played, credits: groups.append(len(played))
+    train(
+        OnlineGRPO(run, settings),
+        Hooks(log=lambda row: None, keep=lambda iteration, played, credits: groups.append(len(played))),
     )
     assert groups == [6, 6, 6]
     seeds = [seed for _, seed in engine.seeds]
@@ -258,7 +260,7 @@ def test_refills_are_sampled_only_where_the_credit_may_count_them(
     """A task of two independent rollouts and two leaves that no branch is made for."""
     run, rows = parts(corridors(count=1), brancher=FixedBrancher(turns=(9,)), estimator=estimator), []
     settings = one_group(initial_rollouts=2, credit=credit)
-    train_online(run, settings, log=rows.append)
+    train(OnlineGRPO(run, settings), Hooks(log=rows.append))
     figures = rows[0]["branching"]
     assert (figures["refills"], figures["unfilled_leaves"], figures["leaves"]) == (sampled, 2 - sampled, 2 + sampled)
 
@@ -268,7 +270,7 @@ def test_dapo_keeps_no_group_that_differs_only_in_refills_which_path_weights_do_
     run, rows = parts([LuckyRefills("lucky", 2)], brancher=FixedBrancher(turns=(9,))), []
     settings = one_group(initial_rollouts=2, max_live_rollouts=1, refills=True, credit=PATH_WEIGHTED, dapo=DapoFilter())
     before = weights(run)
-    train_online(run, settings, log=rows.append)
+    train(OnlineGRPO(run, settings), Hooks(log=rows.append))
     assert rows[0]["groups_mixed"] == 1
     assert rows[0]["trained_groups"] == 0
     assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
@@ -291,7 +293,7 @@ def test_dapo_keeps_no_group_in_which_one_start_is_left_to_compare() -> None:
 
     run, rows = parts([Coin("coin", 3)], brancher=FixedBrancher(turns=(2,), branches=4)), []
     settings = one_group(initial_rollouts=1, credit=PATH_WEIGHTED, dapo=DapoFilter())
-    train_online(run, settings, log=rows.append)
+    train(OnlineGRPO(run, settings), Hooks(log=rows.append))
     assert rows[0]["groups_mixed"] == 1 and rows[0]["branching"]["leaves"] == 4
     assert rows[0]["trained_groups"] == 0 and rows[0]["groups_dropped"] == {"no difference among rewards that count": 1}
 
@@ -307,7 +309,7 @@ def test_what_dapo_saved_is_what_the_same_iteration_costs_without_it(cap: float)
     rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for filtered, found in rows.items():
         dapo = DapoFilter(refill_cap=cap) if filtered else None
-        train_online(parts(tasks), config(iterations=1, groups=4, updates=2, dapo=dapo), log=found.append)
+        train(OnlineGRPO(parts(tasks), config(iterations=1, groups=4, updates=2, dapo=dapo)), Hooks(log=found.append))
     saved = rows[True][0]["saved"]["dapo"]
     assert (rows[True][0]["groups"] > 4) == (cap > 0) and rows[True][0]["groups_mixed"]
     for figure in ("trained_tokens", "turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
@@ -326,7 +328,9 @@ def test_a_group_with_one_reward_is_no_saving_of_dapo() -> None:
             return Broken(self.task_id, self.length)
 
     rows: list[dict[str, Any]] = []
-    train_online(parts([Broken("a", 2)]), config(iterations=1, groups=2, dapo=DapoFilter()), log=rows.append)
+    train(
+        OnlineGRPO(parts([Broken("a", 2)]), config(iterations=1, groups=2, dapo=DapoFilter())), Hooks(log=rows.append)
+    )
     assert rows[0]["groups_censored"] == 2
     assert rows[0]["saved"]["dapo"]["trained_tokens"] == 0
 
@@ -344,7 +348,7 @@ def test_a_skip_of_greso_saves_no_more_than_the_refills_that_it_avoided(cap: flo
             greso=explore if skipping else None,
             optimizer=OptimizerConfig(learning_rate=1e-12),
         )
-        train_online(parts(tasks), settings, log=found.append)
+        train(OnlineGRPO(parts(tasks), settings), Hooks(log=found.append))
     played = {skipping: sum(row["groups"] for row in found) for skipping, found in rows.items()}
     greso = rows[True][-1]["saved"]["greso"]
     assert greso["prompts"] == sum(sum(row["prompts_skipped"].values()) for row in rows[True]) > 0
@@ -366,7 +370,7 @@ def test_cutting_amplifies_only_where_the_cut_groups_would_have_been_in_the_norm
 ) -> None:
     rows: list[dict[str, Any]] = []
     run = parts([Even("short", 1), Even("long", 3), Even("brief", 1)], gate=CutAll())
-    train_online(run, config(iterations=1, **settings), log=rows.append)
+    train(OnlineGRPO(run, config(iterations=1, **settings)), Hooks(log=rows.append))
     assert (rows[0]["groups_cut"], rows[0]["groups_censored"]) == (1, 0)
     assert rows[0]["predicted_amplification"] == (1.5 if amplified else 1.0)
 
@@ -377,12 +381,12 @@ def test_a_resumed_run_knows_the_version_of_its_policy_also_after_iterations_wit
     settings = config(iterations=4, groups=1, dapo=DapoFilter())
     calm, engine = noting(tasks)
     rows: list[dict[str, Any]] = []
-    train_online(calm, settings, log=rows.append)
+    train(OnlineGRPO(calm, settings), Hooks(log=rows.append))
     assert {row["trained_groups"] for row in rows} == {0, 1}
     with pytest.raises(KeyboardInterrupt):
-        train_online(parts(tasks), settings, log=stop_at(3), checkpoints=checkpoints)
+        train(OnlineGRPO(parts(tasks), settings), Hooks(log=stop_at(3), checkpoints=checkpoints))
     again, resumed = noting(tasks)
-    train_online(again, settings, log=lambda row: None, checkpoints=checkpoints)
+    train(OnlineGRPO(again, settings), Hooks(log=lambda row: None, checkpoints=checkpoints))
     assert resumed.seeds and resumed.seeds == engine.seeds[-len(resumed.seeds) :]
     assert resumed.policy_version == engine.policy_version < 4
 
@@ -395,8 +399,8 @@ def stop_at(step: int) -> Any:
     return log
 
 
-def check(iteration: int) -> tuple[dict[str, Any], Cost]:
-    return {"checked": iteration}, Cost(turns=1)
+def check(iteration: int) -> Checked:
+    return Checked({"checked": iteration}, Cost(turns=1))
 
 
 def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -407,7 +411,7 @@ def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, tmp_path: Path) -> None:
     settings = config(iterations=5, check_every=2, greso=GresoConfig(), dapo=DapoFilter(refill_cap=1.0))
     calm, calm_rows = parts(), []
-    train_online(calm, settings, log=calm_rows.append, check=check)
+    train(OnlineGRPO(calm, settings), Hooks(log=calm_rows.append, check=check))
     assert [row["checked"] for row in calm_rows if "checked" in row] == [0, 2, 4, 5], "every second, and the last"
 
     rows: list[dict[str, Any]] = []
@@ -419,9 +423,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
         rows.append(json.loads(json.dumps(row)))
 
     with pytest.raises(KeyboardInterrupt):
-        train_online(parts(), settings, log=killed, check=check, checkpoints=checkpoints)
+        train(OnlineGRPO(parts(), settings), Hooks(log=killed, check=check, checkpoints=checkpoints))
     again = parts()
-    train_online(again, settings, log=rows.append, check=check, checkpoints=checkpoints)
+    train(OnlineGRPO(again, settings), Hooks(log=rows.append, check=check, checkpoints=checkpoints))
     assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
 
@@ -445,11 +449,11 @@ def test_a_resumed_run_remembers_all_that_the_run_remembered_which_was_never_kil
         for stop in stops:
             with pytest.raises(KeyboardInterrupt):
                 run = parts(tasks, gate=CutOdd())
-                train_online(run, settings, log=stop_at(stop), check=check, checkpoints=checkpoints)
+                train(OnlineGRPO(run, settings), Hooks(log=stop_at(stop), check=check, checkpoints=checkpoints))
         held.append(without_clock(json.loads(json.dumps(checkpoints.held()))["state"]))
     calm, killed = held
     assert killed == calm
-    assert calm["step"] == 3 and calm["checks"]["turns"] == 4 and len(calm["judged"]) > 0
+    assert calm["step"] == 3 and calm["checks"]["turns"] == 4 and len(calm["audits"]) > 0
     assert calm["account"]["leaves"] > 0 and any(calm["savings"]["saved"]["gate"].values())
 
 
@@ -480,13 +484,13 @@ def test_an_iteration_costs_the_same_whatever_a_check_asked_before_it() -> None:
     for asks in (False, True):
         run, rows = parts(tasks), []
 
-        def checker(iteration: int, run: Parts = run, asks: bool = asks) -> tuple[dict[str, Any], Cost]:
+        def checker(iteration: int, run: Parts = run, asks: bool = asks) -> Checked:
             few = {"sampling": Sampling(max_tokens=4), "seed": iteration, "retain": True}
             prompts = [RENDERER.prompt(task.reset(), task.tools) for task in tasks] if asks else []
-            run.engine.generate([GenerationRequest(prompt_ids=ids, **few) for ids in prompts])
-            return {}, Cost()
+            run.policy.engine.generate([GenerationRequest(prompt_ids=ids, **few) for ids in prompts])
+            return Checked({})
 
-        train_online(run, config(check_every=1), log=rows.append, check=checker)
+        train(OnlineGRPO(run, config(check_every=1)), Hooks(log=rows.append, check=checker))
         found.append([row["spent"] for row in rows if row["step"]])
     assert found[0] == found[1] and len(found[0]) == 3
 
@@ -504,18 +508,18 @@ def test_faults_at_random_end_no_run_lose_no_group_and_reach_no_loss(tmp_path: P
     plan = FaultPlan(seed=4, killed=0.01, hanging=0.005, garbage=0.02, raising=0.02, tally=str(tmp_path))
     tasks = [Faulty(task, plan) for task in corridors(count=4)]
     run = parts(tasks)
-    engine = FailingEngine(run.engine, rate=0.1, seed=4)
+    engine = FailingEngine(run.policy.engine, rate=0.1, seed=4)
     rows: list[dict[str, Any]] = []
     rewards: dict[int, Any] = {}
     kept: Counter[int] = Counter()
 
     def keep(iteration: int, groups: Any, credits: Any) -> None:
         kept[iteration] += len(groups)
-        rewards.update({id(group.tree): group for group in groups})
+        rewards.update({id(group.tree): group.grown for group in groups})
 
     with ProcessPool(ProcessPoolConfig(workers=2, step_seconds=1.0)) as pool:
-        run = Parts(run.model, run.reference, engine, RENDERER, tasks, pool=pool)
-        train_online(run, config(iterations=10, groups=4), log=rows.append, keep=keep)
+        run = Parts(replace(run.policy, engine=engine), tasks, pool=pool)
+        train(OnlineGRPO(run, config(iterations=10, groups=4)), Hooks(log=rows.append, keep=keep))
     assert kept == dict.fromkeys(range(1, 11), 4)
     stops: Counter[str] = sum((Counter(row["stops"]) for row in rows), Counter())
     assert stops.total() == 10 * 4 * 4

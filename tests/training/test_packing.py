@@ -146,8 +146,8 @@ def test_a_tree_that_fits_in_no_row_and_no_budget_opens_the_next_batch() -> None
 
 def test_padding_attends_to_itself_alone() -> None:
     sizes = [group((1,) * n, (5,), (6,)) for n in (8, 4)]
-    batch = only(pack(*zip(*sizes, strict=True), max_tokens=99, pad_id=99))
-    assert batch.tokens_BL[1].tolist() == [1, 1, 1, 1, 5, 6, 99, 99, 99, 99]
+    batch = only(pack(*zip(*sizes, strict=True), max_tokens=99))
+    assert batch.tokens_BL[1].tolist() == [1, 1, 1, 1, 5, 6, 0, 0, 0, 0]
     padding = batch.attention_mask()[1, 0, 6:]
     assert padding.sum(-1).tolist() == [1, 1, 1, 1] and padding[:, 6:].diagonal().all()
 
@@ -192,7 +192,7 @@ def test_each_slot_sees_exactly_the_path_that_its_term_was_sampled_on(seed: int)
 
 
 def test_flat_batches_hold_one_rollout_a_row_and_need_no_mask() -> None:
-    batch = only(flat_batches(*zip(group((1, 2), (5, 6), (5, 7), (8,)), strict=True), max_tokens=99, pad_id=0))
+    batch = only(flat_batches(*zip(group((1, 2), (5, 6), (5, 7), (8,)), strict=True), max_tokens=99))
     assert batch.is_flat
     assert batch.tokens_BL.tolist() == [[1, 2, 5, 6], [1, 2, 5, 7], [1, 2, 8, 0]]
     assert batch.positions_BL.tolist() == [[0, 1, 2, 3]] * 3

@@ -142,7 +142,7 @@ def three_steps(
     theirs = copy.deepcopy(ours)
     if prepare is not None:
         prepare(ours)
-    batches = layout(trees, credits, max_tokens=70, pad_id=0)
+    batches = layout(trees, credits, max_tokens=70)
     optimizer = Optimizer(ours.parameters(), OptimizerConfig(learning_rate=learning_rate, max_grad_norm=math.inf))
     stock = torch.optim.AdamW(theirs.parameters(), lr=learning_rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
     errors = []
@@ -189,10 +189,10 @@ def in_small_pieces_and_checkpointing(monkeypatch) -> Callable[[torch.nn.Module]
     return lambda model: (prepare(model), checkpointing(model))
 
 
-def in_pieces(trees, credits, *, max_tokens: int, pad_id: int) -> list[PackedBatch]:
+def in_pieces(trees, credits, *, max_tokens: int) -> list[PackedBatch]:
     """Packed within the smallest budget that holds every path: most trees are cut."""
     segments = [tree_segment(tree, credit, 0) for tree, credit in zip(trees, credits, strict=True)]
-    return pack(trees, credits, max_tokens=max(longest_path(segment) for segment in segments), pad_id=pad_id)
+    return pack(trees, credits, max_tokens=max(longest_path(segment) for segment in segments))
 
 
 PATHS = {
@@ -214,7 +214,7 @@ def test_every_way_to_save_memory_or_time_takes_the_same_three_steps(monkeypatch
 @pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
 def test_in_pieces_trees_are_cut_and_ancestors_computed_again(case: Case) -> None:
     _, _, trees, _, credits = setting("qwen3", case, 2, torch.float64)
-    stats = sum((batch.stats for batch in in_pieces(trees, credits, max_tokens=70, pad_id=0)), PackingStats())
+    stats = sum((batch.stats for batch in in_pieces(trees, credits, max_tokens=70)), PackingStats())
     assert stats.cut_trees >= 2 and stats.recomputed_tokens > 0
 
 

@@ -15,13 +15,13 @@ from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
-from turntree.stages.config import TrainPivotConfig
-from turntree.stages.train_pivot import _ended_early, _unlike_the_weights
+from turntree.stages.train_pivot import _warnings
+from turntree.training import loop
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
 from turntree.training.config import LossConfig
-from turntree.training.curriculum import CurriculumConfig
+from turntree.training.loop import Checked, Hooks, Trainee
 from turntree.training.optimizer import OptimizerConfig
-from turntree.training.pivot import Checked, Drawn, Pivot, PivotConfig, train_pivot
+from turntree.training.pivot import Drawn, Pivot, PivotConfig, PivotRL
 
 GROUP = 4
 
@@ -70,21 +70,12 @@ def train(renderer):
         rows = []
         engine = HFEngine(model, renderer.stop_ids)
         (engines if engines is not None else []).append(engine)  # for a check that uses it
-        trained = train_pivot(
-            model,
-            reference,
-            engine,
-            renderer,
-            pivots,
-            verifier,
-            config,
-            log=log or rows.append,
-            check=check,
-            checkpoints=checkpoints,
-            own=own,
-            **({"keep": keep} if keep else {}),
+        algorithm = PivotRL(Trainee(model, reference, engine, renderer), config, pivots, verifier, own=own)
+        hooks = Hooks(log or rows.append, check, checkpoints=checkpoints, **({"keep": keep} if keep else {}))
+        trained = loop.train(algorithm, hooks)
+        return SimpleNamespace(
+            rows=rows, algorithm=algorithm, trained=trained, judged=verifier.judged, engine=engine, model=model
         )
-        return SimpleNamespace(rows=rows, trained=trained, judged=verifier.judged, engine=engine, model=model)
 
     return command
 
@@ -92,8 +83,7 @@ def train(renderer):
 def test_every_group_drawn_is_trained_on_by_default(train) -> None:
     (row,) = train(["dead", "dead", "mixed", "mixed"]).rows
     assert row["trees"] == 4
-    assert row["mixed_groups"] == row["mixed_groups_trained"] == 0.5
-    assert row["replaced_groups"] == row["replaced_turns"] == 0
+    assert row["mixed_groups"] == 0.5
 
 
 def test_turns_that_the_token_limit_cut_are_failures_and_are_counted(train) -> None:
@@ -101,51 +91,6 @@ def test_turns_that_the_token_limit_cut_are_failures_and_are_counted(train) -> N
     (row,) = done.rows
     assert row["cut_turns"] == 4 * GROUP - len(done.judged) > 0 == row["censored"]
     assert row["reward_mean"] == 1 - row["cut_turns"] / (4 * GROUP)
-
-
-def test_groups_without_variance_are_replaced_and_the_bill_says_so(train) -> None:
-    """All eight pivots are drawn: the first wave takes four, later ones as many as are missing."""
-    (row,) = train(["dead"] * 4 + ["mixed"] * 4, curriculum=CurriculumConfig(replacement_rounds=8)).rows
-    assert row["trees"] == 4
-    assert row["mixed_groups_trained"] == 1.0 > row["mixed_groups"]
-    assert row["replaced_groups"] > 0
-    assert row["replaced_turns"] == GROUP * row["replaced_groups"]
-    assert row["turns"] == GROUP * (4 + row["replaced_groups"])
-
-
-def test_reward_metrics_cover_what_was_replaced(train) -> None:
-    """Those of the groups that remain would say how often a group that was chosen for its failures fails."""
-    (row,) = train(["dead"] * 4 + ["mixed"] * 4, curriculum=CurriculumConfig(replacement_rounds=8)).rows
-    drawn = 4 + row["replaced_groups"]
-    assert row["reward_mean"] == pytest.approx(0.5 * round(row["mixed_groups"] * drawn) / drawn)
-
-
-def test_where_nothing_teaches_the_rounds_end_and_the_step_is_whole(train) -> None:
-    done = train(["dead"] * 3, curriculum=CurriculumConfig(replacement_rounds=2))
-    (row,) = done.rows
-    assert row["turns"] == 3 * 4 * GROUP
-    assert row["trees"] == 4 and row["mixed_groups_trained"] == 0.0
-    assert row["replaced_groups"] == 8
-
-
-def test_a_wave_of_replacements_has_draws_of_its_own(train) -> None:
-    done = train(["dead"], states=1, curriculum=CurriculumConfig(replacement_rounds=3))
-    said = [text for _, text in done.judged]
-    waves = done.rows[0]["turns"] // GROUP
-    assert waves == 4
-    assert len(set(said)) > GROUP  # the first wave again and again would say four things
-
-
-def test_anchors_are_not_replaced(train) -> None:
-    (row,) = train(["anchor:solved"] * 4, curriculum=CurriculumConfig(replacement_rounds=3)).rows
-    assert row["replaced_groups"] == 0 and row["turns"] == 4 * GROUP
-
-
-def test_groups_whose_verifier_failed_are_replaced_like_others(train) -> None:
-    names = ["broken"] * 4 + ["mixed"] * 4
-    (row,) = train(names, curriculum=CurriculumConfig(replacement_rounds=8)).rows
-    assert row["mixed_groups_trained"] == 1.0
-    assert row["censored"] == sum(row["censored_reasons"].values()) == GROUP * row["replaced_groups"] > 0
 
 
 def test_a_step_whose_rollouts_are_all_censored_is_skipped_and_counted(train) -> None:
@@ -196,43 +141,6 @@ def without_time(row):
     return {key: value for key, value in row.items() if key != "timing"}
 
 
-def test_training_ends_when_every_pivot_has_retired_with_its_last_check(train) -> None:
-    done = train(
-        ["solved"] * 4,
-        steps=9,
-        curriculum=CurriculumConfig(retire_after=2),
-        check=lambda step: Checked({"checked": step}),
-    )
-    assert [(row["step"], row.get("checked")) for row in done.rows] == [(0, 0), (1, None), (2, 2)]
-    assert done.rows[-1]["retired_pivots"] == 4 and done.rows[-1]["live_pivots"] == 0
-    assert [record.retired_at for record in done.trained.records] == [2] * 4
-
-
-def test_a_run_that_ends_before_its_last_step_says_why() -> None:
-    curriculum = CurriculumConfig(retire_after=1, revisit_after=3)
-    config = TrainPivotConfig(pivots="pivots.jsonl", train=PivotConfig(steps=20, curriculum=curriculum))
-    told = _ended_early(1, config)
-    assert told is not None and "after step 1 of 20: every pivot is retired, and none is back before its 3" in told
-    assert _ended_early(20, config) is None
-
-
-def test_a_search_that_finds_nothing_ends_the_run_with_a_check_and_what_it_cost(train, renderer) -> None:
-    class Own:
-        keep = 0.0
-
-        def due(self, step):
-            return False
-
-        def draw(self, step, number):
-            return Drawn([], Cost(turns=100), {"states": 9})
-
-    retire = CurriculumConfig(retire_after=1)
-    done = train(["solved"] * 4, steps=9, own=Own(), curriculum=retire, check=lambda step: Checked({"checked": step}))
-    trained, last = done.rows[-2:]
-    assert (trained["step"], last["step"], last["checked"], last["trained_groups"]) == (1, 2, 2, 0)
-    assert last["own_path"]["states"] == 9 and last["turns"] == trained["turns"] + 100 == done.trained.cost.turns
-
-
 def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, renderer) -> None:
     """Four earlier pivots and a new one share the weight, and a step draws four of the five."""
     state = TurnState("new", 0, (Message("user", "say it"),), Message("assistant", "yes"))
@@ -256,10 +164,10 @@ def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, rende
         "distinct": 5,
         "states": 4,
     }
-    told = list(_unlike_the_weights(second, keep=0.5))
+    told = list(_warnings(second, keep=0.5))
     assert "weights of up to 4:1 are draws of 1." in told[0] and "4 distinct pivots of 5" in told[0]
     assert "have 75% of the draws, not own.keep=0.5" in told[1] or "have 76%" in told[1]
-    assert not list(_unlike_the_weights(first, keep=0.5))
+    assert not list(_warnings(first, keep=0.5))
 
 
 def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(train) -> None:
@@ -272,8 +180,8 @@ def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(tr
 
 def test_records_say_how_every_pivot_fared(train) -> None:
     done = train(["dead", "solved", "mixed", "broken"], steps=2)
-    assert [record.pass_rate for record in done.trained.records] == [0.0, 1.0, 0.5, None]
-    assert [record.visits for record in done.trained.records] == [2, 2, 2, 0]
+    assert [record.pass_rate for record in done.algorithm.curriculum.records] == [0.0, 1.0, 0.5, None]
+    assert [record.visits for record in done.algorithm.curriculum.records] == [2, 2, 2, 0]
 
 
 def test_what_checks_cost_is_kept_apart(train) -> None:

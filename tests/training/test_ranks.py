@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -40,26 +40,11 @@ def launched(traces: Path, out: Path, ranks: int) -> None:
     assert finished.stdout.count(f"-> {out}") == 1, "rank 0 speaks for all"
 
 
-def followers() -> list[int]:
-    """The ranks that this process started."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-            command = (status.parent / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if parent == os.getpid() and b"turntree.training.launch" in command:
-            found.append(int(status.parent.name))
-    return found
-
-
 def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit, whoever started the ranks: this process, or a launcher."""
     traces = tmp_path / "traces.jsonl"
     demonstrate(Part("household", {"games": {"count": 4}, "dev": 0.0}), traces)
     launched(traces, tmp_path / "whole", 2)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     config = SFTStageConfig(
         traces=str(traces),
         sft=SFTConfig(batch=2, optimizer=OptimizerConfig(learning_rate=1e-3)),
@@ -71,8 +56,8 @@ def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, m
     def deadly(run: RunDirectory, row: dict[str, Any]) -> None:
         log(run, row)
         if row["step"] == 3:
-            for rank in followers():
-                os.kill(rank, signal.SIGKILL)
+            for rank in multiprocessing.active_children():
+                rank.kill()
 
     with monkeypatch.context() as patch:
         patch.setattr(RunDirectory, "log", deadly)
@@ -80,7 +65,7 @@ def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, m
         with pytest.raises(TurntreeError, match=r"rank 1 \(process \d+\) was killed by SIGKILL; run the same command"):
             run_sft(config, tmp_path / "killed")
         assert time.monotonic() - started < 200, "it did not wait for a timeout of torch"
-    assert not followers()
+    assert not multiprocessing.active_children()
     run_sft(config, tmp_path / "killed")
     whole = artifacts(tmp_path / "whole")
     found = artifacts(tmp_path / "killed")

@@ -19,8 +19,6 @@ from turntree.stages.select import run_select
 from turntree.stages.sft import SFTStageConfig, run_sft
 from turntree.stages.train_pivot import run_train_pivot
 from turntree.training.checkpoints import CheckpointConfig
-from turntree.training.curriculum import CurriculumConfig
-from turntree.training.drift import DriftConfig
 from turntree.training.lora import LoRAConfig
 from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import PivotConfig
@@ -32,7 +30,7 @@ OFTEN = CheckpointConfig(every=1, keep=1)
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """Both training stages with everything on that has a memory: schedules, retirement, replacement, checks, drift."""
+    """Both training stages with everything on that has a memory: schedules, draws, checks."""
     folder = tmp_path_factory.mktemp("restart")
     traces = str(folder / "traces.jsonl")
     demonstrate(Part("household", {"games": {"count": 10}}), folder / "traces.jsonl")
@@ -49,8 +47,6 @@ def stages(tmp_path_factory):
             check_every=3,
             sampling=COMMAND,
             optimizer=optimizer,
-            curriculum=CurriculumConfig(retire_after=1, revisit_after=2, replacement_rounds=1),
-            drift=DriftConfig(window=8),
         ),
         check=CheckConfig(states=4, samples=2, tasks=1, max_turns=3),
         checkpoints=OFTEN,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 import random
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,16 +30,18 @@ from turntree.renderers.template import ChatRenderer
 from turntree.rollouts.local import render
 from turntree.training import forward
 from turntree.training.checkpoints import CheckpointConfig, Checkpoints
-from turntree.training.config import CurriculumConfig, LossConfig, OptimizerConfig, PivotConfig, SFTConfig
+from turntree.training.config import LossConfig, OptimizerConfig, PivotConfig, SFTConfig
+from turntree.training.group import ProcessGroup
 from turntree.training.launch import open_ranks
+from turntree.training.loop import Hooks, Trainee, train
 from turntree.training.lora import frozen_reference
 from turntree.training.losses import loss_normalizer, window_stats
-from turntree.training.packing import PackedBatch, pack, pack_ranks
-from turntree.training.pivot import Pivot, train_pivot
-from turntree.training.sft import Example, train_sft
-from turntree.training.sharded import Alone, partition
+from turntree.training.packing import pack, pack_ranks, partition
+from turntree.training.pivot import Pivot, PivotRL
+from turntree.training.sft import SFT, Example
+from turntree.training.sharded import shard
 from turntree.training.trainer import end, open_trainers
-from turntree.training.update import Lesson, batch_loss, take
+from turntree.training.update import batch_loss, train_batches
 
 STEPS = OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.5)
 LOSS = LossConfig(kl_coefficient=0.05)
@@ -104,23 +104,17 @@ def test_a_pass_without_a_tree_adds_nothing(config: LossConfig) -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Alone]:
+def pair() -> Iterator[ProcessGroup]:
     """The group of this process and one more."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        with open_ranks(2) as group:
-            yield group
-            end(group, None)
+    with open_ranks(2) as group:
+        yield group
+        end(group, None)
 
 
 @pytest.fixture(autouse=True)
 def _whole_heads() -> Iterator[None]:
     yield
     forward.CHUNK_LOGITS = 1 << 26
-
-
-def lessons(batches: list[list[PackedBatch]], config: LossConfig, rescores: bool) -> list[Lesson]:
-    return [Lesson(part, config, 2, rescores) for part in batches]
 
 
 CASES = {  # with the token budget of a pass: 24 cuts trees
@@ -137,7 +131,7 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_two_ranks_take_the_steps_of_one_process(pair: Alone, kind: str) -> None:
+def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) -> None:
     (config, max_tokens), rescores = CASES[kind], "bfloat16" in kind
     dealt = pack_ranks(*labelled(3, config), 2, max_tokens=max_tokens)
     alone, together = policy(kind), policy(kind)
@@ -145,8 +139,9 @@ def test_two_ranks_take_the_steps_of_one_process(pair: Alone, kind: str) -> None
     pair.load = functools.partial(policy, kind)
     double = open_trainers(together, frozen_reference(together), STEPS, 9, pair)
     for _ in range(2):
-        one = single.run(take, lessons([dealt[0] + dealt[1]], config, rescores))
-        two = double.run(take, lessons(dealt, config, rescores))
+        work = functools.partial(train_batches, loss=config, updates=2, rescores=rescores)
+        one = single.run(work, [dealt[0] + dealt[1]])
+        two = double.run(work, dealt)
         assert one.keys() == two.keys()
         assert two == pytest.approx(one, rel=1e-5, abs=1e-7)
     ours, theirs = (trainers.run(moments, [None] * trainers.size) for trainers in (double, single))
@@ -159,19 +154,16 @@ def test_two_ranks_take_the_steps_of_one_process(pair: Alone, kind: str) -> None
         assert own <= 0.6 * every, "each rank holds its half of what is trained"
 
 
-def pivotrl(group: Alone, rows: list[dict[str, Any]], checkpoints: Checkpoints | None = None, steps: int = 3) -> Any:
-    """PivotRL on states that a tiny policy answers at random, with replacement; its policy."""
+def pivotrl(
+    group: ProcessGroup, rows: list[dict[str, Any]], checkpoints: Checkpoints | None = None, steps: int = 3
+) -> Any:
+    """PivotRL on states that a tiny policy answers at random; its policy."""
     renderer = ChatRenderer(tiny_tokenizer())
     states = [TurnState(f"{i}", 0, (Message("user", f"say {i}"),), Message("assistant", "yes")) for i in range(8)]
     model = tiny_model()
     group.load = tiny_model
-    train_pivot(
-        model,
-        frozen_reference(model),
-        HFEngine(model, renderer.stop_ids),
-        renderer,
-        [Pivot(render(state, renderer), "say", "pivot") for state in states],
-        Odd(),
+    algorithm = PivotRL(
+        Trainee(model, frozen_reference(model), HFEngine(model, renderer.stop_ids), renderer, group=group),
         PivotConfig(
             steps=steps,
             states=3,
@@ -180,12 +172,11 @@ def pivotrl(group: Alone, rows: list[dict[str, Any]], checkpoints: Checkpoints |
             sampling=Sampling(max_tokens=6),
             cut_turns="judge",
             optimizer=STEPS,
-            curriculum=CurriculumConfig(replacement_rounds=1),
         ),
-        log=rows.append,
-        checkpoints=checkpoints,
-        group=group,
+        [Pivot(render(state, renderer), "say", "pivot") for state in states],
+        Odd(),
     )
+    train(algorithm, Hooks(rows.append, checkpoints=checkpoints))
     return model
 
 
@@ -201,10 +192,10 @@ class Odd:
 LAYOUT = {"padding_tokens", "timing"}  # what depends on how trees share rows, and the clock
 
 
-def test_pivotrl_on_two_ranks_logs_the_rows_of_one_process(pair: Alone) -> None:
+def test_pivotrl_on_two_ranks_logs_the_rows_of_one_process(pair: ProcessGroup) -> None:
     alone: list[dict[str, Any]] = []
     together: list[dict[str, Any]] = []
-    ours, theirs = pivotrl(pair, together), pivotrl(Alone(), alone)
+    ours, theirs = pivotrl(pair, together), pivotrl(ProcessGroup(), alone)
     assert [row.keys() for row in alone] == [row.keys() for row in together]
     for step, (one, two) in enumerate(zip(alone, together, strict=True), start=1):
         for key in one.keys() - LAYOUT:  # sums in another order; every update carries the rounding of those before on
@@ -214,17 +205,17 @@ def test_pivotrl_on_two_ranks_logs_the_rows_of_one_process(pair: Alone) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_sft_on_two_ranks_logs_the_rows_of_one_process(pair: Alone) -> None:
+def test_sft_on_two_ranks_logs_the_rows_of_one_process(pair: ProcessGroup) -> None:
     """Batches of five, and of one, in which a rank has nothing to learn from."""
     draw = random.Random(0)
     lengths = [draw.randint(4, 30) for _ in range(11)]
     examples = [Example(tuple(draw.choices(range(9), k=n)), (False,) + (True,) * (n - 1)) for n in lengths]
     config = SFTConfig(epochs=1, batch=5, max_tokens=64, optimizer=STEPS)
     pair.load = functools.partial(policy, "")
-    rows: dict[Alone, list[dict[str, Any]]] = {pair: [], Alone(): []}
+    rows: dict[ProcessGroup, list[dict[str, Any]]] = {pair: [], ProcessGroup(): []}
     models = {group: policy("") for group in rows}
     for group in rows:
-        train_sft(models[group], examples, config, rows[group].append, group=group)
+        train(SFT(models[group], examples, config, group), Hooks(rows[group].append))
     together, alone = rows.values()
     assert len(alone) == 3 and [row.keys() for row in alone] == [row.keys() for row in together]
     for one, two in zip(alone, together, strict=True):
@@ -233,7 +224,7 @@ def test_sft_on_two_ranks_logs_the_rows_of_one_process(pair: Alone) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_checkpoint_is_resumed_by_any_number_of_ranks(pair: Alone, tmp_path: Path) -> None:
+def test_a_checkpoint_is_resumed_by_any_number_of_ranks(pair: ProcessGroup, tmp_path: Path) -> None:
     """Bit for bit by as many, and to rounding by others. Nothing of it is pickled."""
     saved = Checkpoints(tmp_path / "pair", CheckpointConfig(every=1))
     pivotrl(pair, [], saved, steps=2)
@@ -242,19 +233,19 @@ def test_a_checkpoint_is_resumed_by_any_number_of_ranks(pair: Alone, tmp_path: P
     shutil.copytree(tmp_path / "pair", tmp_path / "alone")
     whole = pivotrl(pair, [])
     again = pivotrl(pair, rows := [], saved)
-    other = pivotrl(Alone(), [], Checkpoints(tmp_path / "alone", CheckpointConfig(every=1)))
+    other = pivotrl(ProcessGroup(), [], Checkpoints(tmp_path / "alone", CheckpointConfig(every=1)))
     back = pivotrl(pair, [], Checkpoints(tmp_path / "alone", CheckpointConfig(every=1)))
-    assert rows[-1]["step"] == 3 and len(rows) == 2, "the row of step 2 was not logged yet"
+    assert [row["step"] for row in rows] == [3]
     for wanted, same, near, nothing_left in zip(*(m.parameters() for m in (whole, again, other, back)), strict=True):
         assert torch.equal(wanted, same)
         torch.testing.assert_close(near, wanted, rtol=1e-4, atol=1e-6)
         assert torch.equal(near, nothing_left), "what one process has saved, two ranks hold"
 
 
-def test_ranks_that_loaded_other_weights_are_refused(pair: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_loaded_other_weights_are_refused(pair: ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "collect", lambda own: [own, "of another folder"])
     with pytest.raises(InputError, match="rank 1 has loaded other weights than rank 0"):
-        pair.sharded(policy(""), keep=True)
+        shard(policy(""), pair, keep=True)
 
 
 def test_a_launcher_and_the_configuration_agree_on_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from turntree.core.config import Part
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState
 from turntree.verifiers.audit import audit_verifier
-from turntree.verifiers.strict import MALFORMED, StrictMatch, action_kind
+from turntree.verifiers.strict import MALFORMED, StrictMatch
 from turntree.verifiers.user import UserVerifier, build_verifier
 
 

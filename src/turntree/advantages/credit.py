@@ -15,7 +15,7 @@ become its three numbers (an attribution, here). To write another estimator, rep
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from turntree.advantages.comparisons import (
@@ -102,13 +102,13 @@ class CreditRule:
         weighting = self.leaf_weights(tree, tuple(scored))
         facts = _counted(tree, scored, weighting.weights)
         lengths = facts.trained_tokens
-        nodes = self._label(facts, lengths)
-        own = [reward for node, reward in tree.own_rewards().items() if node in facts.below]
+        own = {node: reward for node, reward in rewards.completions.items() if node in facts.below}
+        nodes = self._label(facts, lengths, own)
         return Credit(
             nodes=nodes,
             rollout_tokens=self._tokens(facts, lengths, nodes),
             rollouts=math.fsum(w for w, n in zip(facts.weights, lengths, strict=True) if n),  # one without has no mean
-            zero_variance=is_zero_variance([*facts.rewards, *own]),
+            zero_variance=is_zero_variance([*facts.rewards, *own.values()]),
             censored=len(rewards.verdicts) - len(scored),
             uncounted=len(scored) - len(facts.leaves),
             redistributed=weighting.redistributed,
@@ -132,11 +132,11 @@ class CreditRule:
                 hint="use leaf_weights 'unit', which counts every rollout once",
             )
 
-    def _label(self, scored: ScoredTree, lengths: Sequence[int]) -> dict[int, NodeCredit]:
+    def _label(self, scored: ScoredTree, lengths: Sequence[int], own: Mapping[int, float]) -> dict[int, NodeCredit]:
         shares = scored.weights
         if self.per_rollout:
             shares = [w / max(n, 1) for w, n in zip(scored.weights, lengths, strict=True)]
-        found = {**self.comparison(scored, self.advantages), **self._own(scored)}
+        found = {**self.comparison(scored, self.advantages), **self._of_completions(scored, own)}
         return {
             node: self.attribution(
                 [scored.weights[i] for i in scored.below[node]], [shares[i] for i in scored.below[node]], advantages
@@ -144,14 +144,13 @@ class CreditRule:
             for node, advantages in found.items()
         }
 
-    def _own(self, scored: ScoredTree) -> dict[int, list[float]]:
+    def _of_completions(self, scored: ScoredTree, own: Mapping[int, float]) -> dict[int, list[float]]:
         """The advantages of completions with a reward of their own: it stands in for that of their rollout among the
         others, so that no baseline changes and the rollout still counts once."""
         found: dict[int, list[float]] = {}
-        for node, reward in scored.tree.own_rewards().items():
-            if node in scored.below:
-                groups = [(i, [*scored.rewards[:i], reward, *scored.rewards[i + 1 :]]) for i in scored.below[node]]
-                found[node] = [self.advantages(group)[i] for i, group in groups]
+        for node, reward in own.items():
+            groups = [(i, [*scored.rewards[:i], reward, *scored.rewards[i + 1 :]]) for i in scored.below[node]]
+            found[node] = [self.advantages(group)[i] for i, group in groups]
         return found
 
     def _tokens(self, scored: ScoredTree, lengths: Sequence[int], nodes: dict[int, NodeCredit]) -> float:

@@ -198,11 +198,12 @@ class StageCommand(OutputCommand):
         try:
             return parts.resolved(from_mapping(self.config_class, values))
         except ConfigError as error:
+            error = self._elsewhere(error, values)
             if (file := _named_by(error, layers)) is not None:
                 raise located(error, path=file) from error
             typed = [word for word in own if error.field == f"{self._part}.{_name(word)}"]
             if not typed or error.problem != UNKNOWN:
-                raise
+                raise error from None
             near = difflib.get_close_matches(
                 typed[0], [option for one in self.params for option in one.opts], n=1, cutoff=0.7
             )
@@ -214,17 +215,26 @@ class StageCommand(OutputCommand):
         return self._overlaid(list(self._layers(ctx)))
 
     def _overlaid(self, layers: list[_Layer]) -> dict[str, Any]:
-        cls = self.config_class
-        values = defaults_of(cls)
+        values = defaults_of(self.config_class)
         if self._named and self._part and not any(_names_part(layer.values.get(self._part)) for layer in layers):
             model = [layer.values["model"] for layer in layers if "model" in layer.values] or [values["model"]]
             layers = [_Layer({self._part: self._named(model[-1])}), *layers]
         for layer in layers:
             try:
-                values = overlaid(cls, values, layer.values)
+                values = overlaid(values, layer.values)
             except ConfigError as error:
-                raise located(_elsewhere(error, cls, values), path=layer.path) from error
+                raise located(error, path=layer.path) from error
         return values
+
+    def _elsewhere(self, error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
+        """The same error; where an unknown key is one of other sections, its hint names it there."""
+        above, _, name = (error.field or "").rpartition(".")
+        if error.problem != UNKNOWN:
+            return error
+        known = [key.name for key in keys(self.config_class)]
+        near = [key for key in known if key.rpartition(".")[2] == name and above not in known]
+        hint = f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else error.hint
+        return ConfigError(error.problem, path=error.path, field=error.field, hint=hint)
 
     def _layers(self, ctx: click.Context) -> Iterator[_Layer]:
         """The values of --config, the short options and --set, later ones over earlier ones."""
@@ -421,15 +431,6 @@ def _named_by(error: ConfigError, layers: Sequence[_Layer]) -> Path | None:
     """The file that the value of the error came from; None for an option, and for a default."""
     key = (error.field or "").partition("[")[0]
     return next((layer.path for layer in reversed(layers) if _holds(layer.values, key)), None)
-
-
-def _elsewhere(error: ConfigError, cls: type, values: Mapping[str, Any]) -> ConfigError:
-    """The same error; where the key is one of other sections, its hint names it there."""
-    above, _, name = (error.field or "").rpartition(".")
-    known = [key.name for key in keys(cls, values)] if error.problem == UNKNOWN else []
-    found = [key for key in known if key.rpartition(".")[2] == name and above not in known]
-    hint = f"did you mean {' or '.join(map(repr, found[:3]))}?" if found else error.hint
-    return ConfigError(error.problem, path=error.path, field=error.field, hint=hint)
 
 
 def _holds(values: Mapping[str, Any], dotted: str) -> bool:

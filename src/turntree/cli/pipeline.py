@@ -248,7 +248,7 @@ def _brancher(text: str) -> str | None:
             "gate-threshold=gate.checkpoints.0.threshold gate.audit estimator filter=filters train.dapo train.greso"
         ),
         "--reward": REWARD,
-        **short("local-states=train.local.states teacher verifier device.engine device.renderer"),
+        **short("teacher verifier device.engine device.renderer"),
         "--keep-trees": KEEP_TREES,
         **short("cluster=cluster.address train.seed log=loggers"),
     },

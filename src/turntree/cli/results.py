@@ -22,7 +22,7 @@ from turntree.cli.pipeline import REWARD
 from turntree.core.progress import notice
 
 if TYPE_CHECKING:
-    from turntree.stages.config import EvaluateConfig, RetentionConfig
+    from turntree.stages.config import EvaluateConfig, ForgettingConfig
 
 
 _UNKNOWN = "the environment does not say whether a task is solved"
@@ -86,20 +86,20 @@ def _shown(config: EvaluateConfig) -> str:
 
 @click.command(
     cls=StageCommand,
-    config="turntree.stages.config:RetentionConfig",
+    config="turntree.stages.config:ForgettingConfig",
     options=short("model base tasks include limit chat seed"),
     short_help="What the policy kept outside its domain, by lm-eval.",
 )
 @out_option("Write the comparison here (JSON).", required=False)
-def retention(config: RetentionConfig, out: Path | None, json_path: str | None) -> None:
+def retention(config: ForgettingConfig, out: Path | None, json_path: str | None) -> None:
     """Base against post-trained policy on tasks of EleutherAI's lm-eval (pip install 'turntree[lm-eval]').
 
     \b
     Example: turntree retention --model runs/pivotrl/model --base models/my-model --tasks hellaswag,arc_easy
     """
-    from turntree.stages.retention import run_retention
+    from turntree.stages.forgetting import run_forgetting
 
-    result = run_retention(config, out)
+    result = run_forgetting(config, out)
     lines = [f"{'task':30s} {'metric':20s} {'base':>8s} {'policy':>8s}   change"]
     for row in result["tasks"]:
         interval = "" if row["low"] is None else f" [{row['low']:+.4f}, {row['high']:+.4f}] of {row['questions']}"

@@ -9,13 +9,12 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 
-Told = dict[str, Any]  # {"result": ...} or {"error": {...}}; what a worker says is plain data
-_ERRORS = {each.__name__: each for each in (ConfigError, InputError, TurntreeError)}  # the nearest class comes first
-_ABOUT = ("path", "line", "field", "hint")
+Reply = dict[str, Any]  # {"result": ...} or {"error": ...}
 
 
 class Worker:
@@ -26,14 +25,14 @@ class Worker:
         self._factory, self._settings, self._places = factory, settings, places
         self._open, self._play = contextlib.ExitStack(), None
 
-    def start(self) -> Told:
+    def start(self) -> Reply:
         """Build, and say where. Separate from `__init__`, whose errors Ray reports as a death."""
-        return _told(self._build)
+        return _reply(self._build)
 
-    def play(self, unit: dict[str, Any]) -> Told:
+    def play(self, unit: dict[str, Any]) -> Reply:
         assert self._play is not None, "a worker was given work before it had started"
         play = self._play
-        return _told(lambda: play(unit))
+        return _reply(lambda: play(unit))
 
     def pulse(self, seconds: float) -> int:
         """Say after `seconds` that this process lives. It runs beside `play`."""
@@ -54,7 +53,7 @@ class Worker:
 
 
 def fetched(shared: Any) -> Any:
-    """The value that `Crew.share` gave a reference to."""
+    """The value that `WorkerPool.share` gave a reference to."""
     import ray
 
     return ray.get(shared) if isinstance(shared, ray.ObjectRef) else shared
@@ -66,31 +65,20 @@ def end_process(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _told(work: Any) -> Told:
+def _reply(work: Callable[[], Any]) -> Reply:
     try:
         return {"result": work()}
-    except Exception as error:  # it must reach the command as data: not every exception survives the way
-        return {"error": _as_data(error)}
+    except Exception as error:  # it must reach the command: not every exception survives the way
+        return {"error": sendable(error)}
 
 
-def _as_data(error: Exception) -> dict[str, Any]:
-    name = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), None)
-    if name is None:
-        last = "".join(traceback.format_exception(error))[-2000:]
-        return {"type": "TurntreeError", "problem": f"a worker failed: {type(error).__name__}: {error}", "trace": last}
-    if not isinstance(error, InputError):
-        return {"type": "TurntreeError", "problem": str(error)}
-    about = {name: getattr(error, name) for name in _ABOUT}
-    about["path"] = None if about["path"] is None else str(about["path"])
-    return {"type": name, "problem": error.problem, **about}
-
-
-def raised(data: dict[str, Any]) -> TurntreeError:
-    """The error that a worker told of."""
-    if data["type"] == "TurntreeError":
-        error = TurntreeError(data["problem"])
-        if "trace" in data:
-            error.add_note(data["trace"])
-        return error
-    about = {name: data[name] for name in _ABOUT}
-    return _ERRORS[data["type"]](data["problem"], **about)  # type: ignore[call-arg]
+def sendable(error: Exception) -> TurntreeError:
+    """An error as one of those that every process knows."""
+    if isinstance(error, InputError):
+        kind = ConfigError if isinstance(error, ConfigError) else InputError
+        return kind(error.problem, path=error.path, line=error.line, field=error.field, hint=error.hint)
+    if isinstance(error, TurntreeError):
+        return TurntreeError(str(error))
+    failed = TurntreeError(f"a worker failed: {type(error).__name__}: {error}")
+    failed.add_note("".join(traceback.format_exception(error))[-2000:])
+    return failed

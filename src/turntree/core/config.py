@@ -150,86 +150,28 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def overlaid(cls: type, values: Mapping[str, Any], new: Mapping[str, Any], *, above: str = "") -> dict[str, Any]:
-    """Merge `new` into the plain `values` of the dataclass `cls`, section by section; `new` wins.
-
-    A key of a section that is off (None) switches the section on with its defaults. Naming another part drops the
-    options of the previous one. Raises `ConfigError` for an unknown key, with its whole dotted name.
-    """
-    hints, fields = _shape(cls)
-    result = dict(values)
-    for key, value in new.items():
-        if key not in fields:
-            raise unknown_key(key, fields, field=above + key + _rest(value))
-        result[key] = _overlaid(hints[key], values.get(key), value, above + key)
-    return result
-
-
-def _rest(value: Any) -> str:
-    """The dotted key of a value that `nested` split into mappings."""
-    if not isinstance(value, Mapping) or len(cast("Mapping[str, Any]", value)) != 1:
-        return ""
-    ((key, below),) = cast("Mapping[str, Any]", value).items()
-    return f".{key}{_rest(below)}"
-
-
-def _overlaid(hint: Any, old: Any, new: Any, place: str) -> Any:
-    section = section_of(hint)
-    if section is Part:
-        return _overlaid_part(old, new, usual_of(hint))
-    if not isinstance(new, Mapping):
-        return new
-    row = cast("Mapping[str, Any]", new)
-    if section is not None:
-        below = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else defaults(section)
-        return overlaid(section, below, row, above=f"{place}.")
-    item = item_of(hint)
-    if item is not None and row and all(key.isdecimal() for key in row):
-        return _overlaid_items(item, old, row, place)
-    if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
-        raise ConfigError(UNKNOWN, field=place + _rest(row), hint=f"{place!r} has no sub-keys")
-    return {**cast("Mapping[str, Any]", old), **row} if isinstance(old, Mapping) else row
-
-
-def _overlaid_items(item: Any, old: Any, new: Mapping[str, Any], place: str) -> list[Any]:
-    """Replace list items by their number, from 0; the number after the last one appends an item."""
-    items = list(cast("Sequence[Any]", old)) if isinstance(old, list | tuple) else []
-    for key, value in new.items():
-        number = int(key)
-        if number > len(items):
-            raise ConfigError(UNKNOWN, field=f"{place}.{key}", hint=f"{place!r} has {len(items)} items")
-        items[number : number + 1] = [_overlaid(item, (*items, None)[number], value, f"{place}.{key}")]
-    return items
-
-
-def _overlaid_part(old: Any, new: Any, usual: str | None) -> Any:
-    if new is None:
-        return None
-    given = {"name": new} if isinstance(new, str) else new
-    if not isinstance(given, Mapping):
-        return given
-    now = cast("Mapping[str, Any]", given)
-    known = {"name": old} if isinstance(old, str) else {"name": usual} if usual else {}  # an item of a list is a name
-    before = cast("Mapping[str, Any]", old) if isinstance(old, Mapping) else known
-    return laid_over(before, now) if now.get("name", before.get("name")) == before.get("name") else now
-
-
-def laid_over(old: Any, new: Any) -> Any:
-    """Merge plain values whose type is not known. List items are named by number, from 0; the number after the last one
-    appends an item."""
+def overlaid(old: Any, new: Any) -> Any:
+    """Merge plain values: the keys of `new` win, section by section. List items are named by their number, from 0; the
+    number after the last one appends an item. Naming another part drops the options of the previous one."""
+    if isinstance(new, str) and isinstance(old, Mapping) and "name" in old:
+        new = {"name": new}
     if not isinstance(new, Mapping):
         return new
     row = cast("Mapping[str, Any]", new)
     if isinstance(old, Mapping):
         below = cast("Mapping[str, Any]", old)
-        return {**below, **{key: laid_over(below.get(key), value) for key, value in row.items()}}
-    if not isinstance(old, list | tuple) or not all(key.isdecimal() for key in row):
+        if row.get("name", below.get("name")) != below.get("name"):
+            return row
+        return {**below, **{key: overlaid(below.get(key), value) for key, value in row.items()}}
+    if isinstance(old, str) and "name" not in row:  # a part that was given by its name alone
+        return {"name": old, **row}
+    if not isinstance(old, list | tuple) or not row or not all(key.isdecimal() for key in row):
         return row
     items = list(cast("Sequence[Any]", old))
     for key, value in row.items():
         if int(key) > len(items):
-            raise ConfigError("unknown key", field=key, hint=f"there are {len(items)} items")
-        items[int(key) : int(key) + 1] = [laid_over((*items, None)[int(key)], value)]
+            raise ConfigError(UNKNOWN, field=key, hint=f"there are {len(items)} items")
+        items[int(key) : int(key) + 1] = [overlaid((*items, None)[int(key)], value)]
     return items
 
 
@@ -275,6 +217,9 @@ def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
     if origin is None and type(value) is hint:  # most values: nothing to take apart
         return _convert_scalar(hint, value, path, field)
     if origin is typing.Annotated:
+        usual = usual_of(hint)
+        if usual is not None and isinstance(value, Mapping) and "name" not in value:
+            value = {"name": usual, **cast("Mapping[str, Any]", value)}
         converted = _convert(arguments[0], value, path, field)
         _check_bounds(converted, arguments[1:], path, field)
         return converted

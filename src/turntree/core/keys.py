@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any, cast
 
 from turntree.core import parts
-from turntree.core.config import Part, defaults, item_of, section_of, to_value, usual_of
+from turntree.core.config import Part, converted, defaults, item_of, section_of, to_value, unknown_key, usual_of
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ def keys(cls: type, values: Mapping[str, Any] | None = None, above: str = "", of
     """The keys of a configuration class in the order of its fields, with the keys of sections after their section.
 
     The keys of a part are the options of the part that `values` names (default: the defaults of `cls`). Raises
-    `InputError` where there is no part of that name."""
-    held = defaults(cls) if values is None else values
+    `InputError` for an unknown key and where there is no part of that name."""
+    held = {**defaults(cls), **(values or {})}
     hints = typing.get_type_hints(cls, include_extras=True)
+    if unknown := [key for key in held if key not in hints]:
+        raise unknown_key(unknown[0], hints, field=above + unknown[0])
     meanings = field_meanings(cls)
     for field in fields(cls):
         if not field.init:
@@ -76,11 +78,11 @@ def _items(key: Key) -> Iterator[Key]:
     """The keys of the first item, where items are sections: `checkpoints.0.turn`."""
     section = section_of(item_of(key.hint))
     if section not in (None, Part) and key.default:
-        yield from keys(section, {**defaults(section), **key.default[0]}, f"{key.name}.0.", key.off)
+        yield from keys(section, key.default[0], f"{key.name}.0.", key.off)
 
 
 def _part(key: Key, field: str) -> Iterator[Key]:
-    chosen = None if key.default is None else Part.from_value(key.default, key.name)
+    chosen = None if key.default is None else converted(key.hint, key.default, field=key.name)
     yield Key(key.name, key.hint, chosen and chosen.name, key.required, key.meaning)
     usual, off = usual_of(key.hint), key.off
     if chosen is None and usual is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.tree import RolloutTree
@@ -13,9 +13,14 @@ from turntree.core.verdict import Verdict
 @dataclass(frozen=True)
 class Rewards:
     """The verdict on every rollout of one tree, by the leaf at which it ended (`RolloutTree.ends`). A censored leaf has
-    no reward (None is not zero)."""
+    no reward (None is not zero).
+
+    `completions` are the completions that were rewarded by themselves: that is what they are worth, and not their
+    rollout's reward (a candidate that lost, a sub-agent that failed in a session that succeeded).
+    """
 
     verdicts: Mapping[int, Verdict]
+    completions: Mapping[int, float] = field(default_factory=dict[int, float])
 
     def of(self, leaf: int) -> float | None:
         """None where it is censored, and at a leaf where no rollout ended."""
@@ -39,6 +44,9 @@ class Rewards:
             reason = tree.stop_reason(leaf)
             if reason is None or (reason.censors and verdict.reward is not None):
                 raise ValueError(f"leaf {leaf} of {tree.task_id!r} ({reason}) must not carry a reward")
+        for node in self.completions:
+            if not tree[node].sampled:
+                raise ValueError(f"node {node} of {tree.task_id!r} is no completion and cannot be rewarded")
 
 
 @dataclass(frozen=True)

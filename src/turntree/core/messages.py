@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
 
+THOUGHT = "</think>"  # what ends the thinking, where it stands in the content
 Role = Literal["system", "user", "assistant", "tool"]
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what chat templates and servers call it
 ROLES: tuple[str, ...] = ("system", "user", "assistant", "tool")
@@ -107,6 +108,18 @@ class Message:
         )
 
 
+def answer_text(message: Message) -> str:
+    """The text after the thinking."""
+    return message.content.rpartition(THOUGHT)[2].strip()
+
+
+def action_kind(action: Message) -> str:
+    """What an action does, for quotas and drift tracking: the tools it calls, or "message"."""
+    if len(action.tool_calls) == 1:
+        return action.tool_calls[0].name
+    return "+".join(sorted({call.name for call in action.tool_calls})) or "message"
+
+
 def whole_characters(text: str) -> str:
     """The text in valid UTF-8: a lone surrogate, which a model can write as an escape and a tool can repeat, becomes
     the replacement character."""
@@ -201,7 +214,10 @@ def read_arguments(name: str, arguments: Any) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(
-                arguments or "{}", parse_constant=_number, parse_float=_number, object_pairs_hook=each_key_once
+                arguments or "{}",
+                parse_constant=finite_number,
+                parse_float=finite_number,
+                object_pairs_hook=each_key_once,
             )
         except (ValueError, RecursionError) as error:  # not JSON, a number of thousands of digits, endless nesting
             at = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -226,8 +242,9 @@ def each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _number(text: str) -> float:
-    """NaN, infinity and 1e999 are not JSON: what holds them could not be written again."""
+def finite_number(text: str) -> float:
+    """For `json.loads`: NaN, infinity and 1e999 are not JSON, and what holds them could not be written again. Raises
+    `ValueError`."""
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text[:20]} is not a JSON number")
     return value

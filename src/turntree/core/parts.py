@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from turntree.core.config import Part, converted, laid_over, to_value, unknown_key
+from turntree.core.config import Part, converted, overlaid, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import decided, reason_of
 from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
@@ -76,6 +76,7 @@ KINDS: dict[str, Kind] = {
     "pivot_formats": Kind("pivot format", plain=True),
     "log_formats": Kind("log format", plain=True),
     "loggers": Kind("logger", ("run",)),
+    "quizzes": Kind("quiz", plain=True),
 }
 DEFAULT = Part("default")  # what is registered under this name is taken where none is named: the embedded world
 AS_GIVEN = {"options": "as given"}  # of a field whose options replace others, so that a default must not
@@ -99,7 +100,8 @@ class Option:
     def value(self, given: Any, *, field: str) -> Any:
         """The given value merged into the default and converted to the option's type. Raises `ConfigError` where that
         fails."""
-        return converted(self.hint, _completed(self.default, given), field=field)
+        whole = dataclasses.is_dataclass(self.default) or type(self.default) in (tuple, list)
+        return converted(self.hint, overlaid(to_value(self.default), given) if whole else given, field=field)
 
 
 @dataclass(frozen=True)
@@ -182,16 +184,6 @@ class Loaded:
         fields = {field.name for field in dataclasses.fields(self.config)}
         inside = {name: value for name, value in {**context, **values}.items() if name in fields}
         return {CONFIG: self.config(**inside), **{n: v for n, v in values.items() if n not in fields}}
-
-
-def _completed(default: Any, value: Any) -> Any:
-    """Merge a mapping into a default that is a mapping: keys that are not given keep their default."""
-    if isinstance(value, Mapping) and dataclasses.is_dataclass(default) and not isinstance(default, type):
-        whole: dict[str, Any] = to_value(default)
-        for key, item in cast("Mapping[str, Any]", value).items():
-            whole[key] = _completed(getattr(default, key, None), item)
-        return whole
-    return laid_over(to_value(default), value) if isinstance(default, tuple | list) else cast(Any, value)
 
 
 def resolved(config: T, inside: str = "") -> T:

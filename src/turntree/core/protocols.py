@@ -39,8 +39,8 @@ class Engine(Protocol):
         engine that samples from this very module has nothing to do; another engine copies or sends the weights."""
         ...
 
-    def weights_changed(self, policy_version: int) -> None:
-        """Drop every kept key and value, stamp later completions with the version."""
+    def clear_cache(self) -> None:
+        """Drop what was kept of earlier requests, so that later costs do not depend on them, and free its memory."""
         ...
 
 
@@ -50,7 +50,7 @@ class StreamingEngine(Engine, Protocol):
     Laws (contract suite): every submitted ticket that is not cancelled is returned by `poll` exactly once; a
     completion is the one that `generate` gives for the same request, whatever else is in flight; requests are
     admitted in the order of submission; a cancelled ticket frees its place at once and is never returned.
-    `weights_changed` raises `TurntreeError` while anything is in flight: a completion is sampled by one policy.
+    `update_weights` raises `TurntreeError` while anything is in flight: a completion is sampled by one policy.
     """
 
     @property

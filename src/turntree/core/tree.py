@@ -96,21 +96,20 @@ class Node:
         return self.messages[-1] if self.messages else None
 
 
-REFILL = "refill"  # the action of the decision that marks a start which was added after outcomes had been seen
-PART = "part"  # the action of the decision that says to which rollout a further leaf belongs (`RolloutTree.parts`)
-REWARD = "reward"  # the action of the decision that gives one completion a reward of its own
-LOCAL = "local"  # the action of the decision that marks a local rollout (`RolloutTree.local_rollouts`)
+class Role(StrEnum):
+    """What a node is beside an ordinary step of a rollout."""
+
+    REFILL = "refill"  # a start that was added after outcomes had been seen
+    LOCAL = "local"  # a leaf that is one more sample of the turn above it, and the end of no rollout of the task
 
 
 @dataclass(frozen=True)
 class Decision:
     """A branch or gate decision: what was decided, why, and the numbers it was based on.
 
-    A fork is recorded at its branch point, a refill (`action=REFILL`) at the start that it added, a part
-    (`action=PART`) at its leaf, with the leaf where its rollout ended in `numbers["of"]`, a reward of one completion
-    (`action=REWARD`) at that, as `numbers["reward"]`, the verdict on a local rollout (`action=LOCAL`) at its leaf, with
-    `numbers["reward"]` unless it is censored. `saw` is the deepest node whose tokens or outcome the decision
-    depended on, where that node is below `node`.
+    A fork is recorded at its branch point, a refill at the start that it added. Decisions explain; what a node is, is
+    its `Role`. `saw` is the deepest node whose tokens or outcome the decision depended on, where that node is below
+    `node`.
     """
 
     actor: str
@@ -141,13 +140,17 @@ class Rollout:
 
 
 class RolloutTree:
-    """The rollouts of one task. Append-only: `add`, `stop` and `record` change it, everything else is a view."""
+    """The rollouts of one task. Append-only: `add`, `stop`, `mark` and `record` change it, all else is a view."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
         self._nodes: list[Node] = []
         self._children: list[list[int]] = []
         self._stops: dict[int, StopReason] = {}
+        self._parts: dict[int, int] = {}
+        self._roles: dict[int, Role] = {}
+        self._starts: list[int] = []
+        self._sampled: list[bool] = []  # whether a node or one above it was sampled
         self._decisions: list[Decision] = []
 
     # growing
@@ -187,6 +190,10 @@ class RolloutTree:
         )
         self._nodes.append(node)
         self._children.append([])
+        begun = parent is not None and self._sampled[parent]
+        self._sampled.append(begun or node.sampled)
+        if node.sampled and not begun:
+            self._starts.append(node.id)
         if parent is not None:
             self._children[parent].append(node.id)
         return node
@@ -216,14 +223,25 @@ class RolloutTree:
             cost=cost,
         )
 
-    def stop(self, leaf: int, reason: StopReason) -> None:
-        """Stop a leaf. Raises ValueError for a node that has children or was stopped before."""
+    def stop(self, leaf: int, reason: StopReason, *, part_of: int | None = None) -> None:
+        """Stop a leaf. `part_of` is the leaf at which its rollout ended, where that is another (`parts`). Raises
+        ValueError for a node that has children or was stopped before."""
         self._check(leaf)
         if self._children[leaf]:
             raise ValueError(f"node {leaf} has children and cannot be stopped")
         if leaf in self._stops:
             raise ValueError(f"node {leaf} is already stopped ({self._stops[leaf]})")
+        if part_of is not None:
+            self._check(part_of)
+            self._parts[leaf] = part_of
         self._stops[leaf] = reason
+
+    def mark(self, node: int, role: Role) -> None:
+        """Give a node its role. Raises ValueError for a refill that is no start, or a local rollout that goes on."""
+        self._check(node)
+        if node not in self._starts if role is Role.REFILL else self._children[node]:
+            raise ValueError(f"node {node} cannot be a {role} rollout")
+        self._roles[node] = role
 
     def record(self, decision: Decision) -> None:
         self._check(decision.node)
@@ -278,35 +296,38 @@ class RolloutTree:
         An agent that retries, asks a sub-agent or rewrites its history makes one rollout of several branches: it ends
         once, is rewarded once, and owns the sampled tokens of all of them. Elsewhere a rollout is one path.
         """
-        return {d.node: int(d.numbers["of"]) for d in self._decisions if d.action == PART}
+        return dict(self._parts)
 
-    def own_rewards(self) -> dict[int, float]:
-        """The completions that were rewarded by themselves: that is what they are worth, and not their rollout's
-        reward (a candidate that lost, a sub-agent that failed in a session that succeeded)."""
-        return {d.node: d.numbers["reward"] for d in self._decisions if d.action == REWARD}
-
-    def local_rollouts(self) -> dict[int, float | None]:
-        """The leaves of local rollouts, each with its reward (None: censored).
+    def local_rollouts(self) -> frozenset[int]:
+        """The leaves of local rollouts.
 
         A local rollout is one more sample of the turn at a node inside the tree, judged as a turn (PivotRL, section 2)
         and not gone on from. No rollout of the task ends there: it has no start, fork or end, and no part in the
-        credit of those that do. Those at one node are a group of their own."""
-        return {d.node: d.numbers.get("reward") for d in self._decisions if d.action == LOCAL}
+        credit of those that do."""
+        return self._with_role(Role.LOCAL)
+
+    def refills(self) -> frozenset[int]:
+        """The starts that were added after outcomes had been seen; all others are initial."""
+        return self._with_role(Role.REFILL)
+
+    def _with_role(self, role: Role) -> frozenset[int]:
+        return frozenset(node for node, found in self._roles.items() if found is role)
 
     def ends(self) -> tuple[int, ...]:
         """The leaves at which a rollout ended, in order of creation: all but parts and local rollouts."""
-        others = self.parts().keys() | self.local_rollouts().keys()
-        return tuple(leaf for leaf in self.leaves() if leaf not in others)
+        return tuple(leaf for leaf in self.leaves() if leaf not in self._parts and not self._is_local(leaf))
 
     def nodes_of(self, end: int) -> tuple[int, ...]:
         """The nodes of the rollout that ended at `end`, parents first: the path to it and to each of its parts."""
-        mine = [end, *(part for part, of in self.parts().items() if of == end)]
+        mine = [end, *(part for part, of in self._parts.items() if of == end)]
         return tuple(sorted({node.id for leaf in mine for node in self.path(leaf)}))
 
     def grown(self, node: int) -> tuple[int, ...]:
         """The children of a node without local rollouts."""
-        local = self.local_rollouts()
-        return tuple(child for child in self.children(node) if child not in local)
+        return tuple(child for child in self.children(node) if not self._is_local(child))
+
+    def _is_local(self, node: int) -> bool:
+        return self._roles.get(node) is Role.LOCAL
 
     def starts(self) -> tuple[int, ...]:
         """The sampled nodes without a sampled node above them, in order of creation: where independent rollouts begin.
@@ -314,29 +335,11 @@ class RolloutTree:
         Rollouts of different starts are independent samples of the same prompt. Rollouts of one start share it and
         forked later. Several starts below one prompt are not branching.
         """
-        started: list[bool] = []
-        found: list[int] = []
-        local = self.local_rollouts()
-        for node in self._nodes:
-            above = node.parent is not None and started[node.parent]
-            started.append(above or node.sampled)
-            if node.sampled and not above and node.id not in local:
-                found.append(node.id)
-        return tuple(found)
-
-    def refills(self) -> frozenset[int]:
-        """The starts that were added after outcomes had been seen; all others are initial."""
-        named = {decision.node for decision in self._decisions if decision.action == REFILL}
-        return frozenset(named.intersection(self.starts()))
+        return tuple(node for node in self._starts if not self._is_local(node))
 
     def branch_points(self) -> tuple[int, ...]:
         """The nodes at or below a start with several children: where sampling forked."""
-        inside: set[int] = set(self.starts())
-        local = self.local_rollouts()
-        for node in self._nodes:
-            if node.parent in inside and node.id not in local:
-                inside.add(node.id)
-        return tuple(node for node in sorted(inside) if sum(child not in local for child in self._children[node]) > 1)
+        return tuple(node for node, below in enumerate(self._sampled) if below and len(self.grown(node)) > 1)
 
     def biased_forks(self) -> tuple[int, ...]:
         """The branch points that were chosen by what was sampled below them (`Decision.saw`).
@@ -392,6 +395,8 @@ class RolloutTree:
             "task_id": self.task_id,
             "nodes": [_node_to_json(node) for node in self._nodes],
             "stops": {str(leaf): reason.value for leaf, reason in sorted(self._stops.items())},
+            "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
+            "roles": {str(node): role.value for node, role in sorted(self._roles.items())},
             "decisions": [vars(decision) for decision in self._decisions],
         }
 
@@ -410,11 +415,22 @@ class RolloutTree:
                 cost=Cost(**row.get("cost", {}), **row.get("timing", {})),
                 metrics=row.get("metrics"),
             )
+        parts, roles = value.get("parts", {}), value.get("roles")
+        if roles is None:
+            parts, roles = _told_by_decisions(value["decisions"])
         for leaf, reason in value["stops"].items():
-            tree.stop(int(leaf), StopReason(reason))
+            tree.stop(int(leaf), StopReason(reason), part_of=parts.get(leaf))
+        for node, role in roles.items():
+            tree.mark(int(node), Role(role))
         for row in value["decisions"]:
             tree.record(Decision(**row))
         return tree
+
+
+def _told_by_decisions(decisions: list[dict[str, Any]]) -> tuple[dict[str, int], dict[str, str]]:
+    """Parts and roles of a tree that was written when decisions told them."""
+    parts = {str(row["node"]): int(row["numbers"]["of"]) for row in decisions if row["action"] == "part"}
+    return parts, {str(row["node"]): row["action"] for row in decisions if row["action"] in [*Role]}
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:

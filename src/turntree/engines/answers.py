@@ -46,7 +46,7 @@ class AnswerReader:
         reason = choice.get("finish_reason")
         if reason not in ("stop", "length"):
             raise Unusable(f"the server ended with {reason!r}, which is neither 'stop' nor 'length'")
-        ids, statistics, given = self._tokens(choice)
+        ids, statistics, given = self.tokens(choice)
         if given:
             _check_sampled(request, ids, _whole(usage, "completion_tokens"), stopped=reason == "stop")
         seen, echoed = _whole(usage, "prompt_tokens"), choice.get("prompt_token_ids")
@@ -72,12 +72,8 @@ class AnswerReader:
             cost=cost_of(request, decoded=len(ids), prefilled=prefilled),
         )
 
-    def tokens(self, choice: Answer) -> tuple[list[int], list[tuple[float, float]]]:
-        """The sampled ids with (log-probability, entropy) each."""
-        return self._tokens(choice)[:2]
-
-    def _tokens(self, choice: Answer) -> tuple[list[int], list[tuple[float, float]], bool]:
-        """The same, and whether the ids are the server's."""
+    def tokens(self, choice: Answer) -> tuple[list[int], list[tuple[float, float]], bool]:
+        """The sampled ids with (log-probability, entropy) each, and whether the ids are the server's."""
         reported = _object(choice, "logprobs")
         ids, given = _ids(choice, _list(reported, "tokens")), True
         if ids is None:

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.cache_utils import Cache
 
-from turntree.engines.cache import RowCache
+from turntree.engines.cache import PositionedCache, RowCache
 
 _NAME = "turntree_shared_prefix"
 _TAIL = 32  # slots of a tail at least
@@ -90,7 +89,7 @@ class Tails:
         return like.new_zeros(self._cells, heads, self._slots, like.shape[-1])
 
 
-class DecodingCache(Cache):
+class DecodingCache(PositionedCache):
     """The `past_key_values` of one decoding step: R sequences add a token each, [1, H, R, D].
 
     `slots_R` is where each token goes in its tail, `hidden_RT` the tail slots that a sequence does not see (None:
@@ -100,7 +99,7 @@ class DecodingCache(Cache):
     def __init__(
         self, groups: Sequence[Group], tails: Tails, slots_R: Tensor, width: int, hidden_RT: Tensor | None
     ) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self._groups, self._tails, self._slots_R, self._width = groups, tails, slots_R, width
         self._hidden_RT = hidden_RT
 
@@ -110,15 +109,6 @@ class DecodingCache(Cache):
         self._tails.write(layer_idx, self._slots_R, key_states[0], value_states[0])
         layer = _Layer(self, layer_idx)
         return layer, layer
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # positions are always given
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
 
     def attend(self, layer: int, query_HRD: Tensor) -> Tensor:
         """Attention [R, H, D] of queries that are scaled already."""

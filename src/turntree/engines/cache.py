@@ -35,7 +35,23 @@ class Block:
     fresh: bool = False
 
 
-class RowCache(Cache):
+class PositionedCache(Cache):
+    """A cache for calls that always give positions and masks: to the model it is empty, and as long as it likes."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+
+class RowCache(PositionedCache):
     """A Transformers cache of fixed rows.
 
     Memory is reserved ahead and zeroed only as far as it has been `shown`, because a masked slot must not
@@ -44,7 +60,7 @@ class RowCache(Cache):
     """
 
     def __init__(self, rows: int, slots: int) -> None:
-        super().__init__(layers=[])
+        super().__init__()
         self.rows, self.slots = rows, slots
         self._keys: list[Tensor] = []  # one [B, H, S + 1, D] per layer
         self._values: list[Tensor] = []
@@ -87,16 +103,10 @@ class RowCache(Cache):
         values[where] = value_states.transpose(1, 2)
         if block.fresh:
             return key_states, value_states
-        return _rows_shown(keys, block), _rows_shown(values, block)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # positions and masks are always given
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return query_length, 0  # asked for fresh blocks only
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
+        if block.first is not None:
+            return self.rows_of(layer_idx, block.first, len(block.rows_B), block.width)
+        keys, values = keys[:, :, : block.width], values[:, :, : block.width]
+        return keys.index_select(0, block.rows_B), values.index_select(0, block.rows_B)
 
     # moving rows
 
@@ -104,7 +114,8 @@ class RowCache(Cache):
         """Reserve at least `slots` slots, and more, so that growth is rare."""
         if slots <= self.slots:
             return
-        self.slots = max(slots, _with_reserve(self.slots, self.device))
+        # on a CPU, memory that is not written costs nothing; on an accelerator it is allocated at once
+        self.slots = max(slots, self.slots + self.slots // (2 if self.device.type == "cpu" else 8))
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._like(old)
@@ -115,21 +126,20 @@ class RowCache(Cache):
         copy = RowCache(len(rows), slots)
         copy._adopt(self, min(slots, self.shown))
         for target, origin in copy._pairs(self):
-            _copy_rows(origin[:, :, : copy.shown], rows, target[:, :, : copy.shown])
+            torch.index_select(origin[:, :, : copy.shown], 0, rows, out=target[:, :, : copy.shown])
         return copy
 
     def load(self, places: Sequence[int], source: RowCache, rows: Sequence[int], slots: int) -> None:
         """Copy the first `slots` slots of rows of another cache (repeats allowed) to rows of this one."""
         if not self._keys:
             self._adopt(source, 0)
-        self.ensure(slots)
-        self._show(slots)
+        self.reserve(slots)
         index, first = torch.tensor(rows, device=self.device), places[0]
         consecutive = list(places) == list(range(first, first + len(places)))
         targets = torch.tensor(places, device=self.device)
         for target, origin in self._pairs(source):
-            if consecutive:
-                _copy_rows(origin[:, :, :slots], index, target[first : first + len(rows), :, :slots])
+            if consecutive:  # one pass, where assigning an indexed copy takes two
+                torch.index_select(origin[:, :, :slots], 0, index, out=target[first : first + len(rows), :, :slots])
             else:
                 target[targets, :, :slots] = origin[index, :, :slots]
 
@@ -168,27 +178,8 @@ class RowCache(Cache):
         return tensor.new_empty(self.rows, tensor.shape[1], self.slots + 1, tensor.shape[3])
 
 
-def _with_reserve(slots: int, device: torch.device) -> int:
-    """On a CPU, memory that is not written costs nothing; on an accelerator it is allocated at once."""
-    return slots + slots // (2 if device.type == "cpu" else 8)
-
-
-def _copy_rows(origin: Tensor, rows: Tensor, out: Tensor) -> None:
-    torch.index_select(origin, 0, rows, out=out)  # one pass, where assigning an indexed copy takes two
-
-
-def _rows_shown(tensor: Tensor, block: Block) -> Tensor:
-    if block.first is None:
-        return tensor[:, :, : block.width].index_select(0, block.rows_B)
-    return tensor[block.first : block.first + len(block.rows_B), :, : block.width]
-
-
-def hidden(dtype: torch.dtype) -> float:
-    """The additive mask value of a slot that is not seen. Boolean masks are silently wrong under eager attention."""
-    return torch.finfo(dtype).min
-
-
 def prefix_mask(lengths: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Additive mask [*lengths.shape, width] under which each entry sees its first `lengths` slots."""
+    """Additive mask [*lengths.shape, width] under which each entry sees its first `lengths` slots. (Boolean masks are
+    silently wrong under eager attention.)"""
     unseen = torch.arange(width, device=lengths.device) >= lengths[..., None]
-    return torch.zeros(unseen.shape, dtype=dtype, device=lengths.device).masked_fill_(unseen, hidden(dtype))
+    return torch.zeros(unseen.shape, dtype=dtype, device=lengths.device).masked_fill_(unseen, torch.finfo(dtype).min)

@@ -10,7 +10,6 @@ positions, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,18 +20,29 @@ from transformers import PreTrainedModel
 from turntree.core.completion import GenerationRequest
 from turntree.engines.attention import DecodingCache, Group, Tails, shared_prefix_attention
 from turntree.engines.cache import RowCache
-from turntree.engines.kept import KeptBlock
-from turntree.engines.sampling import SamplingBatch, draw, truncates
+from turntree.engines.kept import Entry, KeptBlock
+from turntree.engines.sampling import SamplingBatch, draw
 
 _MAX_LANE_RATIO = 2  # rows of one group have lanes of similar number
 
 
-@dataclass(frozen=True)
-class Prefix:
-    """A computed prompt in a row of a cache."""
+Drawn = tuple[list[int], list[float], list[float]]  # token ids, their log-probabilities and entropies
 
-    cache: RowCache
+
+@dataclass(eq=False)
+class Prefix:
+    """A prefilled row, which cells continue. `logits` [V] after each of its prompts let later siblings join without a
+    forward; `extends` is the kept sequence that the row continues in place."""
+
+    block: KeptBlock
     row: int
+    logits: dict[tuple[int, ...], Tensor]
+    extends: Entry | None = None
+    cells: int = 0
+
+    @property
+    def cache(self) -> RowCache:
+        return self.block.cache
 
 
 @dataclass(frozen=True)
@@ -45,27 +55,24 @@ class Home:
 
 @dataclass(eq=False)
 class Cell:
-    """One request in decoding: it continues the first `length` slots of a prefix with at most `limit` tokens."""
+    """One request in decoding: it continues the first `length` slots of a prefix with at most `limit` tokens.
+    `prefilled` tokens of its prompt were computed for it, in `seconds`; the engine's clock was `joined` when decoding
+    began."""
 
+    ticket: int
     request: GenerationRequest
     prefix: Prefix
     limit: int
     home: Home | None
+    prefilled: int
+    joined: float
+    seconds: float = field(default=0.0, init=False)
     place: int = field(default=-1, init=False)
     born: int = field(default=0, init=False)  # the step before its first token was fed
 
     @property
     def length(self) -> int:
         return len(self.request.prompt_ids)
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What a cell drew: token ids, log-probabilities and entropies."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    entropies: list[float]
 
 
 @dataclass
@@ -125,9 +132,6 @@ class Decoder:
         self._groups: dict[RowCache, list[Group]] = {}
         self._stale: dict[RowCache, None] = {}  # whose groups have to be formed again
 
-    def __len__(self) -> int:
-        return len(self._cells)
-
     # coming and going
 
     def add(self, cells: Sequence[Cell], logits_NV: Tensor) -> list[Cell]:
@@ -153,13 +157,16 @@ class Decoder:
         self._state.limit_C[places] = self._state.count_C[places] = 0
         self._set_flags()
 
-    def sampled(self, cells: Sequence[Cell]) -> list[Sampled]:
+    def drawn(self, cells: Sequence[Cell]) -> list[Drawn]:
         """What cells have drawn so far."""
         places, longest = [cell.place for cell in cells], max(map(self.count, cells))
         state = self._state
         columns = (state.tokens_CT, state.logprobs_CT, state.entropies_CT)
         rows = zip(*(column[places, :longest].tolist() for column in columns), strict=True)
-        return [Sampled(*(row[: self.count(cell)] for row in drawn)) for cell, drawn in zip(cells, rows, strict=True)]
+        return [
+            (ids[:count], logprobs[:count], entropies[:count])
+            for count, (ids, logprobs, entropies) in zip(map(self.count, cells), rows, strict=True)
+        ]
 
     def count(self, cell: Cell) -> int:
         """Tokens drawn by a cell so far; all but the last one were fed."""
@@ -235,12 +242,7 @@ class Decoder:
     def _set_flags(self) -> None:
         """Which work sampling for the present cells needs."""
         samplings = [cell.request.sampling for cell in self._cells.values()]
-        self._state.sampling = dataclasses.replace(
-            self._state.sampling,
-            any_tempered=any(each.temperature not in (0, 1) for each in samplings),
-            any_greedy=any(each.temperature == 0 for each in samplings),
-            any_truncated=any(map(truncates, samplings)),
-        )
+        self._state.sampling = self._state.sampling.flagged(samplings)
 
     def _close_up(self) -> None:
         """Move the last cells to empty places where there are many of them."""
@@ -294,7 +296,10 @@ def _runs(rows: dict[int, list[Cell]]) -> Iterator[dict[int, list[Cell]]]:
 def _group(cache: RowCache, rows: dict[int, list[Cell]]) -> Group:
     first, last = min(rows), max(rows)
     lanes = max(map(len, rows.values()))
-    cells = [cell for row in range(first, last + 1) for cell in _padded(rows.get(row, []), lanes)]
+    cells: list[Cell | None] = []
+    for row in range(first, last + 1):
+        here = rows.get(row, [])
+        cells += [*here, *[None] * (lanes - len(here))]
     lengths = [cell.length if cell else 0 for cell in cells]
     width = max(lengths)
     device = cache.device
@@ -311,7 +316,3 @@ def _group(cache: RowCache, rows: dict[int, list[Cell]]) -> Group:
         real_N=torch.tensor([k for k, cell in enumerate(cells) if cell], device=device),
         hidden_UGP=hidden_UGP,
     )
-
-
-def _padded(cells: list[Cell], lanes: int) -> list[Cell | None]:
-    return [*cells, *[None] * (lanes - len(cells))]

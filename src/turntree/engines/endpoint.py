@@ -11,30 +11,31 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import json
+import os
 import threading
 import time
 import weakref
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.progress import notice
-from turntree.engines.answers import AnswerReader, fault_of, one_line, refusal
+from turntree.engines.answers import AnswerReader, Unusable, fault_of, one_line, pause_before, refusal, status_of
 from turntree.engines.hub import context_of
 from turntree.engines.requests import check_idle, check_requests
-from turntree.engines.server import Server
 from turntree.observe.identity import CONNECTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _UNKNOWN_LENGTH = 10**7  # tokenizers that do not know their model's context say a huge number
-_MOST_SAID = 5  # warnings; a server may answer with any number of names
+_MOST_WARNINGS = 5  # warnings; a server may answer with any number of names
 _SEED_BITS = 2**31 - 1  # what every server takes
 
 
@@ -73,6 +74,73 @@ def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:
     if endpoint is not None:
         endpoint = {key: endpoint[key] for key in ("tokenizer", "max_context")}
     return {**settings, "device": {**device, "engine": engine}, "endpoint": endpoint}
+
+
+class Server:
+    """One server of OpenAI's completions API: its connection, its places and its state.
+
+    `url` is the base of its API; /v1 is added where it has no path. `model` is the name under which its weights are
+    asked for, and `places` bound the requests at it."""
+
+    def __init__(self, url: str, model: str = "", *, concurrency: int, timeout: float, retries: int = 0) -> None:
+        try:
+            import openai
+
+            from turntree.observe.received import UNPACKED, bound_later
+        except ImportError as error:
+            hint = "pip install 'turntree[endpoint]'"
+            raise InputError("needs the openai package", field="endpoint", hint=hint) from error
+        self.url = url.rstrip("/") if url.rstrip("/").count("/") > 2 else f"{url.rstrip('/')}/v1"
+        self.root, self.model = self.url.removesuffix("/v1"), model
+        self.places = asyncio.Semaphore(concurrency)
+        self._timeout, self._retries = timeout, retries
+        self._client = openai.AsyncOpenAI(
+            base_url=self.url,
+            api_key=os.environ.get("OPENAI_API_KEY") or "none",  # also where it is empty
+            timeout=timeout,
+            max_retries=0,
+            # a redirect would send prompts, or a request without them, to a server that nobody named
+            default_headers=UNPACKED,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [bound_later]}),
+        )
+
+    async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """The answer to one completion request of `model`, which is tried again where that may help."""
+        tries = 0
+        while True:
+            try:
+                return await self._ask(fields, self._timeout if timeout is None else timeout)
+            except Exception as error:
+                tries += 1
+                wait = pause_before(error, tries)
+                if tries > self._retries or wait is None:
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _ask(self, fields: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Raises `Unusable` where the answer is no JSON object, and where it arrives piece by piece and is not whole in
+        time: the client's own time-out is of one wait for bytes, and comes first where there are none."""
+        limit, body = 2 * timeout, {"model": self.model, **fields}
+        try:
+            async with asyncio.timeout(limit):
+                text = await self._client.post("/completions", cast_to=str, body=body, options={"timeout": timeout})
+                answer = _json(text)
+        except TimeoutError as error:
+            raise Unusable(f"no whole answer in {limit:g} s") from error
+        if not isinstance(answer, dict):
+            raise Unusable("the answer is no JSON object: this is not a completions API")
+        return cast("dict[str, Any]", answer)
+
+    async def healthy(self, timeout: float = 10.0) -> bool:
+        """Whether it answers /health with success."""
+        try:
+            await self._client.get(f"{self.root}/health", cast_to=str, options={"timeout": timeout})
+        except Exception as error:  # whatever kept it from answering
+            return status_of(error) == 404  # a server without that path answered
+        return True
+
+    async def close(self) -> None:
+        await self._client.close()
 
 
 class ServerEngine:
@@ -122,10 +190,9 @@ class ServerEngine:
     def in_flight(self) -> int:
         return len(self._open)
 
-    def weights_changed(self, policy_version: int) -> None:
-        """The server now serves other weights (the engine does not put them there)."""
+    def clear_cache(self) -> None:
+        """The server keeps what it has: it decides for itself what goes, and its weights are the same."""
         check_idle(self.in_flight)
-        self._version = policy_version
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         check_requests(requests, vocab_size=self._reader.known, max_context=self.max_context)
@@ -195,10 +262,14 @@ class ServerEngine:
             "max_tokens": min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            **({"top_k": sampling.top_k} if sampling.top_k else {}),
+            # what is left out, the generation_config.json of the model decides
+            "top_k": sampling.top_k or -1,  # -1 is all
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
             "seed": request.seed & _SEED_BITS,
             "logprobs": top_logprobs,
             "stop_token_ids": sorted(self.stop_ids),
+            "ignore_eos": True,  # the renderer's stop tokens end a turn, as in training, and no others
             "return_tokens_as_token_ids": True,
             "skip_special_tokens": False,
         }
@@ -216,37 +287,38 @@ class EndpointEngine(ServerEngine):
         reader = AnswerReader(tokenizer, stop_ids, config.top_logprobs)
         super().__init__([server], reader, config.max_context or _context_of(tokenizer, Path(config.tokenizer)))
         self.identity = f"endpoint:{model}"
-        self._server, self._top_logprobs, self._said = server, config.top_logprobs, set[str]()
+        self._server, self._top_logprobs, self._warned = server, config.top_logprobs, set[str]()
 
     def update_weights(self, model: Any, policy_version: int) -> None:
         raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
 
     async def _complete(self, request: GenerationRequest) -> Completion:
-        fields = {
-            **self._fields(request, self._top_logprobs),
-            "top_k": request.sampling.top_k or -1,  # -1 is all; left out, the model's generation_config.json decides
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "ignore_eos": True,  # the renderer's stop tokens end a turn, as in training, and no others
-            "return_token_ids": True,
-        }
         async with self._server.places:
-            answer = await self._server.ask(fields)
-        found = self._reader.read(request, answer, self._version)
+            answer = await self._server.ask({**self._fields(request, self._top_logprobs), "return_token_ids": True})
+        completion = self._reader.read(request, answer, self._version)
         asked, model = self._server.model, answer.get("model")
         if model not in (None, asked):
-            self._say(f"asked for the model {asked!r}, it answers with {one_line(repr(model))}")
+            self._warn_once(f"asked for the model {asked!r}, it answers with {one_line(repr(model))}")
         if not self.exact:
-            self._say("gives text and no ids of tokens: read an action in it, but train on none of it")
+            self._warn_once("gives text and no ids of tokens: read an action in it, but train on none of it")
         elif not self._reader.reported:
-            self._say("does not report the log-probability of every token; the others count as certain (0)")
-        return found
+            self._warn_once("does not report the log-probability of every token; the others count as certain (0)")
+        return completion
 
-    def _say(self, what: str) -> None:
-        """A warning, once."""
-        if what not in self._said and len(self._said) < _MOST_SAID:
-            self._said.add(what)
+    def _warn_once(self, what: str) -> None:
+        if what not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(what)
             notice(f"warning: {self._server.url} {what}")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise Unusable("the answer is nested too deeply to read") from error
+    except ValueError as error:
+        begins = f"no complete JSON: it begins with {one_line(text[:60])!r}" if text.strip() else "empty"
+        raise Unusable(f"the answer is {begins}") from error
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, servers: Iterable[Server]) -> None:

@@ -5,6 +5,10 @@ prefix of another needs no prefill of its own, a late sibling joins those in dec
 requests (`retain`) are extended at their end. All requests in decoding share one forward per step. Models that cannot
 be run so have `engines.plain`.
 
+A request with `retain` that alone continues its prompt's row stays there when it is done: its tokens are appended to
+the row, and the next turn continues in place. Siblings share that row, so each gets a row of its own, in a block
+reserved for requests that were admitted together (most of them also continue together).
+
 Shape suffixes: P distinct prompts, N requests, V vocabulary.
 """
 
@@ -13,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,45 +24,18 @@ from transformers import PreTrainedModel
 
 from turntree.core.completion import GenerationRequest
 from turntree.core.cost import NO_COST, Cost
+from turntree.engines.cache import RowCache
 from turntree.engines.compatibility import check_attention, context_of
-from turntree.engines.decoding import Cell, Decoder, Home, Prefix
-from turntree.engines.kept import Entry, KeptBlock, KeptSequences
+from turntree.engines.decoding import Cell, Decoder, Drawn, Home, Prefix
+from turntree.engines.kept import KeptBlock, KeptSequences
 from turntree.engines.limits import EngineConfig
 from turntree.engines.local import LocalEngine
+from turntree.engines.prefill import Pool, Row, pools_of, prefill, rows_of
 from turntree.engines.requests import cost_of
-from turntree.engines.retention import bring_home, homes_of, release_row
-from turntree.engines.waves import Pool, Row, pools_of, prefill, rows_of
 
 _ROOM = 64  # slots set aside behind a prompt for what may follow it in place
 
-
-@dataclass(eq=False)
-class _Shared:
-    """A row that cells continue. `logits` [V] after each of its prompts let later siblings join without a forward."""
-
-    prefix: Prefix
-    block: KeptBlock
-    logits: dict[tuple[int, ...], Tensor]
-    extends: Entry | None  # the kept sequence that the row continues in place
-    cells: int = 0
-
-
-@dataclass(eq=False)
-class _Flight:
-    """A request in decoding. `prefilled` tokens of its prompt were computed for it, in `seconds`."""
-
-    ticket: int
-    cell: Cell
-    shared: _Shared
-    prefilled: int
-    seconds: float
-    joined: float  # the engine's clock when decoding began
-
-
-@dataclass(frozen=True)
-class _Asked:
-    ticket: int
-    request: GenerationRequest
+Ticketed = tuple[int, GenerationRequest]
 
 
 class HFEngine(LocalEngine):
@@ -74,56 +50,36 @@ class HFEngine(LocalEngine):
         model: PreTrainedModel,
         stop_ids: Collection[int],
         config: EngineConfig | None = None,
-        *,
-        pad_id: int = 0,
-        policy_version: int = 0,
     ) -> None:
         config = config or EngineConfig()
-        own = context_of(model)
-        super().__init__(model, stop_ids, config, own=own, pad_id=pad_id, policy_version=policy_version)
+        super().__init__(model, stop_ids, config, positions=context_of(model))
         check_attention(model, self.max_context)
         self._kept = KeptSequences(config.max_kept_tokens)
         self._decoder = Decoder(model, stop_ids, config.max_batch_rows)
         self._waiting: Counter[tuple[int, ...]] = Counter()  # prompts in the queue
-        self._flights: dict[Cell, _Flight] = {}
-        self._shared: dict[tuple[int, ...], _Shared] = {}  # by prompt
+        self._cells: dict[int, Cell] = {}  # by ticket
+        self._prefixes: dict[tuple[int, ...], Prefix] = {}  # by prompt
         self._clock = 0.0  # seconds of decoding that one request was charged, had it been there all the time
         self._check("with shared prefixes")
         self._kept.clear()
-
-    def _forget(self) -> None:
-        self._kept.clear()
-
-    def cancel(self, ticket: int) -> Cost:
-        if ticket in self._done:
-            return self._done.pop(ticket).cost
-        if (request := self._queue.pop(ticket, None)) is not None:
-            self._waiting[request.prompt_ids] -= 1
-            if (shared := self._shared.get(request.prompt_ids)) is not None:
-                self._release(shared)
-            return NO_COST
-        flight = next((flight for flight in self._flights.values() if flight.ticket == ticket), None)
-        if flight is None:
-            return NO_COST
-        cost = self._cost(flight)
-        with torch.inference_mode():
-            self._leave([flight])
-        return cost
 
     # a step
 
     @property
     def _decoding(self) -> int:
-        return len(self._flights)
+        return len(self._cells)
 
     @property
     def _holds(self) -> bool:
-        return bool(len(self._kept) or self._flights)
+        return bool(len(self._kept) or self._cells)
+
+    def _forget(self) -> None:
+        self._kept.clear()
 
     def _step(self) -> None:
         self._admit()
-        if self._flights:
-            started, count = time.perf_counter(), len(self._flights)
+        if self._cells:
+            started, count = time.perf_counter(), len(self._cells)
             done = self._decoder.step()
             self._clock += (time.perf_counter() - started) / count
             self._finish(done)
@@ -132,81 +88,97 @@ class HFEngine(LocalEngine):
         self._waiting[request.prompt_ids] += 1
         return super()._enqueue(request)
 
+    def _dequeued(self, request: GenerationRequest) -> None:
+        self._waiting[request.prompt_ids] -= 1
+        if (prefix := self._prefixes.get(request.prompt_ids)) is not None:
+            self._release(prefix)
+
+    def _stop(self, ticket: int) -> Cost:
+        if (cell := self._cells.get(ticket)) is None:
+            return NO_COST
+        cost = self._cost(cell)
+        self._leave([cell])
+        return cost
+
     # admission
 
     def _admit(self) -> None:
         rows = self.config.max_batch_rows
-        room = rows - len(self._flights)
+        room = rows - len(self._cells)
         if room < min(len(self._queue), max(1, rows // 8)) or not self._queue:
             return
-        admitted = [_Asked(ticket, request) for ticket, request in list(self._queue.items())[:room]]
-        joining = [asked for asked in admitted if asked.request.prompt_ids in self._shared]
-        starting = [asked for asked in admitted if asked.request.prompt_ids not in self._shared]
-        for asked in admitted:
-            del self._queue[asked.ticket]
-            self._waiting[asked.request.prompt_ids] -= 1
+        joining: list[Ticketed] = []
+        starting: list[Ticketed] = []
+        for ticket, request in list(self._queue.items())[:room]:
+            (joining if request.prompt_ids in self._prefixes else starting).append((ticket, request))
+            del self._queue[ticket]
+            self._waiting[request.prompt_ids] -= 1
         if joining:
             self._join(joining)
-        for pool in pools_of(rows_of([asked.request for asked in starting], self._kept.find)):
+        pools = pools_of(rows_of([request for _, request in starting], self._kept.find))
+        for pool in pools:  # what ends while an earlier pool begins must not move their rows
+            if pool.block is not None:
+                pool.block.busy.update(pool.places)
+        for pool in pools:
             self._start(pool, [starting[index] for index in pool.requests])
 
-    def _join(self, asked: Sequence[_Asked]) -> None:
+    def _join(self, asked: Sequence[Ticketed]) -> None:
         """Let requests continue prompts that others are continuing already."""
-        shared = [self._shared[one.request.prompt_ids] for one in asked]
-        logits_NV = torch.stack([row.logits[one.request.prompt_ids] for one, row in zip(asked, shared, strict=True)])
-        homes = homes_of([one.request for one in asked], [None] * len(asked))
-        self._take_off(asked, shared, homes, [0] * len(asked), logits_NV, time.perf_counter())
+        started = time.perf_counter()
+        prefixes = [self._prefixes[request.prompt_ids] for _, request in asked]
+        pairs = zip(asked, prefixes, strict=True)
+        logits_NV = torch.stack([prefix.logits[request.prompt_ids] for (_, request), prefix in pairs])
+        homes = _homes_of(asked, [None] * len(asked))
+        self._decode(self._cells_of(asked, prefixes, homes, [0] * len(asked)), logits_NV, started)
 
-    def _start(self, pool: Pool, asked: Sequence[_Asked]) -> None:
+    def _start(self, pool: Pool, asked: Sequence[Ticketed]) -> None:
         """Prefill a pool and begin to decode its requests, given in order of `pool.requests`. The first request of a
         row's longest prompt pays for its prefill; all others reuse."""
         started = time.perf_counter()
-        tokens, pad = self.config.max_prefill_tokens, self._pad
-        cache, logits_PV = prefill(self._model, pool, room=_ROOM, max_tokens=tokens, pad_id=pad)
+        cache, logits_PV = prefill(self._model, pool, room=_ROOM, max_tokens=self.config.max_prefill_tokens)
         block = pool.block or KeptBlock(cache)
         after = iter(logits_PV)
-        shared: list[_Shared] = []
+        prefixes: list[Prefix] = []
         rows: list[Home | None] = []
         prefilled: list[int] = []
         for place, row in zip(pool.places, pool.rows, strict=True):
-            mine = self._share(row, block, place, after)
-            for prompt in row.prompts:
-                shared += [mine] * len(prompt.requests)
-                rows += [Home(block, mine.prefix.row) if prompt is row.prompts[0] else None] * len(prompt.requests)
+            whole = len(row.prompts[0].requests)
+            prefixes += [self._open(row, block, place, after)] * row.lanes
+            rows += [Home(block, place)] * whole + [None] * (row.lanes - whole)
             prefilled += [row.missing] + [0] * (row.lanes - 1)
         copies = torch.tensor([len(prompt.requests) for row in pool.rows for prompt in row.prompts])
         logits_NV = logits_PV.repeat_interleave(copies.to(logits_PV.device), dim=0)
-        homes = homes_of([one.request for one in asked], rows)
-        self._take_off(asked, shared, homes, prefilled, logits_NV, started)
+        self._decode(self._cells_of(asked, prefixes, _homes_of(asked, rows), prefilled), logits_NV, started)
 
-    def _share(self, row: Row, block: KeptBlock, place: int, logits: Iterator[Tensor]) -> _Shared:
-        """Open a prefilled row to requests for its prompts."""
+    def _open(self, row: Row, block: KeptBlock, place: int, logits: Iterator[Tensor]) -> Prefix:
+        """A prefilled row, for all requests that have its prompts."""
         extends = row.match.entry if row.match is not None and row.match.entry.block is block else None
-        shared = _Shared(Prefix(block.cache, place), block, {p.ids: next(logits) for p in row.prompts}, extends)
+        prefix = Prefix(block, place, {prompt.ids: next(logits) for prompt in row.prompts}, extends)
         block.busy.add(place)
-        self._shared.update(dict.fromkeys(shared.logits, shared))
-        return shared
+        self._prefixes.update(dict.fromkeys(prefix.logits, prefix))
+        return prefix
 
-    def _take_off(
+    def _cells_of(
         self,
-        asked: Sequence[_Asked],
-        shared: Sequence[_Shared],
+        asked: Sequence[Ticketed],
+        prefixes: Sequence[Prefix],
         homes: Sequence[Home | None],
         prefilled: Sequence[int],
-        logits_NV: Tensor,
-        started: float,
-    ) -> None:
-        """Begin to decode."""
+    ) -> list[Cell]:
         cells: list[Cell] = []
-        for one, row, home, new in zip(asked, shared, homes, prefilled, strict=True):
-            limit = min(one.request.sampling.max_tokens, self.max_context - len(one.request.prompt_ids))
-            cells.append(Cell(one.request, row.prefix, limit, home))
-            self._flights[cells[-1]] = _Flight(one.ticket, cells[-1], row, new, 0.0, self._clock)
-            row.cells += 1
+        for (ticket, request), prefix, home, new in zip(asked, prefixes, homes, prefilled, strict=True):
+            limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
+            cells.append(Cell(ticket, request, prefix, limit, home, new, self._clock))
+            self._cells[ticket] = cells[-1]
+            prefix.cells += 1
+        return cells
+
+    def _decode(self, cells: Sequence[Cell], logits_NV: Tensor, started: float) -> None:
+        """Draw their first tokens."""
         done = self._decoder.add(cells, logits_NV)
         seconds = (time.perf_counter() - started) / len(cells)
         for cell in cells:
-            self._flights[cell].seconds = seconds
+            cell.seconds = seconds
         self._finish(done)
 
     # the end of a request
@@ -214,46 +186,95 @@ class HFEngine(LocalEngine):
     def _finish(self, cells: Sequence[Cell]) -> None:
         if not cells:
             return
-        flights = [self._flights[cell] for cell in cells]
-        drawn = self._decoder.sampled(cells)
-        for flight, sampled in zip(flights, drawn, strict=True):
-            said = (sampled.tokens, sampled.logprobs, sampled.entropies)
-            self._done[flight.ticket] = self._completed(*said, self._cost(flight))
-        staying = [(cell, sampled.tokens) for cell, sampled in zip(cells, drawn, strict=True) if cell.home]
-        if staying:
-            bring_home(self._decoder, self._kept, *zip(*staying, strict=True))
-            for flight in flights:  # what a longer sequence in the same row contains is forgotten
-                if (entry := flight.shared.extends) and flight.cell.home == Home(entry.block, entry.row):
-                    self._kept.drop(entry)
-        self._leave(flights)
+        drawn = self._decoder.drawn(cells)
+        for cell, sampled in zip(cells, drawn, strict=True):
+            self._done[cell.ticket] = self._completed(*sampled, self._cost(cell))
+        self._retain(cells, drawn)
+        self._leave(cells)
 
-    def _leave(self, flights: Sequence[_Flight]) -> None:
+    def _leave(self, cells: Sequence[Cell]) -> None:
         """Free the places of requests that are done or cancelled, and the memory that no other request needs."""
-        self._decoder.remove([flight.cell for flight in flights])
-        for flight in flights:
-            del self._flights[flight.cell]
-            flight.shared.cells -= 1
-            release_row(flight.cell)
-            self._release(flight.shared)
+        self._decoder.remove(cells)
+        for cell in cells:
+            del self._cells[cell.ticket]
+            cell.prefix.cells -= 1
+            if cell.home is not None and cell.home.block is not cell.prefix.block:
+                cell.home.block.busy.discard(cell.home.row)
+            self._release(cell.prefix)
         self._kept.compact()
 
-    def _release(self, shared: _Shared) -> None:
+    def _release(self, prefix: Prefix) -> None:
         """Close a row that no request continues or waits to continue."""
-        if shared.cells or any(self._waiting[ids] for ids in shared.logits):
+        if prefix.cells or any(self._waiting[ids] for ids in prefix.logits):
             return
-        for ids in shared.logits:
-            self._shared.pop(ids, None)
-        shared.block.busy.discard(shared.prefix.row)
+        for ids in prefix.logits:
+            self._prefixes.pop(ids, None)
+        prefix.block.busy.discard(prefix.row)
 
-    def _cost(self, flight: _Flight) -> Cost:
-        seconds = flight.seconds + self._clock - flight.joined
-        decoded = self._decoder.count(flight.cell)
-        return cost_of(flight.cell.request, decoded=decoded, prefilled=flight.prefilled, seconds=seconds)
+    def _cost(self, cell: Cell) -> Cost:
+        seconds = cell.seconds + self._clock - cell.joined
+        return cost_of(cell.request, decoded=self._decoder.count(cell), prefilled=cell.prefilled, seconds=seconds)
 
     def _abandon(self) -> None:
         """Every row may be half written."""
         super()._abandon()
-        for holder in (self._waiting, self._flights, self._shared):
+        for holder in (self._waiting, self._cells, self._prefixes):
             holder.clear()
         self._decoder.clear()
         self._kept.clear()
+
+    # what is kept
+
+    def _retain(self, cells: Sequence[Cell], drawn: Sequence[Drawn]) -> None:
+        """Keep the sequences of cells that are done and have a home. The last token was drawn but not fed: its keys and
+        values are not part of what is kept."""
+        by_block: dict[KeptBlock, list[tuple[Cell, Home, tuple[int, ...]]]] = {}
+        for cell, (tokens, _, _) in zip(cells, drawn, strict=True):
+            if (home := cell.home) is not None:
+                by_block.setdefault(home.block, []).append((cell, home, cell.request.prompt_ids + tuple(tokens[:-1])))
+        for block, members in by_block.items():
+            staying = [(cell, home.row) for cell, home, _ in members]
+            _load_prefixes(block.cache, staying)
+            self._append_tails(block.cache, staying)
+            self._kept.add(block, [(home.row, ids) for _, home, ids in members])
+        for cell in cells:  # what a longer sequence in the same row contains is forgotten
+            if (entry := cell.prefix.extends) and cell.home == Home(entry.block, entry.row):
+                self._kept.drop(entry)
+
+    def _append_tails(self, cache: RowCache, cells: Sequence[tuple[Cell, int]]) -> None:
+        """Write the tokens that cells drew and fed behind their prompts, in their rows."""
+        fed = [self._decoder.count(cell) - 1 for cell, _ in cells]
+        if not any(fed):
+            return
+        lengths = [cell.length for cell, _ in cells]
+        cache.reserve(max(map(sum, zip(lengths, fed, strict=True))))
+        slot_Q = torch.arange(max(fed))
+        slots_BQ = torch.tensor(lengths)[:, None] + slot_Q
+        slots_BQ.masked_fill_(slot_Q >= torch.tensor(fed)[:, None], cache.trash)
+        rows_B = torch.tensor([row for _, row in cells], device=cache.device)
+        cache.write(rows_B, slots_BQ.to(cache.device), *self._decoder.tails([cell for cell, _ in cells]))
+
+
+def _homes_of(asked: Sequence[Ticketed], rows: Sequence[Home | None]) -> list[Home | None]:
+    """A home for every request that retains. `rows[n]` is the row whose whole prompt request n continues (None where
+    it continues a part of it, or where the row is not its own): n stays there if no other request would."""
+    requests = [request for _, request in asked]
+    claims = Counter(row for row, request in zip(rows, requests, strict=True) if request.retain)
+    homes = [row if request.retain and claims[row] == 1 else None for row, request in zip(rows, requests, strict=True)]
+    moving = [n for n, request in enumerate(requests) if request.retain and homes[n] is None]
+    slots = _ROOM + max((len(requests[n].prompt_ids) for n in moving), default=0)
+    block = KeptBlock(RowCache(len(moving), slots), busy=set(range(len(moving))))
+    for row, n in enumerate(moving):
+        homes[n] = Home(block, row)
+    return homes
+
+
+def _load_prefixes(cache: RowCache, cells: Sequence[tuple[Cell, int]]) -> None:
+    """Copy the prefixes of siblings to their rows."""
+    by_source: dict[RowCache, list[tuple[Cell, int]]] = {}
+    for cell, row in cells:
+        if cell.prefix.cache is not cache:
+            by_source.setdefault(cell.prefix.cache, []).append((cell, row))
+    for source, members in by_source.items():
+        places, rows = [row for _, row in members], [cell.prefix.row for cell, _ in members]
+        cache.load(places, source, rows, max(cell.length for cell, _ in members))

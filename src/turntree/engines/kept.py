@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from turntree.engines.cache import RowCache
+from turntree.engines.requests import hashes_of_prefixes
 
 STRIDE = 16
 _BYTES, _SLOTS = 1 << 32, 1 << 19
@@ -32,10 +33,9 @@ class KeptBlock:
 
 @dataclass(eq=False)
 class Entry:
-    """One kept sequence: the first `length` of `ids` lie in the first slots of `row`."""
+    """One kept sequence: the keys and values of `ids` lie in the first slots of `row`."""
 
     ids: tuple[int, ...]
-    length: int
     row: int
     block: KeptBlock = field(repr=False)
     hashes: tuple[int, ...] = field(repr=False)
@@ -53,16 +53,7 @@ class Match:
     @property
     def whole(self) -> bool:
         """Everything that the entry holds is a prefix of the prompt."""
-        return self.length == self.entry.length
-
-
-@dataclass(frozen=True)
-class Retained:
-    """The first `length` of `ids` were computed in `row`."""
-
-    row: int
-    ids: tuple[int, ...]
-    length: int
+        return self.length == len(self.entry.ids)
 
 
 class KeptSequences:
@@ -96,7 +87,7 @@ class KeptSequences:
         over, because the logits after it have to be computed."""
         if not self._index:
             return None
-        hashes = _chain(ids[:-1])
+        hashes = hashes_of_prefixes(ids[:-1], STRIDE)
         for stride, hashed in zip(range(len(hashes), 0, -1), reversed(hashes), strict=True):
             agreeing = list(itertools.islice(reversed(self._index.get(hashed, {})), _CANDIDATES))
             if agreeing:
@@ -105,14 +96,15 @@ class KeptSequences:
                 return Match(entry, entry.block.cache, entry.row, length) if length else None
         return None
 
-    def add(self, block: KeptBlock, rows: Sequence[Retained]) -> None:
-        """Keep more sequences in the rows of a block, which becomes the newest. Of equal ones the newest is kept."""
-        for kept in rows:
-            if (equal := self._whole.get(kept.ids)) is not None:
+    def add(self, block: KeptBlock, rows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Keep more sequences, given with their rows of a block, which becomes the newest. Of equal ones the newest is
+        kept."""
+        for row, ids in rows:
+            if (equal := self._whole.get(ids)) is not None:
                 self.drop(equal)
-            entry = Entry(kept.ids, kept.length, kept.row, block, _chain(kept.ids[: kept.length]))
+            entry = Entry(ids, row, block, tuple(hashes_of_prefixes(ids, STRIDE)))
             block.entries.append(entry)
-            self._whole[kept.ids] = entry
+            self._whole[ids] = entry
             for hashed in entry.hashes:
                 self._index.setdefault(hashed, {})[entry] = None
         self._blocks = [other for other in self._blocks if other is not block] + [block]
@@ -139,7 +131,7 @@ class KeptSequences:
     def _evict(self, oldest: KeptBlock) -> None:
         """Drop the oldest block. Of the only block, keep the rows that fit, so that a bound that is slightly too small
         costs little."""
-        fitting = self._bound // max(entry.length for entry in oldest.entries) if len(self._blocks) == 1 else 0
+        fitting = self._bound // max(len(entry.ids) for entry in oldest.entries) if len(self._blocks) == 1 else 0
         while len(oldest.entries) > fitting:
             self._unlist(oldest.entries.pop(0))
         if oldest.entries:
@@ -163,23 +155,15 @@ class KeptSequences:
 def _copy_down(block: KeptBlock) -> None:
     """Move the living rows of a block to a cache of their own."""
     used = sorted({entry.row for entry in block.entries})
-    longest = max(entry.length for entry in block.entries)
+    longest = max(len(entry.ids) for entry in block.entries)
     block.cache = block.cache.select(torch.tensor(used, device=block.cache.device), longest)
     for entry in block.entries:
         entry.row = used.index(entry.row)
 
 
-def _chain(ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The chained hashes of the prefixes of length STRIDE, 2 STRIDE, ... (ints hash alike in every process)."""
-    hashes: list[int] = []
-    for end in range(STRIDE, len(ids) + 1, STRIDE):
-        hashes.append(hash((hashes[-1] if hashes else end, ids[end - STRIDE : end])))
-    return tuple(hashes)
-
-
 def _common_prefix(ids: tuple[int, ...], entry: Entry, agreed: int) -> int:
     """How many tokens of a prompt but the last lie at the start of an entry, given that `agreed` do. By halving."""
-    low, high = agreed, min(entry.length, len(ids) - 1)  # the first `low` agree; at most `high` can
+    low, high = agreed, min(len(entry.ids), len(ids) - 1)  # the first `low` agree; at most `high` can
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if ids[low:middle] == entry.ids[low:middle] else (low, middle - 1)

@@ -1,13 +1,15 @@
-"""The settings of the registered engines: how much `hf` may take on at once, and the servers of `vllm`. Without torch,
-so that configurations can be read without it."""
+"""The registered engines: their settings (how much `hf` may take on at once, the servers of `vllm`), and what builds
+them. Torch is imported when an engine is built, so that configurations can be read without it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from turntree.core.config import at_least
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.progress import notice
+from turntree.core.protocols import StreamingEngine
 
 Prefixes = Literal["auto", "shared", "repeated"]
 
@@ -64,3 +66,27 @@ class VllmConfig:
     @property
     def urls(self) -> tuple[str, ...]:
         return tuple(url.strip().rstrip("/") for url in self.url.split(","))
+
+
+def hf(policy: Any, config: EngineConfig) -> StreamingEngine:
+    """Samples from the model of `policy`, which is updated in place: `HFEngine`, which shares prefixes, and
+    `PlainEngine` for a model that cannot, if `policy.prefixes` leaves the choice to us."""
+    from turntree.engines.hf import HFEngine
+    from turntree.engines.plain import PlainEngine
+
+    if policy.prefixes != "repeated":
+        try:
+            return HFEngine(policy.model, policy.renderer.stop_ids, config)
+        except InputError as error:
+            if policy.prefixes == "shared":
+                raise
+            advice = f" (device.engine.max_context: {error.hint})" if error.field == "max_context" else ""
+            notice(f"sampling prefills every turn's prompt as a whole: {error.problem}{advice}")
+    return PlainEngine(policy.model, policy.renderer.stop_ids, config)
+
+
+def vllm(policy: Any, config: VllmConfig) -> StreamingEngine:
+    """`VllmEngine` with the weights of `policy`."""
+    from turntree.engines.vllm import VllmEngine
+
+    return VllmEngine(config, policy.model, policy.tokenizer, policy.renderer.stop_ids)

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.engines.compatibility import check_generation
 from turntree.engines.limits import EngineConfig
@@ -23,26 +23,18 @@ from turntree.engines.requests import check_idle, check_requests
 class LocalEngine(ABC):
     """`core.protocols.StreamingEngine` over a model in this process, which may be trained while nothing is in flight.
 
-    `stop_ids` end a completion (the stop token is part of it). `pad_id` only fills padding, which is masked. Requests
-    are admitted in order of submission. One thread drives the engine: work is done inside `generate` and `poll`, and
-    the same calls give the same bits. The reported log-probabilities equal those of a plain `model(input_ids)` call, up
-    to rounding, which `_check` measures.
+    `stop_ids` end a completion (the stop token is part of it). Requests are admitted in order of submission. One thread
+    drives the engine: work is done inside `generate` and `poll`, and the same calls give the same bits. The reported
+    log-probabilities equal those of a plain `model(input_ids)` call, up to rounding, which `_check` measures.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        stop_ids: Collection[int],
-        config: EngineConfig,
-        *,
-        own: int,
-        pad_id: int,
-        policy_version: int,
+        self, model: PreTrainedModel, stop_ids: Collection[int], config: EngineConfig, *, positions: int
     ) -> None:
-        """`own` are the positions of the model, of which the configuration may allow fewer."""
+        """`positions` are those of the model, of which the configuration may allow fewer."""
         self.config, self.stop_ids = config, frozenset(stop_ids)
-        self._own, self.max_context = own, min(config.max_context or own, own)
-        self._model, self._pad, self._version = model, pad_id, policy_version
+        self._positions, self.max_context = positions, min(config.max_context or positions, positions)
+        self._model, self._version = model, 0
         self._vocabulary: int = model.config.get_text_config().vocab_size
         self._weights = 0  # the stamp of those that computed what is held
         self._tickets = 0
@@ -52,7 +44,7 @@ class LocalEngine(ABC):
     def _check(self, how: str) -> None:
         """Raise `InputError` where sampling differs from plain calls; `how` says how rows are computed. A probe is
         longer than a small `max_context`, so it may take all positions of the model."""
-        bounded, self.max_context = self.max_context, self._own
+        bounded, self.max_context = self.max_context, self._positions
         with _evaluating(self._model):
             check_generation(self._model, self.generate, how=how)
         self.max_context = bounded
@@ -74,14 +66,15 @@ class LocalEngine(ABC):
         """Raises `ConfigError` for another model than the engine's own, which is updated in place."""
         if model is not self.model:
             raise ConfigError("is not the model that the engine samples from", field="model", hint="train that one")
-        self.weights_changed(policy_version)
-
-    def weights_changed(self, policy_version: int) -> None:
-        """Raises `TurntreeError` while requests are in flight: a completion is sampled by one policy."""
-        check_idle(self.in_flight)
+        self.clear_cache()
         self._version = policy_version
+
+    def clear_cache(self) -> None:
+        """Raises `TurntreeError` while requests are in flight."""
+        check_idle(self.in_flight)
         self._forget()
-        _give_back()
+        with suppress(AttributeError, OSError, TypeError):  # another C library than glibc,
+            ctypes.CDLL(None).malloc_trim(0)  # which would keep what was freed in pieces that are no use to an update
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Answer a wave, in order; other requests in flight continue beside it. Raises what `check_requests` raises
@@ -97,8 +90,14 @@ class LocalEngine(ABC):
         check_requests([request], vocab_size=self._vocabulary, max_context=self.max_context)
         return self._enqueue(request)
 
-    @abstractmethod
-    def cancel(self, ticket: int) -> Cost: ...
+    def cancel(self, ticket: int) -> Cost:
+        if ticket in self._done:
+            return self._done.pop(ticket).cost
+        if (request := self._queue.pop(ticket, None)) is not None:
+            self._dequeued(request)
+            return NO_COST
+        with torch.inference_mode():
+            return self._stop(ticket)
 
     def poll(self, timeout: float | None = None) -> list[Finished]:
         """Raises `TurntreeError` where the weights changed unannounced or the logits are not finite. After an error
@@ -119,18 +118,26 @@ class LocalEngine(ABC):
     def _decoding(self) -> int:
         """The number of requests that are past the queue and not done."""
 
-    @property
-    @abstractmethod
-    def _holds(self) -> bool:
-        """Whether it holds anything that the weights computed."""
-
-    @abstractmethod
-    def _forget(self) -> None:
-        """Drop what is kept for later requests."""
-
     @abstractmethod
     def _step(self) -> None:
         """Admit what there is room for, then draw one token for every request in decoding."""
+
+    @abstractmethod
+    def _stop(self, ticket: int) -> Cost:
+        """Take a request out of decoding, and return its cost so far. None has this ticket: nothing is done."""
+
+    @property
+    def _holds(self) -> bool:
+        """Whether it holds anything that the weights computed."""
+        return self._decoding > 0
+
+    def _forget(self) -> None:
+        """Drop what is kept for later requests."""
+        return None
+
+    def _dequeued(self, request: GenerationRequest) -> None:
+        """A request was cancelled before it was admitted."""
+        return None
 
     def _enqueue(self, request: GenerationRequest) -> int:
         ticket, self._tickets = self._tickets, self._tickets + 1
@@ -145,21 +152,17 @@ class LocalEngine(ABC):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Every model call is inside this context. An error ends everything in flight, so no state is half done."""
-        self._check_weights()
+        weights = sum(p._version for p in self._model.parameters() if not p.is_inference())  # changes with every step
+        if self._holds and weights != self._weights:
+            self._abandon()
+            raise TurntreeError("the weights changed behind the engine; call update_weights after an update")
+        self._weights = weights
         try:
             with _evaluating(self._model), torch.inference_mode():
                 yield
         except BaseException:
             self._abandon()
             raise
-
-    def _check_weights(self) -> None:
-        """Refuse to go on with what other weights computed."""
-        weights = _weights_stamp(self._model)
-        if self._holds and weights != self._weights:
-            self._abandon()
-            raise TurntreeError("the weights changed behind the engine; call weights_changed after an update")
-        self._weights = weights
 
     def _completed(
         self, tokens: Sequence[int], logprobs: Sequence[float], entropies: Sequence[float], cost: Cost
@@ -187,15 +190,3 @@ def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     finally:
         if training:
             model.train()
-
-
-def _give_back() -> None:
-    """What was freed goes back to the system. glibc would keep it in pieces that are no use to an update, which has
-    other sizes than sampling."""
-    with suppress(AttributeError, OSError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _weights_stamp(model: PreTrainedModel) -> int:
-    """Changes whenever autograd sees a parameter written in place (an optimizer step)."""
-    return sum(p._version for p in model.parameters() if not p.is_inference())

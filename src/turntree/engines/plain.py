@@ -53,18 +53,10 @@ class _Batch:
     """The rows in decoding, in the order of the cache. `logits_RV` follow what was fed so far."""
 
     rows: list[_Row]
-    cache: DynamicCache
+    cache: Any  # a DynamicCache
     mask_RL: Tensor  # 0 at the padding on the left
     logits_RV: Tensor
     sampling: SamplingBatch
-
-    def keep(self, kept: list[int]) -> None:
-        """Only these rows go on."""
-        self.rows = [self.rows[place] for place in kept]
-        if kept:
-            chosen = torch.tensor(kept, device=self.mask_RL.device)
-            _reorder(self.cache, chosen)
-            self.mask_RL, self.logits_RV = self.mask_RL[chosen], self.logits_RV[chosen]
 
 
 class PlainEngine(LocalEngine):
@@ -80,40 +72,29 @@ class PlainEngine(LocalEngine):
         model: PreTrainedModel,
         stop_ids: Collection[int],
         config: EngineConfig | None = None,
-        *,
-        pad_id: int = 0,
-        policy_version: int = 0,
     ) -> None:
         config = config or EngineConfig()
-        own = _positions(model, config)
-        super().__init__(model, stop_ids, config, own=own, pad_id=pad_id, policy_version=policy_version)
+        positions = positions_of(model) or config.max_context  # a model that counts none (Mamba) is given some
+        if positions is None:
+            problem = f"the config of {type(model).__name__} has no max_position_embeddings"
+            hint = "say how long prompt and completion may be"
+            raise InputError(problem, field="device.engine.max_context", hint=hint)
+        super().__init__(model, stop_ids, config, positions=positions)
         check_positions(model, self.max_context, field="max_context")
         self._batch: _Batch | None = None
         self._check("in padded batches")
-
-    def cancel(self, ticket: int) -> Cost:
-        if ticket in self._done:
-            return self._done.pop(ticket).cost
-        self._queue.pop(ticket, None)
-        rows = [] if self._batch is None else self._batch.rows
-        place = next((place for place, row in enumerate(rows) if row.ticket == ticket), None)
-        if place is None:
-            return NO_COST
-        cost = rows[place].cost
-        with torch.inference_mode():
-            self._keep([other for other in range(len(rows)) if other != place])
-        return cost
 
     @property
     def _decoding(self) -> int:
         return 0 if self._batch is None else len(self._batch.rows)
 
-    @property
-    def _holds(self) -> bool:
-        return self._batch is not None
-
-    def _forget(self) -> None:
-        """It keeps nothing."""
+    def _stop(self, ticket: int) -> Cost:
+        rows = [] if self._batch is None else self._batch.rows
+        stopped = next((row for row in rows if row.ticket == ticket), None)
+        if stopped is None:
+            return NO_COST
+        self._keep([place for place, row in enumerate(rows) if row is not stopped])
+        return stopped.cost
 
     def _abandon(self) -> None:
         super()._abandon()
@@ -121,12 +102,14 @@ class PlainEngine(LocalEngine):
 
     def _step(self) -> None:
         started = time.perf_counter()
-        if self._batch is None and self._queue:
-            self._batch = self._begin()
-        elif self._batch is not None:
-            self._feed(self._batch)
-        if self._batch is not None:
-            self._draw(self._batch, started)
+        if (batch := self._batch) is not None:
+            tokens_R1 = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self.model.device)
+            batch.mask_RL = torch.cat([batch.mask_RL, torch.ones_like(tokens_R1)], dim=1)
+            batch.logits_RV = self._logits(tokens_R1, batch.mask_RL, batch.cache)
+        elif self._queue:
+            self._batch = batch = self._begin()
+        if batch is not None:
+            self._draw(batch, started)
 
     def _begin(self) -> _Batch:
         """Prefill what waits, in order of submission. The first request of a prompt pays for it; its siblings reuse."""
@@ -137,36 +120,24 @@ class PlainEngine(LocalEngine):
             width = len(prompts.keys() | {request.prompt_ids}) * longest
             if rows and (len(rows) == self.config.max_batch_rows or width > self.config.max_prefill_tokens):
                 break
-            new = request.prompt_ids not in prompts
+            prefilled = 0 if request.prompt_ids in prompts else len(request.prompt_ids)
             prompts.setdefault(request.prompt_ids, len(prompts))
             limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
-            rows.append(_Row(ticket, request, limit, len(request.prompt_ids) if new else 0, len(rows)))
+            rows.append(_Row(ticket, request, limit, prefilled, len(rows)))
         for row in rows:
             del self._queue[row.ticket]
-        cache, mask_PL, logits_PV = self._prefill(list(prompts))
-        chosen = torch.tensor([prompts[row.request.prompt_ids] for row in rows], device=self.model.device)
-        _reorder(cache, chosen)
-        sampling = SamplingBatch.of([row.request for row in rows], [row.limit for row in rows], self.model.device)
-        return _Batch(rows, cache, mask_PL[chosen], logits_PV[chosen], sampling)
+        longest, device = max(map(len, prompts)), self.model.device
+        cache: Any = DynamicCache(config=self.model.config)
+        tokens_PQ = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts], device=device)
+        sizes_P1 = torch.tensor([[len(ids)] for ids in prompts], device=device)
+        mask_PQ = (torch.arange(longest, device=device) >= longest - sizes_P1).long()
+        logits_PV = self._logits(tokens_PQ, mask_PQ, cache)
+        chosen_R = torch.tensor([prompts[row.request.prompt_ids] for row in rows], device=device)
+        cache.reorder_cache(chosen_R)
+        sampling = SamplingBatch.of([row.request for row in rows], [row.limit for row in rows], device)
+        return _Batch(rows, cache, mask_PQ[chosen_R], logits_PV[chosen_R], sampling)
 
-    def _prefill(self, prompts: list[tuple[int, ...]]) -> tuple[DynamicCache, Tensor, Tensor]:
-        longest = max(map(len, prompts))
-        padding = [longest - len(ids) for ids in prompts]
-        device = self.model.device
-        tokens_PQ = torch.tensor(
-            [[self._pad] * pad + list(ids) for pad, ids in zip(padding, prompts, strict=True)], device=device
-        )
-        mask_PQ = (torch.arange(longest, device=device) >= torch.tensor(padding, device=device)[:, None]).long()
-        cache = DynamicCache(config=self.model.config)
-        return cache, mask_PQ, self._logits(tokens_PQ, mask_PQ, cache)
-
-    def _feed(self, batch: _Batch) -> None:
-        """The last token of every row."""
-        tokens_R1 = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self.model.device)
-        batch.mask_RL = torch.cat([batch.mask_RL, torch.ones_like(tokens_R1)], dim=1)
-        batch.logits_RV = self._logits(tokens_R1, batch.mask_RL, batch.cache)
-
-    def _logits(self, tokens_RQ: Tensor, mask_RL: Tensor, cache: DynamicCache) -> Tensor:
+    def _logits(self, tokens_RQ: Tensor, mask_RL: Tensor, cache: Any) -> Tensor:
         """After the last token of each row."""
         positions_RQ = (mask_RL.cumsum(-1) - 1).clamp_min(0)[:, -tokens_RQ.shape[1] :]
         model: Any = self.model
@@ -187,33 +158,26 @@ class PlainEngine(LocalEngine):
         drawn = draw(batch.logits_RV, batch.sampling, places_R, counts_R)
         columns = (drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.entropies.tolist())
         seconds = (time.perf_counter() - started) / len(batch.rows)
-        for row, token, logprob, entropy in zip(batch.rows, *columns, strict=True):
+        going: list[int] = []
+        for place, (row, token, logprob, entropy) in enumerate(zip(batch.rows, *columns, strict=True)):
             row.tokens.append(token)
             row.logprobs.append(logprob)
             row.entropies.append(entropy)
             row.seconds += seconds
-        ended = [row.tokens[-1] in self.stop_ids or len(row.tokens) == row.limit for row in batch.rows]
-        for row in (row for row, done in zip(batch.rows, ended, strict=True) if done):
-            self._done[row.ticket] = self._completed(row.tokens, row.logprobs, row.entropies, row.cost)
-        if any(ended):
-            self._keep([place for place, done in enumerate(ended) if not done])
+            if token in self.stop_ids or len(row.tokens) == row.limit:
+                self._done[row.ticket] = self._completed(row.tokens, row.logprobs, row.entropies, row.cost)
+            else:
+                going.append(place)
+        if len(going) < len(batch.rows):
+            self._keep(going)
 
-    def _keep(self, kept: list[int]) -> None:
-        assert self._batch is not None
-        self._batch.keep(kept)
-        if not kept:
+    def _keep(self, places: list[int]) -> None:
+        """Only the rows at these places go on."""
+        batch = self._batch
+        if batch is None or not places:
             self._batch = None
-
-
-def _reorder(cache: Any, rows: Tensor) -> None:
-    """The rows of the cache that are named, as often as they are named."""
-    cache.reorder_cache(rows)
-
-
-def _positions(model: PreTrainedModel, config: EngineConfig) -> int:
-    """The positions that the model has, or that it is given where it counts none (Mamba)."""
-    own = positions_of(model) or config.max_context
-    if own is None:
-        problem = f"the config of {type(model).__name__} has no max_position_embeddings"
-        raise InputError(problem, field="device.engine.max_context", hint="say how long prompt and completion may be")
-    return own
+            return
+        batch.rows = [batch.rows[place] for place in places]
+        chosen_R = torch.tensor(places, device=self.model.device)
+        batch.cache.reorder_cache(chosen_R)
+        batch.mask_RL, batch.logits_RV = batch.mask_RL[chosen_R], batch.logits_RV[chosen_R]

@@ -52,11 +52,17 @@ def polled(engine: StreamingEngine, waiting: Collection[int], timeout: float | N
 
 
 def check_idle(in_flight: int) -> None:
-    """Raise `TurntreeError` while requests are in flight: a completion has one policy version."""
+    """Raise `TurntreeError` while requests are in flight: a completion is sampled by one policy."""
     if in_flight:
-        raise TurntreeError(
-            f"the weights changed while requests are in flight ({in_flight}); poll or cancel them before"
-        )
+        raise TurntreeError(f"requests are in flight ({in_flight}); poll or cancel them before the weights change")
+
+
+def hashes_of_prefixes(ids: tuple[int, ...], stride: int) -> list[int]:
+    """Chained hashes of the prefixes of length stride, 2 stride, ... (ints hash alike in every process)."""
+    hashes: list[int] = []
+    for end in range(stride, len(ids) + 1, stride):
+        hashes.append(hash((hashes[-1] if hashes else end, ids[end - stride : end])))
+    return hashes
 
 
 def cost_of(request: GenerationRequest, *, decoded: int, prefilled: int, seconds: float = 0.0) -> Cost:

@@ -9,7 +9,7 @@ Shape suffixes: N requests, R rows of logits, T completion positions, V vocabula
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,11 +25,6 @@ def uniforms(seed: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=seed % 2**64)).random(count, dtype=np.float32)
 
 
-def truncates(sampling: Sampling) -> bool:
-    """Whether top-k or top-p changes the distribution."""
-    return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
-
-
 @dataclass(frozen=True)
 class SamplingBatch:
     """The sampling parameters of N requests as tensors. The flags say which work their draws need."""
@@ -39,9 +34,9 @@ class SamplingBatch:
     top_p_N: Tensor
     top_k_N: Tensor
     uniform_NT: Tensor
-    any_tempered: bool
-    any_greedy: bool
-    any_truncated: bool
+    any_tempered: bool = False
+    any_greedy: bool = False
+    any_truncated: bool = False
 
     @classmethod
     def of(cls, requests: Sequence[GenerationRequest], limits: Sequence[int], device: torch.device) -> SamplingBatch:
@@ -57,10 +52,7 @@ class SamplingBatch:
             top_p_N=torch.tensor([each.top_p for each in samplings], dtype=torch.float32, device=device),
             top_k_N=torch.tensor([each.top_k for each in samplings], device=device),
             uniform_NT=torch.from_numpy(uniform_NT).to(device),
-            any_tempered=any(each.temperature not in (0, 1) for each in samplings),
-            any_greedy=any(each.temperature == 0 for each in samplings),
-            any_truncated=any(map(truncates, samplings)),
-        )
+        ).flagged(samplings)
 
     @classmethod
     def idle(cls, requests: int, positions: int, device: torch.device) -> SamplingBatch:
@@ -71,9 +63,15 @@ class SamplingBatch:
             top_p_N=torch.ones(requests, device=device),
             top_k_N=torch.zeros(requests, dtype=torch.long, device=device),
             uniform_NT=torch.zeros(requests, positions, device=device),
-            any_tempered=False,
-            any_greedy=False,
-            any_truncated=False,
+        )
+
+    def flagged(self, samplings: Sequence[Sampling]) -> SamplingBatch:
+        """With the flags that these parameters need."""
+        return replace(
+            self,
+            any_tempered=any(each.temperature not in (0, 1) for each in samplings),
+            any_greedy=any(each.temperature == 0 for each in samplings),
+            any_truncated=any(s.temperature > 0 and (s.top_p < 1 or s.top_k > 0) for s in samplings),
         )
 
     def tensors(self) -> list[Tensor]:

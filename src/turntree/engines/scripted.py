@@ -66,11 +66,11 @@ class ScriptedEngine:
         return self._version
 
     def update_weights(self, model: Any, policy_version: int) -> None:
-        self.weights_changed(policy_version)
-
-    def weights_changed(self, policy_version: int) -> None:
         check_idle(self.in_flight)
         self._version = policy_version
+
+    def clear_cache(self) -> None:
+        check_idle(self.in_flight)
 
     # waves
 

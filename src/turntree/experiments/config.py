@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.environments.tasks import TRAIN
-from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
 from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.stages.config import OwnPathConfig, TrainOnlineConfig
-from turntree.training.config import LocalConfig, LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
+from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
 BranchingArm = Literal[
@@ -47,7 +44,7 @@ class SeededExperiment:
             raise ConfigError("must be there, and each once: a repeated seed narrows intervals", field="seeds")
 
 
-def _check_constant(online: TrainOnlineConfig, changes: str) -> None:
+def check_constant(online: TrainOnlineConfig, changes: str) -> None:
     """Raise `ConfigError` unless the loss is divided by a constant; `changes` would otherwise change the step size."""
     if online.train.loss.normalizer != "constant":
         raise ConfigError(
@@ -57,7 +54,7 @@ def _check_constant(online: TrainOnlineConfig, changes: str) -> None:
         )
 
 
-def _online(
+def online_config(
     environment: Part,
     episodes: EpisodeConfig,
     rate: float,
@@ -85,7 +82,7 @@ def _online(
 def _gated() -> TrainOnlineConfig:
     """The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever converge. The threshold is
     calibrated for the embedded policy."""
-    return _online(
+    return online_config(
         Part("household", {"difficulty": "easy"}),
         EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24)),
         2e-4,
@@ -109,7 +106,7 @@ class GateExperimentConfig(SeededExperiment):
         super().__post_init__()
         if self.online.gate is None:
             raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
-        _check_constant(self.online, "a cut")
+        check_constant(self.online, "a cut")
         if "none" not in self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError("needs the arm 'none', and every arm once", field="arms")
         if "random" in self.arms and "gate" not in self.arms:
@@ -138,125 +135,8 @@ def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
     )
 
 
-def _grpo() -> TrainOnlineConfig:
-    easy = Part("household", {"difficulty": "easy"})
-    episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
-    loss = {"normalizer": "constant", "constant": 5000.0}
-    return _online(easy, episodes, 5e-4, iterations=20, check_every=2, loss=loss)
-
-
-def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -> Part:
-    """The demonstrator on the first `count` training tasks of `environment`, with further options."""
-    played = environment.options
-    games = {"source": played.get("games", "generated"), "split": TRAIN, "count": count}
-    games |= {key: played[key] for key in ("offset", "difficulty") if key in played}
-    return Part(demonstrator.name, {**demonstrator.options, "games": games, **options})
-
-
-STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "gate", "branching", "local", "verdicts")  # what a GRPO stage can have
-
-
-_SET_BY_ARMS = {  # settings of `online`, and where they are set instead
-    **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
-    "held_out_count": "held_out",
-    "held_out_temperature": "pivot.sampling.temperature",
-    "train.local": "local",
-    **dict.fromkeys(("train.dapo", "train.greso"), ""),
-}
-
-
-def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The stages of an arm, each with what is added to it: `pivot/grpo+gate` is PivotRL, then GRPO with the gate.
-    Raises `ConfigError`."""
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for told in arm.split("/"):
-        stage, *added = told.split("+")
-        wrong = [one for one in added if stage != "grpo" or one not in ADDED]
-        if stage not in STAGES or wrong or len(set(added)) < len(added):
-            hint = f"a chain of {', '.join(STAGES)}, as pivot/grpo+dapo; grpo takes {', '.join(ADDED)}, each once"
-            raise ConfigError(f"has no stage {told!r}", field="arms", hint=hint)
-        if stage == "pivot" and found:
-            reason = "its states are profiled for the policy that all arms start from"
-            hint = "put pivot first; own finds states for the policy that it gets"
-            raise ConfigError(f"has pivot after another stage: {reason}", field="arms", hint=hint)
-        found.append((stage, tuple(added)))
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComposeConfig(SeededExperiment):
-    """`turntree experiment compose`."""
-
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Every arm is run once with each."""
-    arms: tuple[str, ...] = (
-        "grpo",
-        "grpo+dapo",
-        "grpo+greso",
-        "grpo+gate",
-        "grpo+branching",
-        "pivot",
-        "pivot/grpo",
-        "own",
-        "own/grpo",
-        "own/grpo+dapo+greso",
-        "grpo+local",
-        "grpo+verdicts",
-    )
-    """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states; comes first), own (on the policy's
-    own). The others are compared with the first."""
-    online: TrainOnlineConfig = field(default_factory=_grpo)
-    """The GRPO stages; their tasks are also those that are demonstrated, and those of own states."""
-    gate: Part = field(default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}))
-    """The gate of `+gate`."""
-    brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
-    """The brancher of `+branching`, which forks half of the rollouts."""
-    local: LocalConfig = field(default_factory=lambda: LocalConfig(states=32))
-    """The local rollouts of `+local`."""
-    verdicts: float = 2.0
-    """Weight of the verdicts on the episodes' own turns in `+verdicts`."""
-    demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
-    """The demonstrator whose traces the stage pivot learns from."""
-    profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
-    candidates: int = 5000
-    """Most candidates that are profiled."""
-    select: SelectConfig = field(default_factory=household_selection)
-    pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
-    """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md), own states search twice."""
-    teacher: Part = field(default_factory=lambda: Part("household"))
-    """Labels the states of the stage own, of `+local` and of `+verdicts`."""
-    verifier: Part = field(default_factory=lambda: Part("household"))
-    """Judges them."""
-    own: OwnPathConfig = field(default_factory=household_own)
-    """How the stage own searches; its tasks and longest episode are those of `online`."""
-    held_out: int = 200
-    """Tasks of the split "dev" that are played at every check."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("must be there, and each once", field="arms")
-        if not self.verdicts > 0:
-            raise ConfigError("must be above 0", field="verdicts")
-        stages = [stage for arm in self.arms for stage in chain(arm)]
-        if not self.pivot.check_every or not self.online.train.check_every:
-            raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
-        self._check_set_by_arms()
-        if any({"gate", "branching"} & set(added) for _, added in stages):
-            _check_constant(self.online, "a cut or a fork")
-
-    def _check_set_by_arms(self) -> None:
-        """Raise `ConfigError` for settings of `online` that the arms replace: they would be ignored without a word."""
-        usual = TrainOnlineConfig()
-        for name, other in _SET_BY_ARMS.items():
-            if attrgetter(name)(self.online) != attrgetter(name)(usual):
-                hint = f"set {other} instead" if other else "an arm that names this part has its defaults"
-                raise ConfigError("is replaced by what the arms say", field=f"online.{name}", hint=hint)
-
-
 def _branched() -> TrainOnlineConfig:
-    return _online(
+    return online_config(
         Part("qa"),
         ANSWER,
         5e-4,
@@ -290,7 +170,7 @@ class BranchingExperimentConfig(SeededExperiment):
             raise ConfigError("must be 'entropy': the other arms differ from it", field="online.brancher.name")
         if not brancher.options.get("paced", True):
             raise ConfigError("must be true: 'random' keeps the same pace", field="online.brancher.paced")
-        _check_constant(self.online, "the number of leaves")
+        check_constant(self.online, "the number of leaves")
         if not self.arms or len(set(self.arms)) < len(self.arms):
             raise ConfigError("must be there, and each once", field="arms")
         if "grpo_calls" in self.arms and not {"grpo", "entropy"} <= set(self.arms):

@@ -16,8 +16,8 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.engines.checkpoint import load_model, policy_hash
-from turntree.observe.files import atomic_write, read_json, write_json
-from turntree.observe.jsonl import read_lines
+from turntree.observe.files import json_line, read_json, write_json
+from turntree.observe.jsonl import read_lines, replacing
 from turntree.observe.run import RunDirectory
 from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.policy import policy_name, resolve
@@ -74,10 +74,11 @@ def held_out_outcomes(folder: Path, iteration: int | None = None) -> dict[str, f
 def write_experiment(out: Path, summary: Mapping[str, Any], seeds: Sequence[int], arms: Sequence[str]) -> None:
     """Write `out/summary.json`, and beside it the outcomes that its intervals can be computed from again:
     `out/outcomes.jsonl`, success by task with a row for each arm, seed and check."""
-    with atomic_write(out / OUTCOMES) as handle:
+    with replacing(out / OUTCOMES) as file:
         for seed, arm in itertools.product(seeds, arms):
             for check, tasks in held_out_checks(arm_folder(out, seed, arm)).items():
-                handle.write(json.dumps({"arm": arm, "seed": seed, "check": check, "success": tasks}) + "\n")
+                row = {"arm": arm, "seed": seed, "check": check, "success": tasks}
+                file.write(json_line(row).encode())
     write_json(out / "summary.json", summary)
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,14 @@ from turntree.core import parts
 from turntree.core.config import Part, at_least, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
-from turntree.observe.files import read_json, read_table, write_json
+from turntree.observe.files import write_json
 from turntree.observe.run import open_folder
-from turntree.observe.statistics import paired_bootstrap
 from turntree.observe.workers import die_with_parent, without_interrupts
-from turntree.profiling import profile as profiling
 from turntree.profiling.profile import ProfileConfig
 from turntree.profiling.select import SelectConfig
-from turntree.report.read import QUICKSTART_SCHEMA
+from turntree.report import results
+from turntree.report.read import ARMS, QUICKSTART_SCHEMA, read_run
+from turntree.report.wording import MINUS
 from turntree.stages import evaluate, profile, select, sft, train_pivot
 from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
@@ -45,7 +45,6 @@ from turntree.training.optimizer import OptimizerConfig
 from turntree.training.pivot import PivotConfig
 from turntree.training.sft import SFTConfig
 
-ARMS = ("base", "sft", "random", "pivotrl", "own")
 GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
 TITLES = {
     "base": "base",
@@ -54,10 +53,6 @@ TITLES = {
     "pivotrl": "PivotRL (the paper's, kinds capped)",
     "own": "own states, by importance (ours)",
 }
-COMPARED = (
-    *(("own", other) for other in ("base", "sft", "pivotrl")),
-    *(("pivotrl", other) for other in ("base", "sft", "random")),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +111,7 @@ def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     begun = (_own, _profile_and_select, _base_and_sft)
     _together(config.workers, [(function, config, out) for function in begun])
     _together(config.workers, [(_train_and_evaluate, config, out, arm) for arm in ("pivotrl", "random")])
-    summary = summarise(config, out)
+    summary = summarise(out)
     summary["wall_seconds"] = round(time.perf_counter() - started, 1)
     summary["report"] = str(out / "report.html")  # made from the finished directory by the command
     write_json(out / "summary.json", summary)
@@ -225,66 +220,41 @@ def _evaluate(config: QuickstartConfig, model: str, path: Path) -> None:
     evaluate.evaluate(chosen, path)
 
 
-def summarise(config: QuickstartConfig, out: Path) -> dict[str, Any]:
-    """The comparison from the artifacts of a finished run."""
-    evaluations = {arm: read_json(out / "evaluation" / f"{arm}.json") for arm in ARMS}
-    header, _ = read_table(out / "profile.jsonl", profiling.SCHEMA)
-    arms: dict[str, Any] = {}
-    for arm, evaluation in evaluations.items():
-        bill = _bill(out, arm, header)
-        change = evaluation["retention"]["accuracy"] - evaluations["base"]["retention"]["accuracy"]
-        arms[arm] = {
-            **{key: evaluation["sampled"][key] for key in ("success", "low", "high", "episodes", "invalid_share")},
-            **{f"greedy_{key}": evaluation["greedy"][key] for key in ("success", "low", "high")},
-            "retention": evaluation["retention"]["accuracy"],
-            "retention_change": change,
-            **bill,
-        }
+def summarise(out: Path) -> dict[str, Any]:
+    """The comparison from the artifacts of a finished run, as its page has it."""
+    run = read_run(out)
+    assert run.profile is not None
+    header = run.profile.header["summary"]
     return {
         "schema": QUICKSTART_SCHEMA,
-        "arms": arms,
-        "differences": {
-            f"{one}-{other}": _difference(evaluations[one], evaluations[other], config.seed) for one, other in COMPARED
-        },
-        "candidates": header["summary"]["candidates"],
-        "classes": header["summary"]["classes"],
-        "miss_rate": header["summary"]["miss_rate"],
-        "seed": config.seed,
+        "arms": {arm.name: _row(arm) for arm in results.arm_results(run)},
+        "differences": {f"{one.first}-{one.second}": _difference(one) for one in results.differences(run)},
+        **{key: header[key] for key in ("candidates", "classes", "miss_rate")},
+        "seed": run.seed,
         "machine": f"{platform.machine()}, {multiprocessing.cpu_count()} cores",
     }
 
 
-def _bill(out: Path, arm: str, profile_header: dict[str, Any]) -> dict[str, Any]:
-    """The cost of making the arm's policy; profiling counts for the arms that use its selection."""
-    if arm == "base":
-        return {"turns": 0, "tokens": 0, "trained_tokens": 0, "seconds": 0.0}
-    cost = read_json(out / arm / "cost.json")
-    seconds = sum(cost["timing"].values())
-    turns, tokens = cost["turns"], cost["decoded_tokens"]
-    if arm == "pivotrl":  # random turns need no profile
-        spent = profile_header["summary"]["cost"]
-        turns, tokens = turns + spent["turns"], tokens + spent["decoded_tokens"]
-        seconds += sum(profile_header["timing"].values())
-    return {"turns": turns, "tokens": tokens, "trained_tokens": cost["trained_tokens"], "seconds": round(seconds, 1)}
+def _row(arm: results.ArmResult) -> dict[str, Any]:
+    assert arm.sampled is not None and arm.greedy is not None
+    bill = arm.bill or results.Bill(0, 0, 0, 0.0)  # the policy at the start cost nothing
+    return {
+        **asdict(arm.sampled),
+        "invalid_share": arm.invalid_share,
+        **{f"greedy_{key}": getattr(arm.greedy, key) for key in ("success", "low", "high")},
+        "retention": arm.skills,
+        "retention_change": arm.skills_change or 0.0,
+        **asdict(bill),
+    }
 
 
-def _difference(one: dict[str, Any], other: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Paired over games (sampled and greedy), in success shares."""
-    result: dict[str, Any] = {}
-    for prefix, key in (("", "sampled"), ("greedy_", "greedy")):
-        pairs = [_paired(a, b) for a, b in zip(one[key]["outcomes"], other[key]["outcomes"], strict=True)]
-        kept = [pair for pair in pairs if pair is not None]
-        mean, low, high = paired_bootstrap([a for a, _ in kept], [b for _, b in kept], seed=seed)
-        result |= {f"{prefix}mean": mean, f"{prefix}low": low, f"{prefix}high": high, f"{prefix}games": len(kept)}
-    return result
-
-
-def _paired(one: dict[str, Any], other: dict[str, Any]) -> tuple[float, float] | None:
-    if one["task"] != other["task"]:
-        raise ValueError(f"evaluations of different games: {one['task']!r} and {other['task']!r}")
-    if not one["rewards"] or not other["rewards"]:
-        return None
-    return sum(one["rewards"]) / len(one["rewards"]), sum(other["rewards"]) / len(other["rewards"])
+def _difference(found: results.Difference) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for prefix, estimate in (("", found.sampled), ("greedy_", found.greedy)):
+        assert estimate is not None
+        row |= {f"{prefix}{key}": value for key, value in asdict(estimate).items() if key != "tasks"}
+        row[f"{prefix}games"] = estimate.tasks
+    return row
 
 
 def table(summary: dict[str, Any]) -> list[str]:
@@ -303,31 +273,19 @@ def table(summary: dict[str, Any]) -> list[str]:
             f"{row['tokens']:,}",
             f"{row['seconds']:.0f}",
         )
+    buffer = io.StringIO()
+    Console(width=110, file=buffer, force_terminal=False).print(rows)
     return [
-        *_findings(summary),
-        *_printed(rows),
+        *(_sentence(name, row) for name, row in summary["differences"].items()),
+        *buffer.getvalue().rstrip("\n").split("\n"),
         f"{summary['wall_seconds']:.0f} s in all; report: {summary['report']}",
     ]
 
 
-def _printed(rows: Table) -> list[str]:
-    buffer = io.StringIO()
-    Console(width=110, file=buffer, force_terminal=False).print(rows)
-    return buffer.getvalue().rstrip("\n").split("\n")
-
-
-def _findings(summary: dict[str, Any]) -> list[str]:
-    """What came out, sampled and greedy alike: a policy can gain at one and lose at the other."""
-    lines: list[str] = []
-    for name, row in summary["differences"].items():
-        first, _, second = name.partition("-")
-        games = f"success on {row['games']} held-out games, paired"
-        lines.append(f"{TITLES[first]} minus {TITLES[second]}, {games}: {_gain(row, '')} sampled, "
-                     f"{_gain(row, 'greedy_')} greedy")  # fmt: skip
-    return lines
-
-
-def _gain(row: dict[str, Any], prefix: str) -> str:
-    mean, low, high = (row[f"{prefix}{key}"] * 100 for key in ("mean", "low", "high"))
-    verdict = "better" if low > 0 else "worse" if high < 0 else "not told apart"
-    return f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}] ({verdict})"
+def _sentence(name: str, row: dict[str, Any]) -> str:
+    sampled, greedy = (
+        results.Estimate(*(row[f"{prefix}{key}"] for key in ("mean", "low", "high")), tasks=row["games"])
+        for prefix in ("", "greedy_")
+    )
+    first, _, second = name.partition("-")
+    return results.Difference(first, second, sampled, greedy).sentence(TITLES.__getitem__).replace(MINUS, "-")

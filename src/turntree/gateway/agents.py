@@ -251,7 +251,8 @@ class AgentPlayer:
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
         merged = merge(task.task_id, sessions, discarded=self._settings.discarded)
-        [rewards] = judged([_endings(task, sessions, merged)], self._rewards)
+        [judgement] = judged([_endings(task, sessions, merged)], self._rewards)
+        rewards = replace(judgement, completions=merged.rewards.completions)
         rewards.check(merged.tree)
         for session, folder in played if self._settings.keep == "failed" else ():
             if rewards.verdicts[merged.ends[session.session_id]].reward is not None:

@@ -22,7 +22,7 @@ from turntree.core.cost import Additive
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.tree import PART, REWARD, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.gateway.calls import Call, Session
 from turntree.gateway.lineage import common
@@ -77,6 +77,7 @@ class _Grown:
         self._discarded = discarded
         self._verdicts: dict[int, Verdict] = {}
         self._ends: dict[str, int] = {}
+        self._completions: dict[int, float] = {}
         self._nodes: dict[tuple[str, str], int] = {}
         self._messages: dict[int | None, int] = {None: 0}  # on the path to each node, itself included
         self._owners: dict[int, str] = {}  # the session of every node; a shared prompt has none
@@ -100,10 +101,10 @@ class _Grown:
             if node is None:
                 self._unattributed["a reward of a call that the session does not hold"] += 1
             else:
-                self.tree.record(Decision(ACTOR, node, REWARD, "the call was rewarded", {"reward": reward}))
+                self._completions[node] = reward
 
     def merged(self) -> Merged:
-        rewards = Rewards(self._verdicts)
+        rewards = Rewards(self._verdicts, self._completions)
         rewards.check(self.tree)
         return Merged(
             tree=self.tree,
@@ -201,8 +202,7 @@ class _Grown:
             elif leaf in away:
                 self._stop(leaf, StopReason.CANCELLED, Verdict(None, f"thrown away by the agent ({away[leaf]})"))
             else:
-                self.tree.stop(leaf, StopReason.CONTINUED)
-                self.tree.record(Decision(ACTOR, leaf, PART, "the session went on elsewhere", {"of": float(end)}))
+                self.tree.stop(leaf, StopReason.CONTINUED, part_of=end)
 
     def _stop(self, leaf: int, reason: StopReason, verdict: Verdict) -> None:
         self.tree.stop(leaf, reason)

@@ -100,14 +100,10 @@ def text(row: dict[str, Any], *names: str) -> str | None:
             continue
         if not isinstance(value, str | int) or isinstance(value, bool):
             raise RowRefused(f"field {name!r} is not text")
-        return writable(value if isinstance(value, str) else _printed(value, name))
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise RowRefused(f"field {name!r} is too large")
+        return writable(str(value))
     return None
-
-
-def _printed(value: int, name: str) -> str:
-    if abs(value) > LARGEST:
-        raise RowRefused(f"field {name!r} is too large")
-    return str(value)
 
 
 def writable(text: str) -> str:

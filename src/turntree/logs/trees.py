@@ -15,7 +15,7 @@ from turntree.core.config import Between, from_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
-from turntree.core.tree import Decision, RolloutTree, StopReason
+from turntree.core.tree import Decision, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import LARGEST, LoggedGroup
 from turntree.logs.rollouts import group_from_tree
@@ -62,9 +62,11 @@ class KeptTree:
                     node[name] = [_single(value) for value in node[name]]
             if "timing" in node:
                 node["timing"] = {name: round(seconds, 6) for name, seconds in node["timing"].items()}
+        completions = {str(node): reward for node, reward in sorted(self.rewards.completions.items())}
         return row | {
             "tree": tree,
             "verdicts": verdicts,
+            **({"completions": completions} if completions else {}),
             "credit": None if self.credit is None else _credit(self.credit),
         }
 
@@ -82,7 +84,7 @@ class KeptTree:
                 id=found.id,
                 iteration=found.iteration,
                 tree=RolloutTree.from_json(row["tree"]),
-                rewards=Rewards({int(leaf): verdict for leaf, verdict in found.verdicts.items()}),
+                rewards=found.rewards(),
                 credit=None if found.credit is None else found.credit.restored(),
                 task_type=found.task_type,
                 tools=tuple(found.tools),
@@ -122,6 +124,8 @@ class _Tree:
     nodes: list[dict[str, Any]]
     stops: dict[str, StopReason]
     decisions: list[Decision]
+    parts: dict[str, int] = field(default_factory=dict[str, int])
+    roles: dict[str, Role] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +138,19 @@ class _Row:
     tree: _Tree
     verdicts: dict[str, Verdict]
     credit: _Labels | None
+    completions: dict[str, float] = field(default_factory=dict[str, float])
     task_type: str | None = None
     tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     cut: int | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def rewards(self) -> Rewards:
+        """Where a tree has no roles, it was written when decisions told the rewards of single completions."""
+        own = {int(node): reward for node, reward in self.completions.items()}
+        for decision in self.tree.decisions if self.tree.roles is None else ():
+            if decision.action in ("reward", "local") and "reward" in decision.numbers:
+                own[decision.node] = decision.numbers["reward"]
+        return Rewards({int(leaf): verdict for leaf, verdict in self.verdicts.items()}, own)
 
 
 def _check_node(node: dict[str, Any]) -> None:

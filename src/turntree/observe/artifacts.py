@@ -307,8 +307,6 @@ class PassRate:
     last_visit: int | None
     successes: float
     rollouts: Annotated[float, Between(0)]
-    streak: Count
-    retired_at: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
-import itertools
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.observe.jsonl import parse_json, parse_object, read_lines, read_text, replacing
 from turntree.observe.jsonl import writing as writing
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[str]]:
-    """`replacing` for text. A lone surrogate (a model can write one as an escape; UTF-8 cannot hold it) is written as
-    that escape."""
-    with replacing(path) as raw:
-        handle = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace")
-        yield handle
-        handle.flush()
-        handle.detach()  # else it would close `raw` before it is flushed to disk
 
 
 def require_writable(path: Path, *, folder: bool = False) -> None:
@@ -59,16 +45,15 @@ def replace_folder(fresh: Path, target: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Returns `path`."""
-    with atomic_write(path) as handle:
-        handle.write(text)
+    """Write a file whole or not at all; returns `path`. A lone surrogate (a model can write one as an escape, and UTF-8
+    cannot hold it) is written as that escape."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
     return path
 
 
 def write_json(path: Path, value: Any) -> None:
-    with atomic_write(path) as handle:
-        json.dump(value, handle, indent=2, ensure_ascii=False)
-        handle.write("\n")
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -79,11 +64,12 @@ def read_json(path: Path) -> Any:
 def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any]]) -> int:
     """A JSONL table: a header object that says what it is, then one row a line. Returns the number of rows."""
     count = 0
-    with atomic_write(path) as handle:
-        for row in itertools.chain((header,), rows):
-            handle.write(json_line(row))
+    with replacing(path) as file:
+        file.write(json_line(header).encode())
+        for row in rows:
+            file.write(json_line(row).encode())
             count += 1
-    return count - 1
+    return count
 
 
 def json_line(row: dict[str, Any], *, allow_nan: bool = True) -> str:
@@ -100,7 +86,9 @@ def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, 
 
 def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     """`read_table` as an iterator. The header is checked at once, each row when it is reached."""
-    lines = _lines(path, schema)
+    if not path.exists():
+        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})")
+    lines = (parse_line(line, path, number) for number, line in read_lines(path))
     header = next(lines, None)
     if header is None:
         raise InputError("is empty", path=path, hint=f"the stage before makes it ({schema})")
@@ -108,13 +96,6 @@ def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict
     if found != schema:
         raise InputError(f"is {found!r}, not {schema!r}", path=path, line=1, field="schema", hint="name the right file")
     return header, lines
-
-
-def _lines(path: Path, schema: str) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})")
-    for number, line in read_lines(path):
-        yield parse_line(line, path, number)
 
 
 def parse_line(text: bytes | str, path: Path, number: int) -> dict[str, Any]:

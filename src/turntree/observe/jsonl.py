@@ -12,7 +12,6 @@ import glob
 import gzip
 import json
 import lzma
-import math
 import os
 import re
 import tomllib
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from turntree.core.errors import InputError, TurntreeError, disk_is_full
-from turntree.core.messages import each_key_once
+from turntree.core.messages import each_key_once, finite_number
 from turntree.observe.opening import LONGEST, opened
 
 DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
@@ -170,9 +169,9 @@ def parse_json(
     if isinstance(text, bytes):
         text = decode(text, path, line)
     try:
-        floats = _finite if _HUGE.search(text) else None  # a function of Python's takes its time
+        floats = finite_number if _HUGE.search(text) else None  # a function of Python's takes its time
         value = json.loads(
-            text.rstrip("\r\n"), parse_constant=_refuse_constant, parse_float=floats, object_pairs_hook=each_key_once
+            text.rstrip("\r\n"), parse_constant=finite_number, parse_float=floats, object_pairs_hook=each_key_once
         )
     except json.JSONDecodeError as error:
         raise _not_json(text, error, path, line) from error
@@ -215,7 +214,11 @@ def write_lines(path: str | Path, values: Iterable[Any]) -> int:
     path, count = Path(path), 0
     with replacing(path) as raw, _compressed(raw, path) as file:
         for count, value in enumerate(values, start=1):
-            file.write(_encode(value, path, count))
+            try:
+                line = json.dumps(value, ensure_ascii=True, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise InputError(f"cannot be written as JSON ({error})", path=path, line=count) from error
+            file.write(line.encode() + b"\n")
     return count
 
 
@@ -241,13 +244,6 @@ def _compressed(raw: IO[bytes], path: Path) -> contextlib.AbstractContextManager
     return cast(Any, lzma.LZMAFile(raw, "wb")) if path.suffix == ".xz" else contextlib.nullcontext(raw)
 
 
-def _encode(value: Any, path: Path, line: int) -> bytes:
-    try:
-        return json.dumps(value, ensure_ascii=True, allow_nan=False).encode() + b"\n"
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot be written as JSON ({error})", path=path, line=line) from error
-
-
 def _not_json(text: str, error: json.JSONDecodeError, path: str | Path | None, line: int | None) -> InputError:
     opening = text.strip()
     if line is not None and (opening == "{" or (opening[:1] == "[" and error.pos >= len(text.rstrip()))):
@@ -269,13 +265,3 @@ def depth(value: Any) -> int:
         depth += 1
         level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
     return depth
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text[:20]} is too large for a number")
-    return value

@@ -36,7 +36,6 @@ from turntree.observe import files
 from turntree.observe.run import LOGGER_MARKS, RunDirectory
 
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
-_MOST_AT_ONCE = 1000  # the most metrics that MLflow accepts in one call
 
 
 class Logger(Protocol):
@@ -116,13 +115,7 @@ class _Followers:
         for part in named:
             self._guarded(part.name, lambda part=part: self._build(run, part))
         for name, logger in self._live.items():
-            verbs: list[Any] = [getattr(logger, verb, None) for verb in ("log", "close")]
-            problem = "" if all(map(callable, verbs)) else "which has no log and close"
-            if any(map(inspect.iscoroutinefunction, verbs)) or any(map(inspect.isgeneratorfunction, verbs)):
-                problem = "which would log nothing: its log or close is asynchronous or a generator"
-            if problem:
-                hint = "see turntree.observe.loggers.Logger"
-                raise InputError(f"{name!r} gave {type(logger).__name__}, {problem}", field="logger", hint=hint)
+            _require_logger(name, logger)
 
     def _build(self, run: RunDirectory, part: Part) -> None:
         info = RunInfo(
@@ -160,6 +153,19 @@ class _Followers:
             notice(f"warning: logger {name!r} is switched off, it raised {said} (metrics.jsonl has every figure)")
 
 
+def _require_logger(name: str, logger: object) -> None:
+    """Raise `InputError` for what could not log."""
+    verbs: list[Any] = [getattr(logger, verb, None) for verb in ("log", "close")]
+    if not all(map(callable, verbs)):
+        problem = "which has no log and close"
+    elif any(map(inspect.iscoroutinefunction, verbs)) or any(map(inspect.isgeneratorfunction, verbs)):
+        problem = "which would log nothing: its log or close is asynchronous or a generator"
+    else:
+        return
+    hint = "see turntree.observe.loggers.Logger"
+    raise InputError(f"{name!r} gave {type(logger).__name__}, {problem}", field="logger", hint=hint)
+
+
 class TensorBoard:
     """Event files in `RUN/tensorboard` (`tensorboard --logdir RUN`); the configuration is a text."""
 
@@ -193,7 +199,19 @@ class TensorBoard:
         self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
-class Trackio:
+class _Tracked:
+    """What W&B and trackio have in common: trackio speaks W&B's API."""
+
+    _run: Any
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio(_Tracked):
     """A run of trackio in its own local folder (`trackio show`; `TRACKIO_DIR` moves it).
 
     Args:
@@ -217,14 +235,8 @@ class Trackio:
             auto_log_cpu=False,
         )
 
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
-
-
-class WandB:
+class WandB(_Tracked):
     """A run of Weights & Biases in `RUN/wandb` (`wandb sync` uploads one that was offline).
 
     Args:
@@ -248,12 +260,6 @@ class WandB:
             resume="allow",
             settings=wandb.Settings(console="off"),
         )
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class MLflow:
@@ -292,9 +298,8 @@ class MLflow:
         from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
 
         now = int(time.time() * 1000)
-        rows = [Metric(_NOT_IN_MLFLOW.sub("_", name), float(value), now, step) for name, value in metrics.items()]
-        for start in range(0, len(rows), _MOST_AT_ONCE):
-            self._client.log_batch(self._id, rows[start : start + _MOST_AT_ONCE])
+        named = {_NOT_IN_MLFLOW.sub("_", name): float(value) for name, value in metrics.items()}
+        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in named.items()])
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

@@ -126,6 +126,8 @@ def paired_bootstrap(
     1.01 at 200). Equal differences cannot be resampled: the interval then has room for the share of other tasks that
     may not have been seen (Clopper and Pearson's bound), all with the worst or all with the best difference.
     """
+    from scipy.stats import t
+
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs needed, got {len(first)} and {len(second)} values")
     differences = [a - b for a, b in zip(first, second, strict=True)]
@@ -135,16 +137,11 @@ def paired_bootstrap(
         return mean, mean - unseen * (mean + 1), mean + unseen * (1 - mean)
     rng = random.Random(seed)
     means = sorted(math.fsum(rng.choices(differences, k=count)) / count for _ in range(resamples))
-    mean, wider = math.fsum(differences) / count, _few_pairs(count)
+    mean = math.fsum(differences) / count
+    # Student's quantile for the normal one, and the unbiased variance for the plain one
+    wider = math.sqrt(count / (count - 1)) * float(t.ppf(0.975, count - 1)) / Z95
     low, high = means[int(0.025 * resamples)], means[min(resamples - 1, int(0.975 * resamples))]
     return mean, max(-1.0, mean + wider * (low - mean)), min(1.0, mean + wider * (high - mean))
-
-
-def _few_pairs(count: int) -> float:
-    """Student's quantile for the normal one, and the unbiased variance for the plain one."""
-    from scipy.stats import norm, t
-
-    return math.sqrt(count / (count - 1)) * float(t.ppf(0.975, count - 1) / norm.ppf(0.975))
 
 
 def clopper_pearson_low(successes: int, trials: int, confidence: float = 0.95) -> float:

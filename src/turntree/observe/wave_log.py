@@ -58,7 +58,10 @@ class WaveLog:
             held += 1
             value, check = _parsed(line, self.path, held)
             if held == 1:
-                self._require(value, identity)
+                if value.get("schema") != SCHEMA:
+                    problem, hint = f"is {value.get('schema')!r}, not {SCHEMA!r}", "pass --overwrite to start anew"
+                    raise InputError(problem, path=self.path, line=1, field="schema", hint=hint)
+                require_same(value.get("identity"), identity, self.path)
             self._last = _checksum(self._last, value)
             if check != self._last:
                 problem = "is damaged, or lines before it are missing"
@@ -68,12 +71,6 @@ class WaveLog:
         if not held:
             self._write({"schema": SCHEMA, "identity": identity})
         self.finished = max(0, held - 1)
-
-    def _require(self, first: dict[str, Any], identity: dict[str, Any]) -> None:
-        if first.get("schema") != SCHEMA:
-            problem = f"is {first.get('schema')!r}, not {SCHEMA!r}"
-            raise InputError(problem, path=self.path, line=1, field="schema", hint="pass --overwrite to start anew")
-        require_same(first.get("identity"), identity, self.path)
 
     def _write(self, value: dict[str, Any]) -> None:
         # What will be read: NaN could be written and never be read, and two halves of a character are read as one

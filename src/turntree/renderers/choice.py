@@ -7,15 +7,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
 from turntree.observe.jsonl import located, read_config
 from turntree.renderers.families import FAMILIES, FamilyRenderer, family, has_option
-from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
-from turntree.renderers.segments import Tools, dateless
+from turntree.renderers.probes import ASK, BRIEF, CALL, RESULT, SAY, SECOND_RESULT, TOOL, TWO_CALLS
+from turntree.renderers.segments import Tools, rendered
 from turntree.renderers.template import ChatRenderer
 from turntree.renderers.thoughts import Thoughts
 from turntree.renderers.tool_calls import ToolFormat
@@ -27,23 +27,19 @@ TEMPLATE = "template"
 _ADAPTER = "adapter_config.json"
 
 _MOST_DIFFERENCES = 2
-_BRIEF = Message("system", "Be brief.")
-_BESIDE = replace(
-    CALL, content="I look.", tool_calls=(*CALL.tool_calls, ToolCall("look", {"at": "sky", "deep": True}, "call00002"))
-)
-_SKY = replace(RESULT, content="A sky.", tool_call_id="call00002")
 _HEADS = {
     "a question": ([ASK], False),
-    "a system message": ([_BRIEF, ASK], False),
-    "tools": ([_BRIEF, ASK], True),
+    "a system message": ([BRIEF, ASK], False),
+    "tools": ([BRIEF, ASK], True),
 }
 _LOOP = "a tool loop"
 _TURNS = {
-    _LOOP: ([_BRIEF, ASK, CALL, RESULT], True),
+    _LOOP: ([BRIEF, ASK, CALL, RESULT], True),
     "a talk": ([ASK, SAY, ASK], False),
-    "two calls in a turn": ([_BRIEF, ASK, _BESIDE, RESULT, _SKY], True),
-    "a thought before a call": ([_BRIEF, ASK, replace(CALL, reasoning="A map, then."), RESULT], True),
+    "two calls in a turn": ([BRIEF, ASK, replace(TWO_CALLS, content="I look."), RESULT, SECOND_RESULT], True),
+    "a thought before a call": ([BRIEF, ASK, replace(CALL, reasoning="A map, then."), RESULT], True),
 }
+_PROBES = _HEADS | _TURNS
 
 
 @dataclass(frozen=True)
@@ -107,49 +103,35 @@ def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Ch
     return _fits(tokenizer, names)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """How a family's rendering differs from the template's, on the same test conversations."""
-
-    name: str
-    options: dict[str, Any]
-    differences: tuple[str, ...]
-
-    @property
-    def enough(self) -> bool:
-        """Whether the family is near enough. The prompt must equal the template's exactly. Later turns may differ in
-        equivalent details; where the special tokens belong to this family only, its own rendering of later turns is
-        preferred."""
-        if FAMILIES[self.name].alone:
-            return next(iter(_HEADS)) not in self.differences
-        if any(name in _HEADS for name in self.differences):
-            return False
-        return _LOOP not in self.differences and len(self.differences) <= _MOST_DIFFERENCES
-
-    def choice(self) -> Choice:
-        why = f"{len(_HEADS) + len(_TURNS)} made-up conversations look as the folder's template writes them"
-        if self.differences:
-            why = f"its prompts look as the folder's template writes them; different: {', '.join(self.differences)}"
-        return Choice(f"family:{self.name}", why, self.options)
-
-
 def _fits(tokenizer: PreTrainedTokenizerBase, names: list[str]) -> Choice:
     """The first family that writes as the template does, else the nearest that is near enough, else the template."""
-    probes = {**_HEADS, **_TURNS}.items()
-    wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in probes}
-    fits: list[_Fit] = []
+    wanted = {key: written(tokenizer, messages, [TOOL] if tools else ()) for key, (messages, tools) in _PROBES.items()}
+    fits: list[tuple[list[str], str, dict[str, Any]]] = []
     for name, options, renderer in _candidates(tokenizer, names):
-        fit = _Fit(name, options, tuple(key for key in wanted if not _alike(renderer, key, wanted[key])))
-        if not fit.differences:
-            return fit.choice()
-        fits.append(fit)
-    enough = [fit for fit in fits if fit.enough]
-    if enough:
-        return min(enough, key=lambda fit: len(fit.differences)).choice()
+        different = [key for key, text in wanted.items() if not _alike(renderer, key, text)]
+        if not different:
+            why = f"{len(_PROBES)} made-up conversations look as the folder's template writes them"
+            return Choice(f"family:{name}", why, options)
+        fits.append((different, name, options))
+    fits.sort(key=lambda fit: len(fit[0]))
+    for different, name, options in fits:
+        if _near_enough(name, different):
+            why = f"its prompts look as the folder's template writes them; different: {', '.join(different)}"
+            return Choice(f"family:{name}", why, options)
     if not fits:
         return Choice(TEMPLATE, f"the tokens of {', '.join(names)} are there, but none of these can be built")
-    near = min(fits, key=lambda fit: len(fit.differences))
-    return Choice(TEMPLATE, f"the nearest family, {near.name}, writes otherwise: {', '.join(near.differences)}")
+    different, name, _ = fits[0]
+    return Choice(TEMPLATE, f"the nearest family, {name}, writes otherwise: {', '.join(different)}")
+
+
+def _near_enough(name: str, different: list[str]) -> bool:
+    """The prompt must equal the template's exactly. Later turns may differ in equivalent details; where the special
+    tokens belong to this family only, its own rendering of later turns is preferred."""
+    if FAMILIES[name].alone:
+        return next(iter(_HEADS)) not in different
+    if any(key in _HEADS for key in different):
+        return False
+    return _LOOP not in different and len(different) <= _MOST_DIFFERENCES
 
 
 def _candidates(
@@ -167,7 +149,7 @@ def _candidates(
 def _alike(renderer: FamilyRenderer, key: str, wanted: str | None) -> bool:
     """Whether the family renders this probe as the template does. A probe that either cannot render does not count as a
     difference: the template renderer could not serve it either, and the family raises an error on use."""
-    messages, tools = {**_HEADS, **_TURNS}[key]
+    messages, tools = _PROBES[key]
     try:
         return wanted is None or renderer.written(messages, [TOOL] if tools else []) == wanted
     except InputError:
@@ -184,14 +166,7 @@ def written(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], too
         for call in (call for chat in chats for call in chat.get("tool_calls", ()) if as_text):
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
         try:
-            text = tokenizer.apply_chat_template(
-                chats,
-                tools=list(tools) or None,
-                chat_template=dateless(tokenizer, tools),
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            return cast(str, text)
+            return rendered(tokenizer, chats, list(tools))
         except InputError:
             raise
         except Exception:  # the boundary to foreign code: a template may raise anything

@@ -13,7 +13,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
 from turntree.renderers.choice import written
 from turntree.renderers.families import FamilyRenderer
-from turntree.renderers.probes import ASK, CALL, RESULT, SAY
+from turntree.renderers.probes import ASK, BRIEF, CALL, RESULT, SAY, SECOND_RESULT, TWO_CALLS
 from turntree.renderers.thoughts import whole_prompt
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ LOOK = {
         },
     },
 }
-_BRIEF = Message("system", "Be brief.")
 _ODD = {
     "at": "a map",
     "text": "true",
@@ -44,27 +43,24 @@ _ODD = {
     "many": [1, "two", {"three": []}],
     "inner": {"deep": {"er": "x"}, "on": True},
 }
-_SKY = ToolCall("look", {"at": "the sky", "flag": True}, "call00002")
 _THINKING_CALL = replace(CALL, reasoning="There is a map.\nLook at it.")
-_PARALLEL = replace(CALL, tool_calls=(*CALL.tool_calls, _SKY))
-_SEEN = replace(RESULT, content="A sky.", tool_call_id="call00002")
 
 TURNS: dict[str, Message] = {
     "text": SAY,
     "one call": CALL,
     "text and a call": replace(CALL, content="I look."),
-    "calls side by side": _PARALLEL,
+    "calls side by side": TWO_CALLS,
     "every JSON type": replace(CALL, tool_calls=(ToolCall("look", _ODD, "call00001"),)),
     "reasoning": replace(SAY, reasoning="Left or right?\nLeft, then."),
     "reasoning and a call": _THINKING_CALL,
 }
-_LOOP = [_BRIEF, ASK, CALL, RESULT, CALL, RESULT]
+_LOOP = [BRIEF, ASK, CALL, RESULT, CALL, RESULT]
 TALK, LOOP = "talk of three turns", "loop of three turns"
 LOOPS: dict[str, list[Message]] = {
     TALK: [ASK, SAY, replace(ASK, content="And now?"), SAY, ASK, SAY],
     LOOP: [*_LOOP, SAY],
-    "loop with reasoning": [_BRIEF, ASK, _THINKING_CALL, RESULT, _THINKING_CALL, RESULT, TURNS["reasoning"]],
-    "loop side by side": [_BRIEF, ASK, _PARALLEL, RESULT, _SEEN, CALL, RESULT, SAY],
+    "loop with reasoning": [BRIEF, ASK, _THINKING_CALL, RESULT, _THINKING_CALL, RESULT, TURNS["reasoning"]],
+    "loop side by side": [BRIEF, ASK, TWO_CALLS, RESULT, SECOND_RESULT, CALL, RESULT, SAY],
     "a second question": [*_LOOP, TURNS["reasoning"], replace(ASK, content="And now?"), SAY],
 }
 WORDS = "special tokens in words"
@@ -134,11 +130,11 @@ def words_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> str:
     naming the tokens that come of it; a kind of message that the renderer refuses anyway is left out."""
     special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
     spelled = " ".join(special.values())
-    for messages in ([_BRIEF, ASK], [ASK], [ASK, SAY, ASK], [ASK, CALL, RESULT]):
+    for messages in ([BRIEF, ASK], [ASK], [ASK, SAY, ASK], [ASK, CALL, RESULT]):
         tools = _tools(messages)
         said = [*messages[:-1], replace(messages[-1], content=f"A {spelled} map.")]
-        if messages[0] is _BRIEF:
-            said = [replace(_BRIEF, content=spelled), ASK]
+        if messages[0] is BRIEF:
+            said = [replace(BRIEF, content=spelled), ASK]
         try:
             expected = Counter(id for id in renderer.prompt(messages, tools) if id in special)
         except InputError:

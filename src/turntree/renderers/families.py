@@ -24,18 +24,14 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.renderers import harmony
 from turntree.renderers.probes import ASK, CALL, RESULT, SAY, TOOL
-from turntree.renderers.segments import Round, Tools, left_out, split
-from turntree.renderers.template import Recent, key_of
-from turntree.renderers.thoughts import Thoughts, TurnByTurn
+from turntree.renderers.segments import Tools, left_out, split
+from turntree.renderers.thoughts import Ids, Thoughts, TurnByTurn, key_of
 from turntree.renderers.tool_calls import can_be_logged
 from turntree.renderers.words import Words
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ids = tuple[int, ...]
-
-_REMEMBERED_TOKENS = 2**20
 _THINKING = replace(SAY, reasoning="Hm, left.")
 _OPEN_THOUGHT = "<think>\n"
 _TOOLS = "You may call these functions:"
@@ -187,49 +183,34 @@ class FamilyRenderer(TurnByTurn):
         super().__init__("keep" if own is None else "model")
         self.name, self.described = name, described
         self._tokenizer, self._source, self._own = tokenizer, source, source if own is None else own
-        self._segments = Recent(_REMEMBERED_TOKENS)
-        self._stop_ids = frozenset(cast("list[int]", source.get_stop_token_ids()))
+        self.stop_ids = frozenset(cast("list[int]", source.get_stop_token_ids()))
         # The package opens gpt-oss's first channel for the policy; the model's template leaves the choice to it.
         self._opened = self._encode("<|channel|>analysis<|message|>") if name == "gpt-oss" else ()
         self._unread = self._encode("<|start|>assistant") if name == "gpt-oss" else ()
         self._ask = self._opening([ASK], ())
         self.tools_as_text = self._opening([ASK], [TOOL]) == self._ask
-        self._thinks = True
-        self._marks = "", ""  # nothing is taken for an open thought yet
-        self._thinks = self._can_think()
+        self.thinks, self._marks = True, ("", "")  # nothing is taken for an open thought yet
+        self.thinks = self._can_think()
         self._marks = self._find_marks()
         self._tokenizer.learn(self._form())
         self.completion(SAY)  # raises here for a family that cannot be sampled turn by turn
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        return self._stop_ids
-
-    @property
-    def thinks(self) -> bool:
-        return self._thinks
 
     def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
         run, rounds = split(messages)
         if not run:
             raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
-        key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
-        return self._interleave(self._segments.get(key, lambda: self._head(run, tools)), rounds)
-
-    def completion(self, message: Message) -> Ids:
-        """Raises `InputError` where what the family writes is not what a policy can say in one turn: a stop token
-        before its end, or calls or thoughts that `parse` does not find again."""
-        if message.role != "assistant":
-            raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
-        return self._segments.get(("said", key_of(message)), lambda: self._say(message))
+        follows = [self._follow(part.turn, part.run) for part in rounds]
+        return self._interleave([self._opening_of(run, tools), *follows], [part.turn for part in rounds])
 
     def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
         run, rounds = split(new)
-        return self._interleave(self._follow(messages[-1], run, stopped=stopped), rounds)
+        follows = [self._follow(part.turn, part.run) for part in rounds]
+        first = self._follow(messages[-1], run, stopped=stopped)
+        return self._interleave([first, *follows], [part.turn for part in rounds])
 
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         """`tools` decide between "true" and true where the family writes arguments without quotes."""
-        text = self._decode([id for id in token_ids if id not in self._stop_ids])
+        text = self._decode([id for id in token_ids if id not in self.stop_ids])
         found = self._read([*self._unread, *token_ids], tools)
         opened, closed = self._marks
         begun = text.lstrip().startswith(opened)
@@ -254,7 +235,8 @@ class FamilyRenderer(TurnByTurn):
         """The family's rendering of a whole conversation, where it keeps or drops earlier thoughts by its own rules."""
         return self._head(messages, tools, self._own)
 
-    def _head(self, messages: Sequence[Message], tools: Tools, source: Any = None) -> Ids:
+    def _head(self, run: Sequence[Message], tools: Tools, source: Any = None) -> Ids:
+        messages = run
         if tools and self.tools_as_text:
             brief, rest = (messages[0], messages[1:]) if messages[0].role == "system" else (None, messages)
             said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
@@ -281,13 +263,6 @@ class FamilyRenderer(TurnByTurn):
 
     # segments
 
-    def _interleave(self, first: Ids, rounds: Sequence[Round]) -> Ids:
-        ids = list(first)
-        for part in rounds:
-            ids += self.completion(part.turn)
-            ids += self._follow(part.turn, part.run)
-        return tuple(ids)
-
     def _follow(self, turn: Message, run: Sequence[Message], *, stopped: bool = True) -> Ids:
         """The tokens after a turn when a run of messages arrives: a function of these alone. A cut turn is closed
         first, and so is its thought if it was cut inside one."""
@@ -310,10 +285,10 @@ class FamilyRenderer(TurnByTurn):
         bridged = self._source.bridge_to_next_turn(list(self._ask), list(said), chats)
         if bridged is not None and bridged.token_ids[: len(before)] == before:
             after = self._unopened(tuple(bridged.token_ids[len(before) :]))
-            return self._spaced(after, self._hidden(before), [ASK, turn, *run])
-        whole = self._hidden(self._opening([ASK, turn, *run]))
+            return self._spaced(after, self._tokenizer.decode_hidden(before), [ASK, turn, *run])
+        whole = self._tokenizer.decode_hidden(self._opening([ASK, turn, *run]))
         for end in (len(said), len(said) - 1):  # without the stop token where that opens another's turn
-            text = self._hidden([*self._ask, *said[:end]])
+            text = self._tokenizer.decode_hidden([*self._ask, *said[:end]])
             if whole.startswith(text):
                 return self._encode(whole[len(text) :])
         if not run:
@@ -325,10 +300,10 @@ class FamilyRenderer(TurnByTurn):
     def _spaced(self, after: Ids, before: str, messages: Sequence[Message]) -> Ids:
         """Bridged tokens with the white space of the family's own rendering: Laguna's bridge leaves a line end out."""
         try:
-            whole = self._hidden(self._opening(messages))
+            whole = self._tokenizer.decode_hidden(self._opening(messages))
         except InputError:  # only the bridge writes these messages
             return after
-        text, own = self._hidden(after), whole.removeprefix(before)
+        text, own = self._tokenizer.decode_hidden(after), whole.removeprefix(before)
         spaced = whole.startswith(before) and own != text and own.split() == text.split()
         return self._encode(own) if spaced else after
 
@@ -337,10 +312,10 @@ class FamilyRenderer(TurnByTurn):
         return next(said[:end] for end in range(1, len(said) + 1) if text in self._decode(said[:end]))
 
     def _say(self, message: Message) -> Ids:
-        if not self._thinks:
+        if not self.thinks:
             message = replace(message, reasoning="")
         ids = self._spoken(message)
-        ends = [place for place, id in enumerate(ids) if id in self._stop_ids]
+        ends = [place for place, id in enumerate(ids) if id in self.stop_ids]
         if not ends:
             ids = (*ids, self._marker(bool(message.tool_calls)))
         elif self._decode(ids[ends[0] + 1 :]).strip():
@@ -351,13 +326,12 @@ class FamilyRenderer(TurnByTurn):
             raise InputError(problem, field="tool_calls" if len(message.tool_calls) > 1 else "content")
         else:
             ids = ids[: ends[0] + 1]
-        self._check_read(message, ids)
+        _check_read(self.name, message, self.parse(ids, _declared(message)))
         return ids
 
     def _spoken(self, message: Message) -> Ids:
-        """The part after the generation prompt: by tokens where the prompt's tokens are a prefix, else by text.
-        In `<think>\\n\\n</think>` a prompt that ends with `<think>\\n` has
-        taken half of a token."""
+        """The part after the generation prompt: by tokens where these are a prefix, else by text. (A prompt that ends
+        with a line end has taken half of a token of an empty thought, which has two of them between its marks.)"""
         ids = self._render([ASK, message])
         if ids[: len(self._ask)] == self._ask:
             return ids[len(self._ask) :]
@@ -378,21 +352,10 @@ class FamilyRenderer(TurnByTurn):
         turn, answer = (CALL, RESULT) if calls else (SAY, ASK)
         before, after = self._render([ASK, turn]), self._render([ASK, turn, answer])
         same = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
-        marker = next((id for id in after[same:] if id in self._stop_ids), None)
+        marker = next((id for id in after[same:] if id in self.stop_ids), None)
         if marker is None:
             raise InputError(f"{self.name} does not end an assistant turn", field="messages")
         return marker
-
-    def _check_read(self, message: Message, ids: Ids) -> None:
-        read = self.parse(ids, _declared(message))
-        for field_name, said, found in (
-            ("tool_calls", _calls(message), _calls(read)),
-            ("reasoning_content", message.reasoning.strip(), read.reasoning.strip()),
-            ("content", message.content.strip(), read.content.strip()),
-        ):
-            if said != found:
-                problem = f"{self.name} would read {found!r:.80} where the message has {said!r:.80}"
-                raise InputError(problem, field=field_name, hint="no policy can say this in the form of its family")
 
     def _form(self) -> str:
         """What the family writes in every kind of message."""
@@ -410,7 +373,7 @@ class FamilyRenderer(TurnByTurn):
 
     def _find_marks(self) -> tuple[str, str]:
         """What begins a sampled thought ("" where the prompt has begun it) and what ends it."""
-        if not self._thinks:
+        if not self.thinks:
             return "" if self._decode(self._ask).rstrip().endswith("<think>") else "<think>", "</think>"
         before, _, after = self._decode(self.completion(_THINKING)).partition(_THINKING.reasoning)
         return before.strip(), after[: after.index(">") + 1].strip()
@@ -445,9 +408,6 @@ class FamilyRenderer(TurnByTurn):
     def _hide(self, value: Any) -> Any:
         """gpt-oss's own encoder keeps words apart itself."""
         return value if self.name == "gpt-oss" else self._tokenizer.hide(value)
-
-    def _hidden(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode_hidden(ids)
 
     def _encode(self, text: str) -> Ids:
         return tuple(self._tokenizer.encode(text))
@@ -532,6 +492,18 @@ def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> di
                 return None
             read[key] = _PYTHON[value]
     return read
+
+
+def _check_read(name: str, message: Message, read: Message) -> None:
+    """Raise `InputError` where the message is read otherwise than it was said."""
+    for field_name, said, found in (
+        ("tool_calls", _calls(message), _calls(read)),
+        ("reasoning_content", message.reasoning.strip(), read.reasoning.strip()),
+        ("content", message.content.strip(), read.content.strip()),
+    ):
+        if said != found:
+            problem = f"{name} would read {found!r:.80} where the message has {said!r:.80}"
+            raise InputError(problem, field=field_name, hint="no policy can say this in the form of its family")
 
 
 def _calls(message: Message) -> list[str]:

@@ -20,7 +20,9 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
     },
 }
-_BRIEF = Message("system", "Be brief.")
+BRIEF = Message("system", "Be brief.")
+TWO_CALLS = replace(CALL, tool_calls=(*CALL.tool_calls, ToolCall("look", {"at": "the sky", "flag": True}, "call00002")))
+SECOND_RESULT = replace(RESULT, content="A sky.", tool_call_id="call00002")
 _THOUGHT = "<think>\nLeft, then.\n</think>\n\n"
 
 
@@ -49,12 +51,12 @@ class Kind:
         thought = _THOUGHT if self.thinking else ""
         messages = [ASK, *_talk(thought, "And now?")]
         if self.late_system:
-            messages += [*_talk(thought, "Then?"), replace(_BRIEF, content="Be kind.")]
+            messages += [*_talk(thought, "Then?"), replace(BRIEF, content="Be kind.")]
         if self.calls:
             call = replace(CALL, content=thought)
             messages += [call, RESULT, *_talk(thought, "Look twice."), call, RESULT, CALL, RESULT, RESULT]
         messages += _talk(thought, "And then?")
-        return [_BRIEF, *messages] if self.system else messages, [TOOL] if self.tools else []
+        return [BRIEF, *messages] if self.system else messages, [TOOL] if self.tools else []
 
 
 def _talk(thought: str, answer: str) -> list[Message]:

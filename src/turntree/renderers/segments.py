@@ -40,12 +40,21 @@ NO_CLOCK = """{%- macro strftime_now(format) -%}
 {%- endmacro %}"""
 
 
-def dateless(tokenizer: PreTrainedTokenizerBase, tools: Tools) -> str:
-    """The source of the template that Transformers takes (of several: `tool_use` where there are tools), without the
-    date. Raises `ValueError` where there is none."""
+def rendered(
+    tokenizer: PreTrainedTokenizerBase, chats: list[dict[str, Any]], tools: Tools, *, generation_prompt: bool = True
+) -> str:
+    """What the template that Transformers takes (of several: `tool_use` where there are tools) writes, without today's
+    date. A template may raise anything."""
     bound_templates()
     source = tokenizer.get_chat_template(tools=list(tools) or None)
-    return NO_CLOCK + source if "strftime_now" in source else source
+    text = tokenizer.apply_chat_template(
+        chats,
+        tools=list(tools) or None,
+        chat_template=NO_CLOCK + source if "strftime_now" in source else source,
+        add_generation_prompt=generation_prompt,
+        tokenize=False,
+    )
+    return cast(str, text)
 
 
 @dataclass(frozen=True)
@@ -114,13 +123,9 @@ class SegmentedTemplate:
         """The whole text that the template writes, with the words of others hidden (`words`). Raises `InputError` with
         the template's own complaint."""
         try:
-            text = self._tokenizer.apply_chat_template(
-                [message.to_chat() for message in self._words.hidden(messages)],
-                tools=self._words.hide(list(tools)) or None,
-                chat_template=dateless(self._tokenizer, tools),
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-            )
+            chats = [message.to_chat() for message in self._words.hidden(messages)]
+            hidden = self._words.hide(list(tools))
+            return rendered(self._tokenizer, chats, hidden, generation_prompt=generation_prompt)
         except TemplateLoops:
             raise
         except Exception as error:  # the boundary to foreign code: a template may raise anything
@@ -129,7 +134,6 @@ class SegmentedTemplate:
                 field="messages",
                 hint=f"their roles are: {' '.join(message.role for message in messages)}",
             ) from error
-        return cast(str, text)
 
     # the tokens of a text that stands after another one
 

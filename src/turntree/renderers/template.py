@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 from unicodedata import normalize
@@ -13,15 +11,12 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, whole_characters
 from turntree.renderers.probes import ASK, CALL, SAY, TOOL
 from turntree.renderers.segments import Round, SegmentedTemplate, Tools, split
-from turntree.renderers.thoughts import Thoughts, TurnByTurn
+from turntree.renderers.thoughts import Ids, Thoughts, TurnByTurn, key_of
 from turntree.renderers.tool_calls import ToolFormat, detect_format, parse_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ids = tuple[int, ...]
-
-_REMEMBERED_TOKENS = 2**20
 _THOUGHT = "\ue000"  # stands for a thought while calls are looked for: a letter of no script
 
 
@@ -57,6 +52,7 @@ class ChatRenderer(TurnByTurn):
         several = isinstance(tokenizer.chat_template, dict) and "tool_use" in tokenizer.chat_template
         self._template = SegmentedTemplate(tokenizer)
         self._tooled = SegmentedTemplate(tokenizer, [TOOL]) if several else self._template
+        self.thinks = self._template.thought is not None
         if thoughts == "model" and not self.thinks:  # where it would drop one that stands in the content
             self._template.drops = self._tooled.drops = False
         found = detect_format(str(tokenizer.chat_template))
@@ -64,10 +60,10 @@ class ChatRenderer(TurnByTurn):
         self._text_only = tool_format == "none"
         self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
         self.described += "" if thoughts == "keep" else f" thoughts {thoughts}"
-        self._segments = Recent(_REMEMBERED_TOKENS)
         eos = cast("int | None", tokenizer.eos_token_id)
         stops = {*self._template.stops.values(), *self._tooled.stops.values()}
-        self._stop_ids = frozenset(stops) | ({eos} if eos is not None else frozenset())
+        # those that the template writes, and the end of the sequence
+        self.stop_ids = frozenset(stops) | ({eos} if eos is not None else frozenset())
         self._check()
 
     def _check(self) -> None:
@@ -88,15 +84,6 @@ class ChatRenderer(TurnByTurn):
                     hint="let the template's generation prompt end with a special token or a line break",
                 )
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """The tokens that end an assistant turn: those that the template writes, and the end of the sequence."""
-        return self._stop_ids
-
-    @property
-    def thinks(self) -> bool:
-        return self._template.thought is not None
-
     def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
         return self._encode(self._for(tools).whole(messages, tools))
 
@@ -110,13 +97,6 @@ class ChatRenderer(TurnByTurn):
             self.completion(CALL)  # raises here for a form of calls that is not read: every call would stay text
         return ids
 
-    def completion(self, message: Message) -> Ids:
-        """Raises `InputError` where the template's rendering of the message is not what a policy can say: no stop
-        token at its end, one before its end, or tool calls that `parse` does not find again."""
-        if message.role != "assistant":
-            raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
-        return self._segments.get(("said", key_of(message)), lambda: self._say(message))
-
     def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
         _, rounds = split(new)
         turns = sum(message.role == "assistant" for message in messages)
@@ -125,7 +105,7 @@ class ChatRenderer(TurnByTurn):
 
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         ids = list(token_ids)
-        if ids and ids[-1] in self._stop_ids:
+        if ids and ids[-1] in self.stop_ids:
             ids.pop()
         return self._read(self._decode(ids))
 
@@ -163,11 +143,10 @@ class ChatRenderer(TurnByTurn):
             return [*opening, *after]
         run, rounds = split(messages)
         givens = [self._follow(part, template) for part in rounds[max(first - 1, 0) :]]
-        return givens if first else [self._head(run, tools), *givens]
+        return givens if first else [self._opening_of(run, tools), *givens]
 
     def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
-        key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
-        return self._segments.get(key, lambda: self._encode(self._for(tools).head(run, tools)))
+        return self._encode(self._for(tools).head(run, tools))
 
     def _follow(self, part: Round, template: SegmentedTemplate) -> Ids:
         turn = key_of(part.turn) if part.tied else None
@@ -177,18 +156,11 @@ class ChatRenderer(TurnByTurn):
     def _after_turn(self, text: str) -> Ids:
         return self._encode(text, after=self._template.until_probe_stop)
 
-    def _interleave(self, givens: Sequence[Ids], turns: Sequence[Message]) -> Ids:
-        ids = list(givens[0])
-        for turn, given in zip(turns, givens[1:], strict=True):
-            ids += self.completion(turn)
-            ids += given
-        return tuple(ids)
-
     def _say(self, message: Message) -> Ids:
         template = self._tooled if message.tool_calls else self._template
         said = template.said(message)
         ids = self._encode(said.text, after=self._template.ask)
-        if not self._stop_ids.isdisjoint(ids):
+        if not self.stop_ids.isdisjoint(ids):
             raise InputError(
                 f"the assistant's {message.content[:40]!r} holds a stop token, after which no policy goes on",
                 field="content",
@@ -250,30 +222,6 @@ class ChatRenderer(TurnByTurn):
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._template.pieces.decode(tuple(ids), self._template.ask, self._template.lead)
-
-
-class Recent:
-    """A cache of the segments used last, up to a total number of tokens."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens, self._tokens = max_tokens, 0
-        self._held: OrderedDict[Hashable, Ids] = OrderedDict()
-
-    def get(self, key: Hashable, build: Callable[[], Ids]) -> Ids:
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key]
-        ids = self._held[key] = build()
-        self._tokens += len(ids)
-        while self._tokens > self._max_tokens:
-            self._tokens -= len(self._held.popitem(last=False)[1])
-        return ids
-
-
-def key_of(message: Message) -> Hashable:
-    """Two messages with the same key render alike (arguments are mappings, which do not hash)."""
-    calls = tuple((call.name, json.dumps(call.arguments), call.id) for call in message.tool_calls)
-    return message.role, message.content, message.reasoning, calls, message.tool_call_id, message.name
 
 
 def _plain(text: str) -> str:

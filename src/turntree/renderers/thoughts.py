@@ -13,9 +13,11 @@ made-up conversation of the same shape is rendered, and the prompts of two turns
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal, TypeGuard
@@ -30,7 +32,7 @@ Tools = Sequence[dict[str, Any]]
 Thoughts = Literal["keep", "model"]
 
 _TAGGED = re.compile(r"\s*(<\w+>).*(</\w+>)\s*", re.DOTALL)  # Qwen takes results for results in a user's message too
-_REMEMBERED_SHAPES = 4096
+_REMEMBERED_SHAPES, _REMEMBERED_TOKENS = 4096, 2**20
 
 
 def whole_prompt(renderer: Renderer, said: Sequence[Message], new: Sequence[Message], tools: Tools) -> Ids | None:
@@ -43,17 +45,53 @@ def rewrites(renderer: Renderer) -> TypeGuard[RewritingRenderer]:
     return bool(getattr(renderer, "rewrites", False))
 
 
+class Recent:
+    """A cache of the segments used last, up to a total number of tokens."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens, self._tokens = max_tokens, 0
+        self._held: OrderedDict[Hashable, Ids] = OrderedDict()
+
+    def get(self, key: Hashable, build: Callable[[], Ids]) -> Ids:
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        ids = self._held[key] = build()
+        self._tokens += len(ids)
+        while self._tokens > self._max_tokens:
+            self._tokens -= len(self._held.popitem(last=False)[1])
+        return ids
+
+
+def key_of(message: Message) -> Hashable:
+    """Two messages with the same key render alike (arguments are mappings, which do not hash)."""
+    calls = tuple((call.name, json.dumps(call.arguments), call.id) for call in message.tool_calls)
+    return message.role, message.content, message.reasoning, calls, message.tool_call_id, message.name
+
+
 class TurnByTurn(ABC):
     """Prompts that grow turn by turn, and where they are rewritten instead: the part of `core.protocols.Renderer` that
-    the renderers of templates and of families share.
+    the renderers of templates and of families share. `stop_ids` end a turn; `thinks`: the form has a place for
+    thoughts. Segments that were used lately are not written again.
 
     The law (tests/renderers/test_thoughts.py): the prompt of a history is what sampling it turn by turn would have
     seen, with either setting.
     """
 
+    stop_ids: frozenset[int]
+    thinks: bool
+
     def __init__(self, thoughts: Thoughts) -> None:
         self.thoughts: Thoughts = thoughts
         self._seen: dict[Hashable, bool] = {}
+        self._segments = Recent(_REMEMBERED_TOKENS)
+
+    def completion(self, message: Message) -> Ids:
+        """Raises `InputError` where what is written is not what a policy can say in one turn: no stop token at its end,
+        one before its end, or calls or thoughts that `parse` does not find again."""
+        if message.role != "assistant":
+            raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
+        return self._segments.get(("said", key_of(message)), lambda: self._say(message))
 
     def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
         end = self._rewritten_at(messages, tools)
@@ -95,13 +133,13 @@ class TurnByTurn(ABC):
 
     # of the renderer
 
-    @property
     @abstractmethod
-    def thinks(self) -> bool:
-        """Whether its form has a place for thoughts."""
+    def _say(self, message: Message) -> Ids:
+        """The tokens of an assistant's turn."""
 
     @abstractmethod
-    def completion(self, message: Message) -> Ids: ...
+    def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
+        """What stands before the first assistant turn."""
 
     @abstractmethod
     def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
@@ -121,6 +159,19 @@ class TurnByTurn(ABC):
     @abstractmethod
     def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
         """What follows the sampled turn `messages[-1]`, by segments."""
+
+    # segments
+
+    def _opening_of(self, run: Sequence[Message], tools: Tools) -> Ids:
+        key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
+        return self._segments.get(key, lambda: self._head(run, tools))
+
+    def _interleave(self, givens: Sequence[Ids], turns: Sequence[Message]) -> Ids:
+        ids = list(givens[0])
+        for turn, given in zip(turns, givens[1:], strict=True):
+            ids += self.completion(turn)
+            ids += given
+        return tuple(ids)
 
     # where it is rewritten
 

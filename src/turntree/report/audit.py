@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turntree.observe.files import write_text
+from turntree.report.figures import INK, MUTED, ON_DARK, ON_LIGHT, PALE, Chart, drawing, percent_ticks
 from turntree.report.page import templates
-from turntree.report.svg import INK, MUTED, ON_DARK, ON_LIGHT, PALE, Chart, drawing, percent_ticks
 from turntree.report.wording import count, percent, plural
 
 if TYPE_CHECKING:

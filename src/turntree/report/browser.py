@@ -108,7 +108,7 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
             row["credit"] = [_short(found.positive), _short(found.negative), _short(found.multiplicity)]
         stop = tree.stop_reason(node.id)
         if node.id in local:
-            row["local"] = {"reward": local[node.id]}
+            row["local"] = {"reward": kept.rewards.completions.get(node.id)}
         elif node.id in parts:
             row["part"] = numbers[parts[node.id]]
         elif stop is not None:

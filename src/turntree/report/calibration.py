@@ -15,8 +15,8 @@ from turntree.gates.table import GroupTable
 from turntree.observe.files import write_text
 from turntree.observe.statistics import clopper_pearson_low
 from turntree.report import wording
+from turntree.report.figures import INK, Chart, drawing, percent_ticks
 from turntree.report.page import templates
-from turntree.report.svg import INK, Chart, drawing, percent_ticks
 from turntree.report.wording import percent
 
 Row = Mapping[str, Any]
@@ -32,7 +32,7 @@ def render(result: Row, table: GroupTable) -> str:
     """The page as HTML; the same result gives the same page."""
     environment, absent = templates(), result["absent"]
     chosen = [row["choice"] for row in result["choices"] if row["scope"] == "all" and row["choice"] is not None]
-    environment.filters |= {function.__name__: function for function in (signal_name, short_rule, span)}
+    environment.filters |= {function.__name__: function for function in (signal_name, short_rule)}
     return environment.get_template("calibration.html.j2").render(
         result=result,
         headline=headline(result),
@@ -63,11 +63,6 @@ def headline(result: Row) -> tuple[str, str]:
 
 def signal_name(name: str) -> str:
     return NAMES.get(name, name.replace("_", " "))
-
-
-def span(interval: tuple[float, float] | None) -> str:
-    """`6.7–16.0`, in percent."""
-    return wording.ABSENT if interval is None else f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
 
 
 def short_rule(row: Row) -> str:

@@ -1,147 +1,239 @@
-"""Figures of policies (success with intervals, paired differences, learning curves, skills) and of profiles."""
+"""Figures as inline SVG, drawn by matplotlib: the same data give the same bytes, text stays text, ids do not collide.
+
+Two kinds serve most pages: `lines` (what was logged, over steps or over what was spent) and `intervals` (values with
+their intervals, a row each).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import math
+import re
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from turntree.profiling.select import classify
-from turntree.report.read import Arm, Row, Share, Skill
-from turntree.report.results import Difference
-from turntree.report.svg import (
-    FORK,
-    INK,
-    MUTED,
-    PALE,
-    WASH,
-    Chart,
-    colour,
-    drawing,
-    literal,
-    marker,
-    percent_ticks,
-    plain_ticks,
-)
-from turntree.report.wording import label, number, percent, points
+from turntree.report.columns import Curve
+from turntree.report.read import Row
+from turntree.report.wording import count, label, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+INK, MUTED, EDGE, PALE, GRID, WASH = "#22252a", "#5d6570", "#9aa2ac", "#c9ced5", "#e8ebee", "#f4f6f8"
+FORK, WARN, GOOD, BAD, GOOD_SOFT, BAD_SOFT = "#0060a0", "#9a4b00", "#00694c", "#a34700", "#d8efe6", "#fbe6d8"
+ON_DARK, ON_LIGHT = "#fdfdfd", "#1b1d21"  # text on a bar, whose colour is the same on a light and on a dark page
+# What follows the page's colour scheme, by the names that style.css has. The colours of data do not.
+_THEMED = {
+    "#ffffff": "page",
+    "#000000": "ink",
+    INK: "ink",
+    MUTED: "muted",
+    EDGE: "edge",
+    PALE: "pale",
+    GRID: "grid",
+    WASH: "wash",
+    FORK: "fork",
+    WARN: "warn",
+    GOOD: "good",
+    BAD: "bad",
+    GOOD_SOFT: "good-soft",
+    BAD_SOFT: "bad-soft",
+}
+# Okabe and Ito's colours, which stay apart for colour-blind readers, with a marker; "" is what stands alone
+BLUE = "#0072B2"
+ARMS = {
+    "": (BLUE, "o"),
+    "base": ("#5d6570", "s"),
+    "sft": ("#009E73", "^"),
+    "random": ("#D55E00", "D"),
+    "pivotrl": (BLUE, "o"),
+    "own": ("#CC79A7", "v"),
+}
+OTHERS = (("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"))
+DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 
-SMOOTHING = 5  # steps of the moving mean that is drawn over noisy curves
+PIXELS = 1.4  # the most pixels on the page per point of the figure: 10-point text is 14 pixels high
 
-
-def success(shares: Mapping[str, Share], greedy: Mapping[str, Share]) -> Chart:
-    """One row an arm: sampled success with its Wilson interval, greedy success as an open marker below it."""
-    arms = list(shares)
-    with drawing("success", 5.4, 0.9 + 0.55 * len(arms)) as (figure, made):
-        axes = figure.add_subplot()
-        for row, arm in enumerate(arms):
-            for share, shift, filled in ((shares[arm], -0.13, True), (greedy.get(arm), 0.17, False)):
-                if share is None or share.success is None:
-                    continue
-                interval_bar(
-                    axes,
-                    share.success,
-                    share.low,
-                    share.high,
-                    row + shift,
-                    colour(arm, arms),
-                    filled,
-                    marker(arm, arms),
-                )
-            shown = shares[arm].success
-            if shown is not None:
-                axes.annotate(
-                    percent(shown), (shares[arm].high, row - 0.13), (6, 0), textcoords="offset points", va="center"
-                )
-        highest = max(share.high for share in (*shares.values(), *greedy.values()))
-        axes.set(xlim=(0, min(1.12, highest + 0.14)), xlabel="success (%)")  # with room for the values beside it
-        category_rows(axes, [label(arm) for arm in arms])
-        percent_ticks(axes)
-    said = "; ".join(
-        f"{label(arm)} {percent(s.success)} ({percent(s.low)} to {percent(s.high)})" for arm, s in shares.items()
-    )
-    below = " Open markers below: greedy decoding." if greedy else ""
-    return Chart(
-        made[0], f"Success by policy with 95% intervals. {said}.", f"Success, with 95% Wilson intervals.{below}"
-    )
-
-
-def paired(differences: Sequence[Difference]) -> Chart:
-    """One row a difference, with zero as a line. Hollow where the interval contains zero."""
-    arms = [difference.first for difference in differences]
-    names = [f"{label(one.first)} \N{MINUS SIGN} {label(one.second)}" for one in differences]
-    found = [one.sampled for one in differences]
-    with drawing("paired", 5.4, 0.9 + 0.5 * len(differences)) as (figure, made):
-        axes = figure.add_subplot()
-        axes.axvline(0, color=INK, linewidth=1)
-        for row, (arm, one) in enumerate(zip(arms, found, strict=True)):
-            tint, shape = colour(arm, arms), marker(arm, arms)
-            interval_bar(axes, one.mean, one.low, one.high, row, tint, not one.contains_zero, shape)
-            axes.annotate(points(one.mean), (one.mean, row), (0, 8), textcoords="offset points", ha="center")
-        low, high = min(-0.02, *(one.low for one in found)), max(0.02, *(one.high for one in found))
-        room = 0.08 * (high - low)
-        axes.set(xlim=(low - room, high + room), xlabel="difference in success (percentage points)")
-        category_rows(axes, names)
-        percent_ticks(axes)
-    said = "; ".join(
-        f"{name}: {points(one.mean)} ({points(one.low)} to {points(one.high)})"
-        for name, one in zip(names, found, strict=True)
-    )
-    caption = "Paired differences over tasks, with 95% bootstrap intervals; hollow: the interval contains zero."
-    return Chart(made[0], f"Paired differences in percentage points. {said}.", caption)
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": EDGE,
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.formatter.use_mathtext": False,
+    "axes.unicode_minus": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "hatch.linewidth": 0.7,
+    "path.simplify": True,
+}
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A figure to draw from metrics. `key` may be dotted; a share or a reward gets an axis from 0 to 1."""
+class Chart:
+    """A figure for the page. `svg` is markup that may be inserted as it is; `alt` says in words what it shows."""
 
-    key: str
-    title: str
-    unit: str
-    kind: Literal["share", "reward", "amount"] = "amount"
-    size: tuple[float, float] = (3.9, 2.5)  # inches
+    svg: str
+    alt: str
+    caption: str = ""
 
 
-def curve(name: str, what: Curve, arms: Sequence[Arm]) -> Chart | None:
-    """One logged figure over training steps, the arms overlaid; None where no arm logged it.
+@contextlib.contextmanager
+def drawing(
+    name: str, width: float, height: float, layout: Literal["constrained", "none"] = "constrained"
+) -> Iterator[tuple[Figure, list[str]]]:
+    """A figure of `width` x `height` inches; after the block its SVG is the one element of the list.
 
-    Long curves get a moving mean, with the raw values faint behind it.
+    `name` keeps the ids of several figures on one page apart.
     """
-    drawn = {arm.name: pairs for arm in arms if (pairs := series(arm.metrics, what.key))}
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": name}
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the reader's browser has the font, not this machine
+        figure = Figure(figsize=(width, height), layout=layout)
+        made: list[str] = []
+        yield figure, made
+        text = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(text, format="svg", metadata=nothing, transparent=True)
+        made.append(inline(text.getvalue(), name))
+
+
+def inline(svg: str, name: str) -> str:
+    """The `<svg>` element alone, scalable, with ids of its own and without anything that points outside."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
+    head, rest = body.split(">", 1)
+    box = re.search(r'viewBox="0 0 ([\d.]+) [^"]*"', head)
+    assert box is not None
+    used = set(re.findall(r'(?:url\(|href=")#([\w.-]+)', rest))
+    rest = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", rest)
+    rest = re.sub(r"url\(#", f"url(#{name}-", rest)
+    rest = re.sub(r'xlink:href="#', f'href="#{name}-', rest)
+    rest = re.sub(r"font-family: [^;\"]*(; )?", "", rest)  # the page's own font
+    rest = re.sub(r' transform="rotate\(-0 [^"]*"', "", rest)
+    rest = re.sub(r"\n\s*", "\n", rest)
+    rest = re.sub(r"<[^<>]+>", lambda m: themed(m[0]), rest)  # not in texts, which are the data's
+    width = f"{float(box[1]) * PIXELS:.0f}px"
+    opening = f'<svg {box[0]} style="--width: {width}; max-width: {width}" aria-hidden="true" focusable="false">'
+    return opening + rest.strip()
+
+
+def themed(markup: str) -> str:
+    """A colour, or a tag, with inks, lines and backgrounds as variables of the page: a dark page has light ones."""
+
+    def named(found: re.Match[str]) -> str:
+        name = _THEMED.get(found[0].lower())
+        return found[0] if name is None else f"var(--{name}, {found[0]})"
+
+    return re.sub(r"#[0-9a-fA-F]{6}(?![\w.-])", named, markup)
+
+
+def literal(text: str) -> str:
+    """Text that matplotlib must not read as mathematics."""
+    return text.replace("$", r"\$")
+
+
+def plain_ticks(
+    axes: Axes, which: str = "y", steps: Sequence[float] = (1, 2, 2.5, 5, 10), *, whole: bool = False
+) -> None:
+    """Tick labels such as 0.0005 instead of an offset above the axis, at multiples of `steps`; `whole`: what is counted
+    has no tick at 1.5."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_locator(MaxNLocator(5, steps=steps, integer=whole, min_n_ticks=1 if whole else 2))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
+
+
+def percent_ticks(axes: Axes, which: str = "x") -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axis = axes.yaxis if which == "y" else axes.xaxis
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}")))
+
+
+def style(name: str, names: Sequence[str]) -> tuple[str, str]:
+    """The colour and the marker of one of several lines or policies."""
+    others = [other for other in names if other not in ARMS]
+    return ARMS.get(name) or OTHERS[others.index(name) % len(OTHERS)]
+
+
+# what was logged
+
+SMOOTHING = 5  # steps of the moving mean that is drawn over noisy curves
+Points = Sequence[tuple[float, float]]
+
+
+def lines(
+    what: Curve, drawn: Mapping[str, Points], *, x: str = "training step", legend: bool = False, name: str = ""
+) -> Chart | None:
+    """The lines by name over `x`; None where none has a point. Long ones get a moving mean, with the raw values faint
+    behind it. With a `legend` they are told apart by dashes too, else by the legend of the page. `name` keeps the ids
+    of the figure apart, where its key is no name of one."""
+    drawn = {name: points for name, points in drawn.items() if points}
     if not drawn:
         return None
-    names = [arm.name for arm in arms]
-    with drawing(name, *what.size) as (figure, made):
+    title = f"{what.title} over {x}" if x not in ("training step", "iteration") else what.title
+    with drawing(name or f"{what.key}-{x}".replace(" ", "-"), *what.size) as (figure, made):
         axes = figure.add_subplot()
-        for arm, pairs in drawn.items():
-            steps, values = [step for step, _ in pairs], [value for _, value in pairs]
-            tint = colour(arm, names)
-            if len(values) >= 4 * SMOOTHING:
-                axes.plot(steps, values, color=tint, linewidth=0.9, alpha=0.3)
-                axes.plot(steps, moving_mean(values), color=tint, linewidth=2)
+        for index, (line, points) in enumerate(drawn.items()):
+            at, values = zip(*points, strict=True)
+            tint, shape = style(line, list(drawn))
+            if legend:
+                dashes = DASHES[index % len(DASHES)]
+                axes.plot(at, values, color=tint, linewidth=1.8, linestyle=dashes, label=literal(line))
+            elif len(values) >= 4 * SMOOTHING:
+                axes.plot(at, values, color=tint, linewidth=0.9, alpha=0.3)
+                axes.plot(at, moving_mean(values), color=tint, linewidth=2)
             else:
-                axes.plot(steps, values, color=tint, linewidth=1.8, marker=marker(arm, names), ms=5, clip_on=False)
-        axes.set(title=literal(what.title), xlabel="training step", ylabel=what.unit)
-        scale(axes, what, [value for pairs in drawn.values() for _, value in pairs])
+                axes.plot(at, values, color=tint, linewidth=1.8, marker=shape, ms=5, clip_on=False)
+        axes.set(title=literal(title), xlabel=x, ylabel=what.unit, xlim=(0, None))
+        _scale(axes, what, [value for points in drawn.values() for _, value in points])
         plain_ticks(axes, "x", whole=True)
-    said = "; ".join(f"{label(arm)} from {number(p[0][1])} to {number(p[-1][1])}" for arm, p in drawn.items())
-    return Chart(made[0], f"{what.title} over training steps. {said}.")
+        if legend:
+            figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+    told: Callable[[float], str] = percent if what.kind == "share" else number
+    said = "; ".join(
+        f"{label(line)} from {told(points[0][1])} to {told(points[-1][1])}".lstrip() for line, points in drawn.items()
+    )
+    ends = max(points[-1][0] for points in drawn.values())
+    return Chart(made[0], f"{what.title} over {x}, up to {count(ends)}: {said}.")
 
 
-def scale(axes: Axes, what: Curve, values: Sequence[float]) -> None:
-    plain_ticks(axes, "x")
+def _scale(axes: Axes, what: Curve, values: Sequence[float]) -> None:
     plain_ticks(axes, "y")
     if what.kind == "share":
         percent_ticks(axes, "y")
     axes.set_ylim(bottom=min(0.0, *values))
-    if what.kind != "amount":
+    if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
         axes.set_ylim(top=max(1.02, *values))
+    elif max(values) > 0:
+        axes.set_ylim(top=1.12 * max(values))
 
 
 def series(metrics: Sequence[Row], key: str) -> list[tuple[float, float]]:
@@ -164,171 +256,136 @@ def moving_mean(values: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def by_group(name: str, arms: Mapping[str, Mapping[str, Share]], groups: Sequence[str]) -> Chart:
-    """Success by task type: one band a group, the arms as dodged intervals inside it."""
-    names = list(arms)
-    with drawing(name, 7.0, 0.9 + 0.19 * len(groups) * (len(names) + 1)) as (figure, made):
+# values with their intervals
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A value of a row with its interval. `of` names what is measured where a row has several; `shift` moves it up
+    (below zero) or down in its row; `text` stands beside it."""
+
+    row: str
+    value: float
+    low: float
+    high: float
+    of: str = ""
+    tint: str = BLUE
+    shape: str = "o"
+    hollow: bool = False
+    shift: float = 0.0
+    text: str = ""
+
+
+def intervals(
+    name: str,
+    size: tuple[float, float],
+    marks: Sequence[Mark],
+    *,
+    alt: str,
+    xlabel: str,
+    caption: str = "",
+    told: Callable[[float], str] = percent,
+    line: float | None = None,
+) -> Chart:
+    """The marks by row, from top to bottom in their order; `line` is a value that they are compared with."""
+    rows = list(dict.fromkeys(mark.row for mark in marks))
+    named = {mark.of: mark for mark in marks if mark.of}
+    with drawing(name, *size) as (figure, made):
         axes = figure.add_subplot()
-        for index, arm in enumerate(names):
-            shift = (index - (len(names) - 1) / 2) * 0.8 / max(1, len(names))
-            tint, shape = colour(arm, names), marker(arm, names)
-            for row, group in enumerate(groups):
-                share = arms[arm].get(group)
-                if share is not None and share.success is not None:
-                    interval_bar(axes, share.success, share.low, share.high, row + shift, tint, True, shape)
-            axes.plot([], [], color=tint, marker=shape, ls="", ms=6, label=literal(label(arm)))
-        _bands(axes, len(groups))
-        axes.set(xlim=(-0.02, 1.02), xlabel="success (%)")
-        category_rows(axes, list(groups))
-        percent_ticks(axes)
-        figure.legend(loc="outside upper left", ncols=len(names), handletextpad=0.2)
-    said = "; ".join(
-        f"{group}: "
-        + ", ".join(f"{label(arm)} {percent(arms[arm][group].success, 0)}" for arm in names if group in arms[arm])
-        for group in groups
-    )
-    return Chart(made[0], f"Success by task type and policy. {said}.")
+        draw_marks(axes, rows, marks, line=line)
+        axes.set_xlabel(xlabel)
+        for of, mark in named.items():
+            face = "white" if mark.hollow else mark.tint
+            axes.plot([], [], color=mark.tint, mfc=face, marker=mark.shape, ls="", ms=6, label=literal(label(of)))
+        if named:
+            figure.legend(loc="outside upper left", ncols=len(named), handletextpad=0.2)
+    return Chart(made[0], f"{alt} {said(marks, told)}.", caption)
 
 
-def retention(arms: Mapping[str, Mapping[str, Skill]], skills: Sequence[str]) -> Chart:
-    """Accuracy by skill and policy; a bar across each band marks the chance level."""
-    names = list(arms)
-    with drawing("retention", 7.0, 1.1 + 0.42 * len(skills)) as (figure, made):
-        axes = figure.add_subplot()
-        for row, skill in enumerate(skills):
-            chance = next(arms[arm][skill].chance for arm in names if skill in arms[arm])
-            axes.plot([chance, chance], [row - 0.38, row + 0.38], color=INK, linewidth=2.2, solid_capstyle="butt")
-        for index, arm in enumerate(names):
-            shift = (index - (len(names) - 1) / 2) * 0.7 / max(1, len(names))
-            rows = [(arms[arm][skill].accuracy, row + shift) for row, skill in enumerate(skills) if skill in arms[arm]]
-            axes.plot(
-                *zip(*rows, strict=True),
-                color=colour(arm, names),
-                marker=marker(arm, names),
-                ls="",
-                ms=6,
-                label=literal(label(arm)),
-            )
-        axes.plot([], [], color=INK, linewidth=2.2, label="chance")
-        _bands(axes, len(skills))
-        axes.set(xlim=(-0.02, 1.02), xlabel="exact-match accuracy (%)")
-        category_rows(axes, list(skills))
-        percent_ticks(axes)
-        figure.legend(loc="outside upper left", ncols=len(names) + 1, handletextpad=0.4)
-    said = "; ".join(
-        f"{skill}: "
-        + ", ".join(f"{label(arm)} {percent(arms[arm][skill].accuracy, 0)}" for arm in names if skill in arms[arm])
-        for skill in skills
-    )
-    return Chart(made[0], f"Accuracy on skills outside the training domain. {said}.")
-
-
-def interval_bar(
-    axes: Axes, middle: float, low: float, high: float, row: float, tint: str, filled: bool, shape: str
-) -> None:
-    axes.plot([low, high], [row, row], color=tint, linewidth=2 if filled else 1.3, solid_capstyle="round")
-    axes.plot(
-        [middle], [row], marker=shape, ms=7 if filled else 6, color=tint, mfc=tint if filled else "white", mew=1.4
-    )
-
-
-def category_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Category labels from top to bottom."""
-    axes.set_yticks(range(len(names)), [literal(name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
+def draw_marks(axes: Axes, rows: Sequence[str], marks: Sequence[Mark], *, line: float | None = None) -> None:
+    """Draw the marks, their rows and an axis in percent."""
+    if line is not None:
+        axes.axvline(line, color=INK, linewidth=1)
+    for band in range(0, len(rows), 2) if len({mark.of for mark in marks}) > 1 else ():
+        axes.axhspan(band - 0.5, band + 0.5, color=WASH, zorder=0)
+    for mark in marks:
+        y, width = rows.index(mark.row) + mark.shift, 1.3 if mark.hollow else 2
+        face, size = ("white", 6) if mark.hollow else (mark.tint, 15 if mark.shape == "|" else 7)
+        axes.plot([mark.low, mark.high], [y, y], color=mark.tint, linewidth=width, solid_capstyle="round")
+        axes.plot([mark.value], [y], marker=mark.shape, ms=size, color=mark.tint, mfc=face, mew=1.4)
+        if mark.text:
+            beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+            axes.annotate(mark.text, (mark.high, y), **beside)
+    low, high = min(mark.low for mark in marks), max(mark.high for mark in marks)
+    if line is None and low >= 0:
+        axes.set_xlim(-0.02, min(1.12, high + 0.14))  # with room for the values beside it
+    axes.set_yticks(range(len(rows)), [literal(row) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
+    plain_ticks(axes, "x", steps=(1, 2, 5, 10))
+    percent_ticks(axes)
 
 
-def _bands(axes: Axes, rows: int) -> None:
-    for row in range(0, rows, 2):
-        axes.axhspan(row - 0.5, row + 0.5, color=WASH, zorder=0)
+def said(marks: Sequence[Mark], told: Callable[[float], str]) -> str:
+    """The marks in words; dots (single seeds) are left out."""
+    by_row: dict[str, list[str]] = defaultdict(list)
+    for mark in (mark for mark in marks if mark.shape != "."):
+        spread = f" ({told(mark.low)} to {told(mark.high)})" if mark.low < mark.high else ""
+        by_row[mark.row].append(f"{label(mark.of)} {told(mark.value)}{spread}".lstrip())
+    return "; ".join(f"{row}: {', '.join(values)}" for row, values in by_row.items())
 
 
 # profiles
 
-SELECTED, EASY, ZERO = "#0072B2", "#9fcbe8", PALE
 CLASSES = (
-    ("all fail", ZERO, "//", "zero variance: all fail"),
-    ("pivot", SELECTED, "", "pivot: mixed, mean below the threshold"),
-    ("mixed but easy", EASY, "", "mixed, mean above the threshold"),
-    ("all succeed", ZERO, "\\\\", "zero variance: all succeed"),
+    ("all fail", PALE, "//", "zero variance: all fail"),
+    ("pivot", BLUE, "", "pivot: mixed, mean below the threshold"),
+    ("mixed but easy", "#9fcbe8", "", "mixed, mean above the threshold"),
+    ("all succeed", PALE, "\\\\", "zero variance: all succeed"),
 )
 
 
-def mean_and_variance(rows: Sequence[Row], threshold: float) -> Chart:
-    """Above, how many candidates have each reward mean; below, the same candidates in the mean-variance plane with
-    the selected region (variance > 0 and mean < threshold; PivotRL, Eq. 5)."""
-    judged = [{**row, "class": classify(row, threshold)} for row in rows if row["reward_mean"] is not None]
-    by_class = Counter(classify(row, threshold) for row in rows)
-    with drawing("profile", 7.6, 5.4) as (figure, made):
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2.2))
-        width = _histogram(above, judged)
-        _plane(below, judged, threshold)
-        for axes in (above, below):
-            axes.axvline(threshold, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
-        far = threshold > 0.8  # no room to the right of the line
-        above.annotate(
-            f"threshold {threshold:g}",
-            (threshold, 1),
-            (-16 if far else 5, -4),
-            ha="right" if far else "left",
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            va="top",
-        )
-        above.set_ylabel("candidates")
-        below.set(xlabel="reward mean of a candidate's rollouts", ylabel="reward variance")
-        below.set_xlim(-width, 1 + width)
-        figure.legend(*above.get_legend_handles_labels(), loc="outside upper left", ncols=2, fontsize=9.5)
-    said = ", ".join(f"{by_class[name]} {name}" for name in sorted(by_class))
-    return Chart(made[0], f"Reward mean and variance of {len(rows)} candidates at threshold {threshold:g}: {said}.")
-
-
-def _histogram(axes: Axes, rows: Sequence[Row]) -> float:
-    """Stacked bars, one for every possible mean of K rewards of 0 or 1; returns their width, 1 / K."""
-    width = 1 / max(2, *(row.get("rollouts", 20) for row in rows)) if rows else 0.05
-    heights: dict[int, int] = defaultdict(int)
-    for name, tint, hatch, text in CLASSES:
-        found = Counter(round(row["reward_mean"] / width) for row in rows if row["class"] == name)
-        if not found:
-            continue  # matplotlib would give an empty class the colour of another in the legend
-        axes.bar(
-            [where * width for where in found],
-            list(found.values()),
-            width * 0.86,
-            bottom=[heights[where] for where in found],
-            color=tint,
-            hatch=hatch,
-            edgecolor=MUTED if hatch else tint,
-            linewidth=0.6,
-            label=f"{text} ({found.total():,})",
-        )
-        for where, size in found.items():
-            heights[where] += size
-    axes.grid(visible=False, axis="x")
-    plain_ticks(axes)
-    return width
-
-
-def _plane(axes: Axes, rows: Sequence[Row], threshold: float) -> None:
-    """Bubbles whose area is the number of candidates at that mean and variance."""
-    at = Counter((row["class"], row["reward_mean"], row["reward_var"]) for row in rows)
-    largest = max(at.values(), default=1)
-    top = max([0.25, *(row["reward_var"] for row in rows)]) * 1.18
-    axes.fill_between([0, threshold], 0.02 * top, top, color=SELECTED, alpha=0.10, linewidth=0)
-    axes.text(0.012, top * 0.97, "selected: variance > 0, mean < threshold", color=FORK, va="top", fontsize=9.5)
-    for name, tint, hatch, _ in CLASSES:
-        bubbles = [(mean, var, found) for (kind, mean, var), found in sorted(at.items()) if kind == name]
-        if bubbles:
-            means, variances, found = zip(*bubbles, strict=True)
-            sizes = [8 + 240 * count / largest for count in found]
-            axes.scatter(
-                means, variances, sizes, color=tint, edgecolor=MUTED if hatch else "white", linewidth=0.7, clip_on=False
+def reward_means(rows: Sequence[Row], threshold: float) -> Chart:
+    """How many candidates have each reward mean, stacked by class (PivotRL, Eq. 5: variance > 0 and mean < threshold).
+    A bar for every possible mean of K rewards of 0 or 1."""
+    width = 1 / max(2, *(row.get("rollouts", 20) for row in rows))
+    counts = Counter(
+        (classify(row, threshold), round(row["reward_mean"] / width)) for row in rows if row["reward_mean"] is not None
+    )
+    below: dict[int, int] = defaultdict(int)
+    with drawing("profile", 7.6, 3.6) as (figure, made):
+        axes = figure.add_subplot()
+        for name, tint, hatch, text in CLASSES:
+            bars = {place: size for (kind, place), size in counts.items() if kind == name}
+            if not bars:
+                continue  # matplotlib would give an empty class the colour of another in the legend
+            axes.bar(
+                [place * width for place in bars],
+                list(bars.values()),
+                width * 0.86,
+                bottom=[below[place] for place in bars],
+                color=tint,
+                hatch=hatch,
+                edgecolor=MUTED if hatch else tint,
+                linewidth=0.6,
+                label=f"{text} ({sum(bars.values()):,})",
             )
-    axes.set_ylim(-0.1 * top, top)  # room for the bubbles of zero variance
-    plain_ticks(axes)
+            for place, size in bars.items():
+                below[place] += size
+        axes.axvline(threshold, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        far = threshold > 0.8  # no room to the right of the line
+        side: dict[str, Any] = {"ha": "right" if far else "left", "va": "top", "textcoords": "offset points"}
+        at = (threshold, 1), (-16 if far else 5, -4)
+        axes.annotate(f"threshold {threshold:g}", *at, xycoords=("data", "axes fraction"), **side)
+        axes.set(xlabel="reward mean of a candidate's rollouts", ylabel="candidates", xlim=(-width, 1 + width))
+        axes.grid(visible=False, axis="x")
+        plain_ticks(axes)
+        figure.legend(loc="outside upper left", ncols=2, fontsize=9.5)
+    classes = Counter(classify(row, threshold) for row in rows)
+    told = ", ".join(f"{classes[name]} {name}" for name in sorted(classes))
+    return Chart(made[0], f"Reward means of {len(rows)} candidates at threshold {threshold:g}: {told}.")
 
 
 @dataclass(frozen=True)
@@ -352,25 +409,24 @@ def kinds_by_mean(rows: Sequence[Row], threshold: float) -> Grid:
     """Zero-variance groups have columns of their own; the threshold is always the edge of a column."""
     edges = sorted({0.0, 0.2, 0.4, 0.6, 0.8, 1.0, min(threshold, 1.0)})
     bins = list(itertools.pairwise(edges))
-    columns = [("all fail", "zero"), *((f"{a:g}–{b:g}", "selected" if b <= threshold else "easy") for a, b in bins)]
-    columns.append(("all succeed", "zero"))
-    at = Counter((row["kind"], _column(row, bins, threshold)) for row in rows)
-    if any(column == "unjudged" for _, column in at):
-        columns.append(("unjudged", "zero"))
-    largest = max(at.values(), default=1)
-    sizes = Counter(row["kind"] for row in rows)
+
+    def column(row: Row) -> str:
+        kind = classify(row, threshold)
+        if kind in ("all fail", "all succeed", "unjudged"):
+            return kind
+        low, high = next(((a, b) for a, b in bins if a <= row["reward_mean"] < b), bins[-1])
+        return f"{low:g}–{high:g}"
+
+    tints = {"all fail": "zero"}
+    tints |= {f"{a:g}–{b:g}": "selected" if b <= threshold else "easy" for a, b in bins}
+    at = Counter((row["kind"], column(row)) for row in rows)
+    unjudged = any(name == "unjudged" for _, name in at)
+    tints |= dict.fromkeys(["all succeed", *(["unjudged"] if unjudged else [])], "zero")
+    largest, kinds = max(at.values(), default=1), Counter(row["kind"] for row in rows)
     return Grid(
-        tuple(name for name, _ in columns),
+        tuple(tints),
         tuple(
-            (kind, size, tuple(Cell(n := at[kind, name], math.sqrt(n / largest), tint) for name, tint in columns))
-            for kind, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+            (kind, size, tuple(Cell(n := at[kind, name], math.sqrt(n / largest), tint) for name, tint in tints.items()))
+            for kind, size in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
         ),
     )
-
-
-def _column(row: Row, bins: Sequence[tuple[float, float]], threshold: float) -> str:
-    kind = classify(row, threshold)
-    if kind in ("all fail", "all succeed", "unjudged"):
-        return kind
-    low, high = next(((a, b) for a, b in bins if a <= row["reward_mean"] < b), bins[-1])
-    return f"{low:g}–{high:g}"

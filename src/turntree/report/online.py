@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,26 @@ from turntree.core.tree import Decision, StopReason
 from turntree.observe import jsonl
 from turntree.observe.statistics import paired_bootstrap
 from turntree.report import results, rollout_tree, wording
-from turntree.report.figures import SMOOTHING, Curve, moving_mean, scale, series
+from turntree.report.columns import BRANCHING, ONLINE, SPENT, STOPS, SUCCESS, Curve
+from turntree.report.figures import (
+    BLUE,
+    DASHES,
+    INK,
+    MUTED,
+    OTHERS,
+    Chart,
+    drawing,
+    lines,
+    literal,
+    percent_ticks,
+    plain_ticks,
+    series,
+)
 from turntree.report.read import ONLINE_STAGE, Arm, Row, Run, reading
 from turntree.report.rollout_tree import KeptTrees
-from turntree.report.svg import INK, MUTED, Chart, drawing, literal, percent_ticks, plain_ticks
-from turntree.report.wording import count, number, percent
+from turntree.report.wording import count, percent
 
 HELD_OUT = "held_out.jsonl"  # a name given by the stage, which lies beside this floor
-SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
-SPENT = (
-    ("trees.calls_fresh", "fresh tool calls"),
-    ("spent.turns", "turns sampled in training"),
-    ("spent.decoded_tokens", "tokens sampled in training"),
-)
-CURVES = (
-    Curve("reward_mean", "Training reward", "mean reward", "reward"),
-    Curve("success_share", "Training success", "rollouts (%)", "share"),
-    Curve("zero_variance_share", "Groups without a gradient", "groups (%)", "share"),
-    Curve("held_out_turns_per_episode", "Held-out turns (drift)", "turns per episode"),
-    Curve("kl", "KL to the reference", "nats per token"),
-    Curve("grad_norm", "Gradient norm before clipping", "L2 norm"),
-)
-BRANCHING_CURVES = (
-    Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),
-    Curve("branching.correlation_within_starts", "Correlation within starts c", "of rewards"),
-    Curve("branching.effective_leaves", "Effective leaves per group", "leaves"),
-)
 MEASURED = {"value": "value P of the rule", "u": "U of the rule", "entropy": "entropy (nats per token)"}
 
 
@@ -64,23 +59,19 @@ def view(run: Run, page: Path) -> dict[str, Any]:
     with reading(run.path / "metrics.jsonl"):
         rows = [row for row in arm.metrics if row["step"]]
         stops: Counter[str] = sum((Counter(row.get("stops", {})) for row in rows), Counter())
-        broken = _broken(rows)
-        ledger = _ledger(run)
         return {
             "run": run,
-            "arm": arm,
             "lead": lead(arm, rows),
             "result": result(run.path, arm.metrics),
             "spent": rows[-1].get("spent", {}) if rows else {},
             "success_charts": list(_success(arm.metrics)),
-            "calls_made": any(calls for _, calls in series(arm.metrics, SPENT[0][0])),
-            "curves": _curves(CURVES, arm.metrics),
+            "calls_made": any(calls for _, calls in series(arm.metrics, "trees.calls_fresh")),
+            "curves": [*_curves(ONLINE, arm.metrics), *_drawn(lines(STOPS, _broken(rows), x="iteration", legend=True))],
             "stops": stops.most_common(),
-            "stops_chart": shares("stops", "Rollouts that did not complete", broken) if broken else None,
             **_branching(arm, rows, kept),
             "tree": rollout_tree.view(kept, run.path, page),
-            "ledger": ledger,
-            "ledger_total": results.total(ledger),
+            "ledger": results.ledger(run),
+            "configurations": {"config.json": json.dumps(arm.config, indent=2, ensure_ascii=False)},
         }
 
 
@@ -142,10 +133,10 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _success(metrics: Sequence[Row]) -> Iterator[Chart]:
-    for key, label in SPENT:
+    for key, spent in SPENT.items():
         points = over(metrics, key, SUCCESS.key)
         if points and points[-1][0]:  # an environment without tools spends no calls
-            yield progress(f"success-{key}", SUCCESS, points, label)
+            yield from _drawn(lines(SUCCESS, {"": points}, x=spent))
 
 
 def over(metrics: Sequence[Row], spent: str, key: str) -> list[tuple[float, float]]:
@@ -155,8 +146,12 @@ def over(metrics: Sequence[Row], spent: str, key: str) -> list[tuple[float, floa
 
 
 def _curves(curves: Sequence[Curve], metrics: Sequence[Row]) -> list[Chart]:
-    drawn = ((what, series(metrics, what.key)) for what in curves)
-    return [progress(f"curve-{what.key}", what, points, "iteration") for what, points in drawn if points]
+    drawn = (lines(what, {"": series(metrics, what.key)}, x="iteration") for what in curves)
+    return [chart for chart in drawn if chart is not None]
+
+
+def _drawn(chart: Chart | None) -> list[Chart]:
+    return [] if chart is None else [chart]
 
 
 def _broken(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
@@ -177,13 +172,10 @@ def _branching(arm: Arm, rows: Sequence[Row], kept: KeptTrees | None) -> dict[st
     decided = None if kept is None else decisions(kept.decisions)
     return {
         "totals": _totals(logged, sum(row["groups"] for row in rows if row.get("branching"))),
-        "branching_curves": _curves(BRANCHING_CURVES, arm.metrics),
-        "forks_chart": by_turn("forks-by-turn", forks) if forks else None,
+        "branching_curves": [*_curves(BRANCHING, arm.metrics), *([by_turn(forks)] if forks else [])],
         "decisions": decided,
         "decisions_over": 0 if kept is None else len(kept.iterations),
-        "measured_chart": (
-            cumulative("measured", decided.measured, decided.unit) if decided and decided.measured else None
-        ),
+        "measured_chart": cumulative(decided.measured, decided.unit) if decided and decided.measured else None,
     }
 
 
@@ -223,69 +215,14 @@ def _outcome(decision: Decision) -> str:
     return "no leaf left" if "no leaf is left" in decision.reason else "passed"
 
 
-def _ledger(run: Run) -> list[results.LedgerRow]:
-    """Training, and the checks on held-out tasks where they were counted."""
-    rows = results.ledger(run)
-    checks = (run.arms[0].cost or {}).get("checks")
-    if checks is None:
-        return rows
-    checked = replace(run, arms=(replace(run.arms[0], name="held-out checks", cost=checks, metrics=()),))
-    return [*rows, *(replace(row, name="held-out checks") for row in results.ledger(checked))]
-
-
 # figures
 
 
-BLUE = "#0072B2"
-TINTS = ("#0072B2", "#D55E00", "#5d6570", "#009E73", "#CC79A7", "#E69F00")
-DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
-
-
-def progress(name: str, what: Curve, points: Sequence[tuple[float, float]], spent: str) -> Chart:
-    """One logged figure over what was spent; long curves get a moving mean, their values faint behind it."""
-    at, values = [x for x, _ in points], [y for _, y in points]
-    with drawing(name, *what.size) as (figure, made):
-        axes = figure.add_subplot()
-        if len(values) >= 4 * SMOOTHING:
-            axes.plot(at, values, color=BLUE, linewidth=0.9, alpha=0.3)
-            axes.plot(at, moving_mean(values), color=BLUE, linewidth=2)
-        else:
-            axes.plot(at, values, color=BLUE, linewidth=1.8, marker="o", ms=5, clip_on=False)
-        axes.set(title=literal(f"{what.title} over {spent}" if spent != "iteration" else what.title), xlabel=spent)
-        axes.set(ylabel=what.unit)
-        scale(axes, what, values)
-        plain_ticks(axes, "x", whole=True)
-        axes.set_xlim(left=0)
-        if what.kind != "reward" and max(values) > 0:
-            room = 1.12 * max(values)
-            axes.set_ylim(top=min(1.02, room) if what.kind == "share" else room)
-    said = f"from {number(values[0])} to {number(values[-1])}"
-    return Chart(made[0], f"{what.title} over {spent}, {said} ({count(at[-1])} {spent} at the end).")
-
-
-def shares(name: str, title: str, kinds: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
-    """The shares of several kinds over iterations, a line each."""
-    with drawing(name, 3.9, 2.5) as (figure, made):
-        axes = figure.add_subplot()
-        for index, (kind, points) in enumerate(kinds.items()):
-            steps, values = [x for x, _ in points], [y for _, y in points]
-            axes.plot(steps, values, color=TINTS[index % 6], linestyle=DASHES[index % 6], label=literal(kind))
-        axes.set(title=title, xlabel="iteration", ylabel="rollouts (%)")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        plain_ticks(axes, "x", whole=True)
-        plain_ticks(axes, "y", steps=(1, 2, 5, 10))
-        percent_ticks(axes, "y")
-        figure.legend(loc="outside lower left", ncols=2, fontsize=9)
-    said = "; ".join(f"{kind} from {percent(p[0][1], 0)} to {percent(p[-1][1], 0)}" for kind, p in kinds.items())
-    return Chart(made[0], f"{title}, by iteration. {said}.")
-
-
-def by_turn(name: str, counts: Mapping[int, int]) -> Chart:
+def by_turn(counts: Mapping[int, int]) -> Chart:
     """How many forks lie at each turn, over the whole run."""
     turns = range(min(counts), max(counts) + 1)
     values = [counts.get(turn, 0) for turn in turns]
-    with drawing(name, 3.9, 2.5) as (figure, made):
+    with drawing("forks-by-turn", 3.9, 2.5) as (figure, made):
         axes = figure.add_subplot()
         axes.bar(list(turns), values, color=BLUE, width=0.72)
         for turn, value in zip(turns, values, strict=True):
@@ -297,17 +234,17 @@ def by_turn(name: str, counts: Mapping[int, int]) -> Chart:
     return Chart(made[0], f"Forks by turn. {said}.")
 
 
-def cumulative(name: str, samples: Mapping[str, Sequence[float]], unit: str) -> Chart:
+def cumulative(samples: Mapping[str, Sequence[float]], unit: str) -> Chart:
     """The share of moments below a value, a line for each of what became of them."""
     everything = sorted(value for values in samples.values() for value in values)
     low, high = (everything[int(share * (len(everything) - 1))] for share in (0.005, 0.95))
-    with drawing(name, 5.0, 2.9) as (figure, made):
+    with drawing("measured", 5.0, 2.9) as (figure, made):
         axes = figure.add_subplot()
         for index, (what, values) in enumerate(samples.items()):
             axes.ecdf(
                 list(values),
-                color=TINTS[index % 6],
-                linestyle=DASHES[index % 6],
+                color=(BLUE, *(tint for tint, _ in OTHERS))[index % 4],
+                linestyle=DASHES[index % 4],
                 linewidth=2,
                 label=literal(f"{what} ({count(len(values))})"),
             )

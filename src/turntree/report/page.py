@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _FILTERS = (
     wording.label,
     wording.percent,
-    wording.interval,
+    wording.span,
     wording.points,
     wording.count,
     wording.number,

@@ -71,7 +71,7 @@ class Evaluation:
     policy_hash: str
     sampled: Play
     greedy: Play | None
-    retention: float | None  # mean accuracy over skills
+    skills_accuracy: float | None  # mean over the skills
     skills: Mapping[str, Skill]
     cost: Row
 
@@ -102,6 +102,11 @@ class Run:
 
     def arm(self, name: str) -> Arm | None:
         return next((arm for arm in self.arms if arm.name == name), None)
+
+    @property
+    def seed(self) -> int:
+        """Of a quickstart; its intervals are drawn with it."""
+        return int(((self.config or {}).get("config") or {}).get("seed", 0))
 
 
 def read_run(path: Path) -> Run:
@@ -226,16 +231,16 @@ def _evaluation(path: Path) -> Evaluation:
     with reading(path):
         if value.get("schema") != EVALUATION_SCHEMA:
             raise InputError(f"is {value.get('schema')!r}, not {EVALUATION_SCHEMA!r}", path=path, field="schema")
-        retention = value.get("retention") or {}
+        skills = value.get("retention") or {}
         return Evaluation(
             config=value["config"],
             policy_hash=str(value["policy_hash"]),
             sampled=_play(value["sampled"]),
             greedy=_play(value["greedy"]) if "greedy" in value else None,
-            retention=retention.get("accuracy"),
+            skills_accuracy=skills.get("accuracy"),
             skills={
                 name: Skill(float(row["accuracy"]), float(row["chance"]), int(row["questions"]))
-                for name, row in retention.get("by_skill", {}).items()
+                for name, row in skills.get("by_skill", {}).items()
             },
             cost=value.get("cost", {}),
         )

@@ -8,9 +8,8 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from turntree.core.tree import Decision
@@ -19,11 +18,26 @@ from turntree.logs.rollouts import depth_first, turns_of
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 from turntree.profiling.rows import message_text
-from turntree.report import svg
 from turntree.report.browser import MAX_NODES, PAGE
+from turntree.report.figures import (
+    BAD,
+    BAD_SOFT,
+    EDGE,
+    FORK,
+    GOOD,
+    GOOD_SOFT,
+    MUTED,
+    WARN,
+    WASH,
+    Chart,
+    drawing,
+    literal,
+)
 from turntree.report.read import Run
-from turntree.report.svg import Chart
 from turntree.report.wording import number, plural
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MAX_ROLLOUTS, MAX_TURNS = 16, 8  # what is drawn of a group
 FITTING_TURNS = 5  # as many columns as the page is wide
@@ -80,7 +94,6 @@ class TurnNode:
     turn: int
     parent: int | None
     action: str
-    observation: str
     tokens: int
     local: tuple[float | None, ...] = ()
 
@@ -126,15 +139,16 @@ def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | N
     paid: set[int] = set()
     for row, ((place, leaf), path) in enumerate(zip(branches, paths, strict=False)):
         parent = None
-        for at, (said, seen) in enumerate(path[:max_turns]):
+        for at, (said, _) in enumerate(path[:max_turns]):
             node = said[-1]
             if node.id not in places:
                 places[node.id] = len(nodes)
                 tokens = sum(len(one.token_ids) for one in said if one.id not in paid)
                 action = "" if node.message is None else action_text(node.message)
                 above = said[0].parent
-                again = () if above is None else (local[n] for n in tree.children(above) if n in local)
-                nodes.append(TurnNode(node.id, row, at + 1, parent, action, seen, tokens, tuple(again)))
+                alike = () if above is None else local.intersection(tree.children(above))
+                again = (kept.rewards.completions.get(leaf) for leaf in sorted(alike))
+                nodes.append(TurnNode(node.id, row, at + 1, parent, action, tokens, tuple(again)))
             paid.update(one.id for one in said)
             parent = places[node.id]
         hidden, reason = max(0, len(path) - max_turns), kept.rewards.verdicts[ends[place]].reason
@@ -177,36 +191,36 @@ def deciding_forks(kept: KeptTree) -> int:
     return count
 
 
-# drawing from left to right: a column a turn, a row a rollout, what is shared drawn once
+# drawing from left to right: a column a turn, a row a rollout, what is shared drawn once; lengths are inches
 
-COLUMN, ROW = 174, 66  # pixels from turn to turn, from rollout to rollout
-WIDTH, HEIGHT = 150, 52  # of a turn
-LEFT, TOP, ENDING = 64, 30, 116  # room for the names of starts, the head, the last reward
+COLUMN, ROW = 1.74, 0.66  # from turn to turn, from rollout to rollout
+WIDTH, HEIGHT = 1.5, 0.52  # of a turn
+LEFT, TOP, ENDING = 0.64, 0.3, 1.16  # room for the names of starts, the head, the last reward
 CHARACTERS = 20  # of a line in a turn
 DOTS = 16  # local rollouts that are drawn at a turn
-INK, MUTED, EDGE, WASH, FORK, WARN = map(svg.themed, (svg.INK, svg.MUTED, svg.EDGE, svg.WASH, svg.FORK, svg.WARN))
-GOOD, BAD, GOOD_SOFT, BAD_SOFT = map(svg.themed, (svg.GOOD, svg.BAD, svg.GOOD_SOFT, svg.BAD_SOFT))
 ABOVE, BELOW, UNKNOWN = (GOOD_SOFT, GOOD), (BAD_SOFT, BAD), (WASH, MUTED)
 
 
 def rollout_tree(kept: KeptTree) -> Chart:
-    """Full texts appear when a turn is pointed at; the table beside the figure has them too."""
+    """The table beside the figure has the texts in full."""
     tree, scored = tree_of(kept), list(kept.rewards.scored().values())
     columns = max((node.turn for node in tree.nodes), default=0)
     width, height = LEFT + COLUMN * columns + ENDING, TOP + ROW * len(tree.leaves)
     mean = sum(scored) / len(scored) if scored else 0.0
-    parts = [
-        *(_head(turn) for turn in range(1, columns + 1)),
-        *(_edge(tree, node.parent, node.row, node.turn) for node in tree.nodes if node.parent is not None),
-        *(_turn(node) for node in tree.nodes),
-        *(_start(leaf) for leaf in tree.leaves if not leaf.shared),
-        *(_ending(tree, leaf, mean) for leaf in tree.leaves),
-    ]
-    opening = (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" class="tree" '
-        'aria-hidden="true" focusable="false">'
-    )
-    return Chart(opening + "\n".join(parts) + "</svg>", _said(kept, tree), _caption(tree))
+    with drawing("tree", width, height, "none") as (figure, made):
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+        axes.set_axis_off()
+        for turn in range(1, columns + 1):
+            axes.text(_x(turn), 0.16, f"turn {turn}", color=MUTED, fontsize=8.5)
+        for node in tree.nodes:
+            if node.parent is not None:
+                _edge(axes, tree.nodes[node.parent], node.row, node.turn)
+            _turn(axes, node)
+        for leaf in tree.leaves:
+            if not leaf.shared:
+                _start(axes, leaf)
+            _ending(axes, tree, leaf, mean)
+    return Chart(made[0], _alternative(kept, tree), _caption(tree))
 
 
 def short_action(action: str) -> tuple[str, str]:
@@ -222,102 +236,78 @@ def short_action(action: str) -> tuple[str, str]:
         values = json.loads(rest[:-1])
     except (ValueError, RecursionError):  # a number of thousands of digits, endless nesting
         return name + further, rest[:-1]
-    said = ", ".join(str(value) for value in values.values()) if isinstance(values, dict) else str(values)
-    return name + further, said
+    text = ", ".join(str(value) for value in values.values()) if isinstance(values, dict) else str(values)
+    return name + further, text
 
 
-def _lines(action: str) -> tuple[str, list[str]]:
-    tool, said = short_action(action)
-    room = 2 if tool else 3
-    lines = textwrap.wrap(said, CHARACTERS, max_lines=room, placeholder=" …") or ["(nothing)"]
-    return tool[: CHARACTERS - 1] + "…" if len(tool) > CHARACTERS else tool, lines
-
-
-def _x(turn: int) -> int:
+def _x(turn: int) -> float:
     return LEFT + COLUMN * (turn - 1)
 
 
-def _y(row: int) -> int:
-    return TOP + ROW * row
+def _y(row: int) -> float:
+    """The middle of a row."""
+    return TOP + ROW * row + HEIGHT / 2
 
 
-def _head(turn: int) -> str:
-    return f'<text x="{_x(turn)}" y="16" fill="{MUTED}" font-size="12">turn {turn}</text>'
-
-
-def _edge(tree: DrawnTree, parent: int, row: int, column: int) -> str:
+def _edge(axes: Axes, above: TurnNode, row: int, column: int) -> None:
     """From the right side of a turn to the left side of what follows; a fork leaves it downwards."""
-    above = tree.nodes[parent]
-    x0, y0 = _x(above.turn) + WIDTH, _y(above.row) + HEIGHT // 2
-    x1, y1 = _x(column), _y(row) + HEIGHT // 2
+    x0, x1, y0, y1 = _x(above.turn) + WIDTH, _x(column), _y(above.row), _y(row)
     if above.row == row:
-        return f'<path d="M{x0} {y0}H{x1}" fill="none" stroke="{EDGE}" stroke-width="1.5"/>'
-    middle = (x0 + x1) // 2
-    path = f"M{x0} {y0}H{middle - 6}Q{middle} {y0} {middle} {y0 + 6}V{y1 - 6}Q{middle} {y1} {middle + 6} {y1}H{x1}"
-    dot = f'<circle cx="{middle - 6}" cy="{y0}" r="3.5" fill="{FORK}"/>'
-    return f'<path d="{path}" fill="none" stroke="{FORK}" stroke-width="2"/>{dot}'
+        axes.plot([x0, x1], [y0, y0], color=EDGE, linewidth=1.1)
+        return
+    middle = (x0 + x1) / 2
+    axes.plot([x0, middle, middle, x1], [y0, y0, y1, y1], color=FORK, linewidth=1.5)
+    axes.plot([middle], [y0], marker="o", ms=4, color=FORK)
 
 
-def _turn(node: TurnNode) -> str:
-    tool, lines = _lines(node.action)
+def _turn(axes: Axes, node: TurnNode) -> None:
+    tool, text = short_action(node.action)
+    lines = textwrap.wrap(text, CHARACTERS, max_lines=2 if tool else 3, placeholder=" …") or ["(nothing)"]
+    tool = tool[: CHARACTERS - 1] + "…" if len(tool) > CHARACTERS else tool
     x, y = _x(node.turn), _y(node.row)
-    told = [(tool, ' font-weight="600"')] if tool else []
-    told += [(line, ' class="words"') for line in lines]
-    first = y + (HEIGHT - 15 * len(told)) // 2 + 12
-    texts = (
-        f'<text x="{x + 8}" y="{first + 15 * index}" fill="{INK}" font-size="{11 if "words" in style else 12}"{style}>'
-        f"{escape(text)}</text>"
-        for index, (text, style) in enumerate(told)
-    )
-    seen = f"\nbefore it: {node.observation}" if node.observation else ""
-    again = f"\nsampled again: {', '.join(map(_told, node.local))}" if node.local else ""
-    about = f"turn {node.turn}, node {node.node}, {plural(node.tokens, 'token')}: {node.action}{seen}{again}"
-    title = f"<title>{escape(about)}</title>"
-    box = f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="5" fill="{WASH}" stroke="{EDGE}"/>'
-    dots = (_dot(x + 10 + 9 * place, y, reward) for place, reward in enumerate(node.local[:DOTS]))
-    return f"<g>{title}{box}{''.join(texts)}{''.join(dots)}</g>"
+    _box(axes, x, y, WIDTH, HEIGHT, WASH, EDGE)
+    texts = [(tool, "bold", 8.5)] if tool else []
+    texts += [(line, "normal", 8) for line in lines]
+    for place, (line, weight, size) in enumerate(texts):
+        at = y + 0.15 * (place - (len(texts) - 1) / 2)
+        axes.text(x + 0.08, at, literal(line), fontsize=size, fontweight=weight, va="center")
+    for place, reward in enumerate(node.local[:DOTS]):
+        fill, tint = UNKNOWN if reward is None else ABOVE if reward > 0 else BELOW
+        axes.plot([x + 0.1 + 0.09 * place], [y - HEIGHT / 2], marker="o", ms=5, mfc=fill, mec=tint)
 
 
-def _dot(x: int, y: int, reward: float | None) -> str:
-    """A local rollout, on the upper side of its turn."""
-    fill, tint = UNKNOWN if reward is None else ABOVE if reward > 0 else BELOW
-    return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{fill}" stroke="{tint}"/>'
+def _box(axes: Axes, x: float, y: float, width: float, height: float, fill: str, edge: str) -> None:
+    """With its left side at `x` and its middle at `y`."""
+    from matplotlib.patches import FancyBboxPatch
+
+    shape = f"round,pad=0,rounding_size={0.05 if fill == WASH else height / 2}"
+    axes.add_patch(FancyBboxPatch((x, y - height / 2), width, height, boxstyle=shape, fc=fill, ec=edge, linewidth=0.8))
 
 
-def _told(reward: float | None) -> str:
-    return "censored" if reward is None else number(reward)
+def _start(axes: Axes, leaf: Leaf) -> None:
+    name, tint = ("fork", FORK) if leaf.rollout.forked else ("start", MUTED)  # forked within its first turn
+    if leaf.rollout.refill:
+        name, tint = "refill", WARN
+    axes.text(0, _y(leaf.row), name, color=tint, fontsize=8.5, fontweight="bold", va="center")
+    dashes = "--" if leaf.rollout.refill else "-"
+    axes.plot([LEFT - 0.2, LEFT], [_y(leaf.row)] * 2, color=tint, linewidth=1.1, linestyle=dashes)
 
 
-def _start(leaf: Leaf) -> str:
-    forked = ("fork", FORK) if leaf.rollout.forked else ("start", MUTED)  # forked within its first turn
-    name, tint = ("refill", WARN) if leaf.rollout.refill else forked
-    y = _y(leaf.row) + HEIGHT // 2
-    dashes = ' stroke-dasharray="4 3"' if leaf.rollout.refill else ""
-    line = f'<path d="M{LEFT - 22} {y}H{LEFT}" stroke="{tint}" stroke-width="1.5"{dashes}/>'
-    return f'<text x="0" y="{y + 4}" fill="{tint}" font-size="12" font-weight="600">{name}</text>{line}'
-
-
-def _ending(tree: DrawnTree, leaf: Leaf, mean: float) -> str:
-    column = tree.nodes[leaf.parent].turn + 1 if leaf.parent is not None else 1
-    x, y = _x(column), _y(leaf.row) + HEIGHT // 2
-    edge = "" if leaf.parent is None else _edge(tree, leaf.parent, leaf.row, column)
-    reward = leaf.rollout.reward
+def _ending(axes: Axes, tree: DrawnTree, leaf: Leaf, mean: float) -> None:
+    column, y, reward = 1, _y(leaf.row), leaf.rollout.reward
+    if leaf.parent is not None:
+        above = tree.nodes[leaf.parent]
+        column = above.turn + 1
+        _edge(axes, above, leaf.row, column)
     fill, tint = UNKNOWN if reward is None or leaf.part else ABOVE if reward > mean else BELOW
     told = f"part of {leaf.number}" if leaf.part else "censored" if reward is None else f"reward {number(reward)}"
-    hidden = (
-        f'<text x="{x}" y="{y + 27}" fill="{MUTED}" font-size="11">{plural(leaf.hidden, "more turn")}</text>'
-        if leaf.hidden
-        else ""
-    )
-    because = f" ({leaf.reason})" if leaf.reason else ""
-    ended = "went on in another branch" if leaf.part else f"ended: {leaf.rollout.stop}{because}"
-    stop = f"<title>{escape(f'rollout {leaf.number} {ended}')}</title>"
-    box = f'<rect x="{x}" y="{y - 14}" width="88" height="28" rx="14" fill="{fill}" stroke="{tint}"/>'
-    text = f'<text x="{x + 44}" y="{y + 4}" fill="{tint}" font-size="12" font-weight="600" text-anchor="middle">{told}'
-    return f"{edge}<g>{stop}{box}{text}</text></g>{hidden}"
+    _box(axes, _x(column), y, 0.88, 0.28, fill, tint)
+    axes.text(_x(column) + 0.44, y, told, color=tint, fontsize=8.5, fontweight="bold", ha="center", va="center")
+    if leaf.hidden:
+        axes.text(_x(column), y + 0.22, plural(leaf.hidden, "more turn"), color=MUTED, fontsize=8, va="center")
 
 
-def _said(kept: KeptTree, tree: DrawnTree) -> str:
+def _alternative(kept: KeptTree, tree: DrawnTree) -> str:
     rollouts = [leaf.rollout for leaf in tree.leaves if not leaf.part]
     forks = sum(rollout.forked for rollout in rollouts)
     rewards = ", ".join("censored" if one.reward is None else number(one.reward) for one in rollouts)
@@ -328,21 +318,24 @@ def _said(kept: KeptTree, tree: DrawnTree) -> str:
 
 
 def _caption(tree: DrawnTree) -> str:
-    told = "A row is a rollout."
-    if any(leaf.part for leaf in tree.leaves):
-        told = "A row is a rollout, or a part of one: an agent's retry, candidate, sub-agent or rewritten history."
-    if any(leaf.rollout.forked or (leaf.part and leaf.shared) for leaf in tree.leaves):
-        told += " A blue line is a fork: what lies left of it was sampled once and is shared."
-    told += " Green: reward above the mean of the group; orange: not above it."
-    if any(leaf.rollout.refill for leaf in tree.leaves):
-        told += " Dashed: a refill, begun after the others had ended."
-    if any(node.local for node in tree.nodes):
-        told += " Dots: this turn, sampled again and judged by itself (green: accepted)."
-    if tree.left_out:
-        told += f" Not drawn: {plural(tree.left_out, 'further row')}."
-    if any(leaf.hidden for leaf in tree.leaves):
-        told += " Long rollouts are drawn up to a turn; how many follow is written below their reward."
-    return told + " Point at a turn for its full text."
+    leaves = tree.leaves
+    parts = ", or a part of one: an agent's retry, candidate, sub-agent or rewritten history"
+    sentences = {
+        f"A row is a rollout{parts if any(leaf.part for leaf in leaves) else ''}.": True,
+        "A blue line is a fork: what lies left of it was sampled once and is shared.": any(
+            leaf.rollout.forked or (leaf.part and leaf.shared) for leaf in leaves
+        ),
+        "Green: reward above the mean of the group; orange: not above it.": True,
+        "Dashed: a refill, begun after the others had ended.": any(leaf.rollout.refill for leaf in leaves),
+        "Dots: this turn, sampled again and judged by itself (green: accepted).": any(
+            node.local for node in tree.nodes
+        ),
+        f"Not drawn: {plural(tree.left_out, 'further row')}.": tree.left_out,
+        "Long rollouts are drawn up to a turn; how many follow is written below their reward.": any(
+            leaf.hidden for leaf in leaves
+        ),
+    }
+    return " ".join(sentence for sentence, holds in sentences.items() if holds)
 
 
 # the section of a page that draws one kept tree and leads to the rollout browser

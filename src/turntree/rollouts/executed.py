@@ -16,12 +16,12 @@ from turntree.core import parts
 from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentFault, asked
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import Environment, Observation, TurnState
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import checked
 from turntree.rollouts.rebuild import Rebuilder, Said, said
-from turntree.verifiers.strict import StrictMatch, action_kind
+from turntree.verifiers.strict import StrictMatch
 
 Compare = Literal["observation", "progress", "either"]
 

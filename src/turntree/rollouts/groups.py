@@ -21,7 +21,7 @@ from turntree.core.protocols import (
     GroupProgress,
     Observation,
 )
-from turntree.core.tree import REFILL, Decision, Node, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import Decision, Node, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import Session
 from turntree.rollouts.live import Ending, LiveRollout, judged, leave_parts, start_rollout
@@ -230,7 +230,8 @@ class Group:
     def mark_refill(self, key: Key, rollout: LiveRollout) -> None:
         """Record of the first turn of a refill, which `rollout` has just appended, that it is one."""
         if key[0] >= self.initial and len(key) == 1 and rollout.turns == 0:
-            self.record("scheduler", key, REFILL, "leaves that no branch was made for", {})
+            self.tree.mark(rollout.leaf, Role.REFILL)
+            self.record("scheduler", key, Role.REFILL, "leaves that no branch was made for", {})
 
     def branched_at(self, rollout: LiveRollout, decision: BranchDecision) -> None:
         """Record what a brancher said of the turn that `rollout` has just appended, at the node above the last: the
@@ -302,6 +303,7 @@ class _Layout:
         self.endings: dict[int, Ending] = {}
         self._ids = {root: self._root(group).id}
         self._dropped: dict[Key, Cost] = {}
+        self._refills = group.tree.refills()
         appended = [(turn, r.key, node) for r in group.rollouts.values() for node, turn in r.nodes.items()]
         for turn, key, node in sorted(appended):
             self._place(turn, key, group.tree[node])
@@ -332,6 +334,8 @@ class _Layout:
         fields = {name: value for name, value in vars(node).items() if name not in ("id", "parent", "kind", "turn")}
         above = None if node.parent is None else self._ids[node.parent]
         self._ids[node.id] = self.tree.add(above, node.kind, **fields).id
+        if node.id in self._refills:
+            self.tree.mark(self._ids[node.id], Role.REFILL)
 
     def _dropped_with(self, key: Key, decision: Decision) -> bool:
         """Whether the decision is about a forked rollout of a cut group, or about a turn after the cut, which a faster

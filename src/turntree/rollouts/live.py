@@ -19,7 +19,7 @@ from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Observation, Renderer
-from turntree.core.tree import PART, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import action_text
 from turntree.renderers.thoughts import rewrites, whole_prompt
@@ -231,9 +231,8 @@ def leave_parts(tree: RolloutTree, rewritten: Sequence[Rewritten], end: int, pla
     at `end` (`RolloutTree.parts`). `place` gives the tree's number of a node."""
     for at in rewritten:
         left, numbers = place(at.left), {"turn": float(at.turn), "shared": float(at.shared)}
-        tree.stop(left, StopReason.CONTINUED)
+        tree.stop(left, StopReason.CONTINUED, part_of=end)
         tree.record(Decision("renderer", place(at.onward), "fork", "dropped_reasoning", numbers))
-        tree.record(Decision("renderer", left, PART, "the rollout went on in another context", {"of": float(end)}))
 
 
 def start_rollout(

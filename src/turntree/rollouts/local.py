@@ -1,4 +1,4 @@
-"""Local rollouts: one sampled turn at a state inside a trace (PivotRL, section 2 and Algorithm 1), or inside a tree."""
+"""Local rollouts: one sampled turn at a state inside a trace (PivotRL, section 2 and Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any, cast
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
-from turntree.core.cost import NO_COST, Cost
+from turntree.core.cost import NO_COST
 from turntree.core.errors import TurntreeError
 from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
-from turntree.core.tree import LOCAL, Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollouts.live import CutTurns, RendererFault, sampled_turn
-from turntree.verifiers.strict import action_kind
 
 PATH_TOO_LONG = "path_above_train_max_tokens"
 _JUDGED = "+cut_turns=judge"
@@ -149,46 +148,6 @@ def _add(tree: RolloutTree, parent: int, completion: Completion, state: TurnStat
     leaf = tree.add_completion(parent, completion, action).id
     tree.stop(leaf, stop)
     return leaf
-
-
-@dataclass(frozen=True)
-class Inside:
-    """A place inside a tree for local rollouts: the node above them, and the state there."""
-
-    tree: RolloutTree
-    node: int
-    prompted: Prompted
-
-
-def grow_inside(
-    places: Sequence[Inside],
-    engine: Engine,
-    renderer: Renderer,
-    verifier: TurnVerifier,
-    sampling: Sampling,
-    samples: int,
-    seed: int,
-    *,
-    cut_turns: CutTurns = "fail",
-) -> tuple[list[list[Verdict]], Cost]:
-    """Append `samples` local rollouts at every place to its tree, judged (`RolloutTree.local_rollouts`; one wave), and
-    what they cost. The draws of (state, sample) depend on `seed`, the state's id and the sample's number only. A state
-    may occur several times, in groups of the same task: its occurrences are numbered, as in `sample_local`."""
-    found = _completions([place.prompted for place in places], engine, sampling, samples, seed)
-    completions = iter(found)
-    grown: list[tuple[RolloutTree, Sequence[int], TurnState]] = []
-    for place in places:
-        state = place.prompted.state
-        leaves = [_add(place.tree, place.node, next(completions), state, renderer) for _ in range(samples)]
-        grown.append((place.tree, leaves, state))
-    judged = _judge_leaves(grown, verifier, cut_turns, seed)
-    for (tree, _, _), verdicts in zip(grown, judged, strict=True):
-        for leaf, verdict in verdicts.items():
-            numbers = {} if verdict.reward is None else {"reward": verdict.reward}
-            tree.record(Decision("verifier", leaf, LOCAL, verdict.reason, numbers))
-    said = [list(verdicts.values()) for verdicts in judged]
-    judging = (verdict.cost for verdicts in said for verdict in verdicts)
-    return said, sum((*(one.cost for one in found), *judging), NO_COST)
 
 
 def judge_turn(verifier: TurnVerifier, state: TurnState, action: Message, *, cut_turns: CutTurns = "fail") -> Verdict:

@@ -21,7 +21,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.labels import Rewards
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, TurnState
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
@@ -29,7 +29,6 @@ from turntree.environments.pool import checked
 from turntree.rollouts.live import EpisodeConfig, has_room
 from turntree.rollouts.players import grow
 from turntree.rollouts.rebuild import Misfit, Rebuilder, Walked
-from turntree.verifiers.strict import action_kind
 
 
 class Outcome:

@@ -1,4 +1,4 @@
-"""Groups played by workers: what `Scheduler.run` does in this process, as units for a `cluster.Crew`.
+"""Groups played by workers: what `Scheduler.run` does in this process, as units for a `cluster.WorkerPool`.
 
 A unit names its tasks by their number and the weights by their version. Its draws are keyed as in one process, and it
 is played from empty caches, so the same units give the same bits on any number of workers. Groups come back in the form
@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import UnitLost, WorkerPool
 from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
@@ -45,14 +45,19 @@ _CUMULATED = [each.name for each in dataclasses.fields(Usage) if each.name != "p
 def labelled(tree: RolloutTree, rewards: Rewards) -> dict[str, Any]:
     """A tree with its verdicts as a JSON value that `unlabelled` restores exactly."""
     verdicts = {str(leaf): dataclasses.asdict(verdict) for leaf, verdict in rewards.verdicts.items()}
-    return {"tree": tree.to_json(), "verdicts": verdicts}
+    return {
+        "tree": tree.to_json(),
+        "verdicts": verdicts,
+        "completions": {str(n): r for n, r in rewards.completions.items()},
+    }
 
 
 def unlabelled(value: Mapping[str, Any]) -> tuple[RolloutTree, Rewards]:
     verdicts: dict[int, Verdict] = {}
     for leaf, verdict in value["verdicts"].items():
         verdicts[int(leaf)] = Verdict(**{**verdict, "cost": Cost(**verdict.get("cost", {}))})
-    return RolloutTree.from_json(value["tree"]), Rewards(verdicts)
+    completions = {int(node): reward for node, reward in value.get("completions", {}).items()}
+    return RolloutTree.from_json(value["tree"]), Rewards(verdicts, completions)
 
 
 def packed(group: GrownGroup) -> dict[str, Any]:
@@ -142,7 +147,7 @@ class Spread:
     asked (its decisions do not depend on the order of calls, so it then is as if it had been asked itself).
     """
 
-    crew: Crew
+    crew: WorkerPool
     config: SchedulerConfig
     tasks: Sequence[Environment]
     weights: Weights

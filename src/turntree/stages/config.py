@@ -385,9 +385,10 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     estimator: Part | None = None
     """Credit by your own module:object (default: `train.credit`)."""
     teacher: Part | None = None
-    """Labels the states where turns are judged (`train.local`): household, qa, model, or your own module:object."""
+    """Labels the states where turns are judged (`train.local.verdicts`): household, qa, model, or your own
+    module:object."""
     verifier: Part | None = None
-    """Judges local rollouts, and with verdicts the turns that were taken, against these labels."""
+    """Judges the turns that were taken against these labels."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
@@ -399,19 +400,17 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.max_off_policy_steps and self.device.engine.name == "vllm":
             hint = "servers hold one set of weights, and iterations ahead need earlier ones: leave it at 0"
             raise ConfigError("does not go with --engine vllm", field="train.max_off_policy_steps", hint=hint)
+        judges = self.train.local.verdicts > 0
         for name in ("teacher", "verifier"):
-            if self.train.local.judges and getattr(self, name) is None:
+            if judges and getattr(self, name) is None:
                 hint = f"pass --{name} NAME: a teacher labels, and a verifier judges"
                 raise ConfigError("is missing, and judged turns need it (train.local)", field=name, hint=hint)
-            if not self.train.local.judges and getattr(self, name) is not None:
-                hint = "set train.local.verdicts or train.local.states above 0, or leave it out"
+            if not judges and getattr(self, name) is not None:
+                hint = "set train.local.verdicts above 0, or leave it out"
                 raise ConfigError("has no effect: no turn is judged", field=name, hint=hint)
-        if self.estimator is not None and self.train.credit != CreditConfig() and not self.train.local.judges:
+        if self.estimator is not None and self.train.credit != CreditConfig() and not judges:
             problem = "has no effect: an estimator of your own gives the credit"
             raise ConfigError(problem, field="train.credit", hint="leave one of the two out")
-        if self.train.local.states and self.train.local.choose == "alignment" and self.cluster.trainers > 1:
-            hint = "gradients are compared in one process: use 'importance'"
-            raise ConfigError("does not go with several trainers", field="train.local.choose", hint=hint)
         for name in ("max_branched", "refills") if self.brancher is None else ():
             if getattr(self.train.rollouts, name) is not None:
                 hint = "pass --brancher NAME, or leave it out"
@@ -509,7 +508,7 @@ class EvaluateConfig(Playing):
     cut_turns: CutTurns = "fail"
     """A turn that the token limit cut ends the episode as a failure, or the environment judges its text."""
     skills_per_kind: int = 0
-    """Questions per unrelated skill, to measure retention of a tiny policy (0: none)."""
+    """Questions per unrelated skill, to measure what a tiny policy forgets (0: none)."""
     seed: int = 0
     """Of every draw."""
     max_live_rollouts: int = 256
@@ -560,7 +559,7 @@ class RecordConfig(Playing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionConfig:
+class ForgettingConfig:
     """`turntree retention`."""
 
     model: str

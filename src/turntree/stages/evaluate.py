@@ -1,17 +1,18 @@
-"""Evaluate a policy: success on the tasks of an environment (sampled and greedy), and retention of other skills."""
+"""Evaluate a policy: success on the tasks of an environment (sampled and greedy), and forgetting of other skills."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.config import from_mapping, to_mapping
+from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
@@ -29,12 +30,11 @@ from turntree.rollouts.live import EpisodeConfig
 from turntree.rollouts.players import grow, require_rendered, require_steppable
 from turntree.rollouts.rewards import RewardSum, build_rewards, figures
 from turntree.rollouts.rewards import identity as reward_identity
-from turntree.rollouts.spread import labelled, lost, numbered, unlabelled
-from turntree.stages import skills
+from turntree.rollouts.spread import labelled, numbered
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.stages.unrewarded import remedy
-from turntree.stages.workers import open_crew, require_policy
+from turntree.stages.workers import open_crew, results
 
 _TASKS = 8  # that a worker plays in one batch
 SCHEMA = "turntree.evaluation/1"
@@ -48,9 +48,8 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
         raise ConfigError("needs an output file", field="keep_trees", hint="name one with --out")
     config = parts.resolved(config)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
-    kept: list[KeptTree] = []
-    with open_crew(__name__, config, policy.identity) as crew:
-        result = evaluate_policy(policy, config, kept, crew)
+    with open_crew(__name__, config, policy) as crew:
+        result, kept = evaluate_policy(policy, config, crew)
     if out is not None:
         write_json(out, result)
         if config.keep_trees:
@@ -64,19 +63,20 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
 
 
 def evaluate_policy(
-    policy: Policy, config: EvaluateConfig, kept: list[KeptTree] | None = None, crew: Crew | None = None
-) -> dict[str, Any]:
-    """The evaluation as a value. The trees of its episodes are added to `kept`."""
+    policy: Policy, config: EvaluateConfig, crew: WorkerPool | None = None
+) -> tuple[dict[str, Any], list[KeptTree]]:
+    """The evaluation as a value, and the trees of its episodes."""
     splits = {config.split: config.count}
     with (
-        opened_rewards(config) as functions,
+        opened_rewards(config.rewards) as functions,
         open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened,
     ):
         tasks = opened.of(config.split)
         if crew is not None:
             require_steppable(tasks, "cluster.workers")
-        told: dict[str, Any] = {"kept": kept, "crew": crew, "pool": opened.pool, "functions": functions}
-        sampled, cost = play(policy, tasks, config, config.temperature, config.samples, **told)
+        evaluator = Evaluator(policy, config, tasks, opened.pool, functions, crew)
+        sampled = evaluator.play(config.temperature, config.samples)
+        kept, cost = sampled.trees, sampled.cost
         result: dict[str, Any] = {
             "schema": SCHEMA,
             "config": to_mapping(config),
@@ -87,88 +87,114 @@ def evaluate_policy(
                 **reward_identity(config.rewards, functions),
             },
             "policy_hash": policy.hash,
-            "sampled": sampled,
+            "sampled": sampled.summary,
         }
         if opened.read:
             result["read"] = list(opened.read)
         if config.greedy:
-            result["greedy"], more = play(policy, tasks, config, 0.0, 1, **told)
-            cost += more
+            greedy = evaluator.play(0.0, 1)
+            result["greedy"] = greedy.summary
+            kept, cost = kept + greedy.trees, cost + greedy.cost
     if config.skills_per_kind:
-        result["retention"], more = retention(policy, config.skills_per_kind, config.seed)
+        result["retention"], more = forgetting(policy, config.skills_per_kind, config.seed)
         cost += more
     result["cost"] = {**cost.counts(), "timing": cost.timing()}
-    return result
+    return result, kept
 
 
-def play(
-    policy: Policy,
-    environments: Sequence[Environment],
-    config: EvaluateConfig,
-    temperature: float,
-    samples: int,
-    *,
-    quiet: bool = False,
-    kept: list[KeptTree] | None = None,
-    crew: Crew | None = None,
-    pool: EnvironmentPool | None = None,
-    functions: RewardSum | None = None,
-) -> tuple[dict[str, Any], Cost]:
-    """Success over all episodes with Wilson intervals, overall and per task type, the mean reward, what `functions`
-    give, and every outcome; the trees are added to `kept`. `unknown` episodes have a reward and no word on success.
-    With `crew` the episodes are played by its workers, with the weights that they loaded."""
-    sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
-    episodes = EpisodeConfig(
-        max_turns=config.max_turns, max_context=config.max_context, cut_turns=config.cut_turns, sampling=sampling
-    )
-    what = "greedy episodes" if temperature == 0 else "sampled episodes"
-    with progress((), what, total=len(environments) * samples, quiet=quiet) as bar:
-        if crew is not None:
-            grown = _spread(crew, environments, episodes, samples, config.seed, bar.update)
-        else:
-            grown = grow(
-                environments,
-                policy.engine,
-                policy.renderer,
-                episodes,
-                group_size=samples,
-                seed=config.seed,
-                pool=pool,
-                finished=bar.update,
-                functions=functions,
-                places=config.max_live_rollouts,
-            )
-    if kept is not None:
-        kept += [_kept(temperature, *each) for each in zip(range(len(grown)), environments, grown, strict=True)]
-    outcomes = [
-        _outcome(environment, tree, rewards, samples)
-        for environment, (tree, rewards) in zip(environments, grown, strict=True)
-    ]
+Grown = list[tuple[RolloutTree, Rewards]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Success over all episodes with Wilson intervals, overall and per task type, the mean reward, what reward
+    functions give, and every outcome. `unknown` episodes have a reward and no word on success."""
+
+    summary: dict[str, Any]
+    cost: Cost
+    trees: list[KeptTree]
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Plays `tasks` with the limits and the seed of `config`, in this process or, with the weights that they loaded, on
+    the workers of `crew`. With `functions` the rewards are theirs."""
+
+    policy: Policy
+    config: EvaluateConfig
+    tasks: Sequence[Environment]
+    pool: EnvironmentPool | None = None
+    functions: RewardSum | None = None
+    crew: WorkerPool | None = None
+
+    def play(self, temperature: float, samples: int, *, quiet: bool = False) -> Evaluation:
+        config = self.config
+        sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
+        episodes = EpisodeConfig(
+            max_turns=config.max_turns, max_context=config.max_context, cut_turns=config.cut_turns, sampling=sampling
+        )
+        what = "greedy episodes" if temperature == 0 else "sampled episodes"
+        with progress((), what, total=len(self.tasks) * samples, quiet=quiet) as bar:
+            if self.crew is not None:
+                grown = self._on_workers(self.crew, episodes, samples, bar.update)
+            else:
+                grown = grow(
+                    self.tasks,
+                    self.policy.engine,
+                    self.policy.renderer,
+                    episodes,
+                    group_size=samples,
+                    seed=config.seed,
+                    pool=self.pool,
+                    finished=bar.update,
+                    functions=self.functions,
+                    places=config.max_live_rollouts,
+                )
+        trees = [_kept(temperature, *each) for each in zip(range(len(grown)), self.tasks, grown, strict=True)]
+        summary = {"temperature": temperature, **_summary(self.tasks, grown, samples)}
+        return Evaluation(summary, sum((tree.cost for tree, _ in grown), NO_COST), trees)
+
+    def _on_workers(
+        self, crew: WorkerPool, episodes: EpisodeConfig, samples: int, finished: Callable[[int], object]
+    ) -> Grown:
+        """What `grow` gives, by the workers. A task whose workers were lost is a censored leaf."""
+        size = crew.config.batch or _TASKS
+        named = [(number, task.task_id) for number, task in enumerate(self.tasks)]
+        shared = {"episodes": to_mapping(episodes), "samples": samples, "seed": self.config.seed}
+        batches = [named[start : start + size] for start in range(0, len(named), size)]
+        units = [({**shared, "tasks": batch}, [task_id for _, task_id in batch]) for batch in batches]
+        grown: Grown = []
+        for found in results(crew, units):
+            grown += found
+            finished(samples * len(found))
+        require_rendered(grown)  # `grow` sees its part only
+        return grown
+
+
+def _summary(tasks: Sequence[Environment], grown: Grown, samples: int) -> dict[str, Any]:
+    outcomes = [_outcome(task, tree, rewards, samples) for task, (tree, rewards) in zip(tasks, grown, strict=True)]
     verdicts = [verdict for _, rewards in grown for verdict in _of_rollouts(rewards, samples)]
     by_type: dict[str, list[list[float]]] = defaultdict(list)
     for outcome in outcomes:
         by_type[outcome["task_type"]].append(outcome["rewards"])
-    turns = sum(outcome["turns"] for outcome in outcomes)
-    summary = {
-        "temperature": temperature,
+    return {
         **_share([outcome["rewards"] for outcome in outcomes]),
         "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
         **_metrics([tree for tree, _ in grown]),
-        "reward_mean": _mean_or_none(verdict.reward for verdict in verdicts if verdict.reward is not None),
+        "reward_mean": _mean_or_none([verdict.reward for verdict in verdicts if verdict.reward is not None]),
         **figures(verdicts),
-        "turns_per_episode": turns / (len(outcomes) * samples),
+        "turns_per_episode": sum(outcome["turns"] for outcome in outcomes) / (len(outcomes) * samples),
         "censored": sum(outcome["censored"] for outcome in outcomes),
         "unknown": sum(outcome["unknown"] for outcome in outcomes),
         "censored_reasons": censored(verdicts),
         "outcomes": outcomes,
     }
-    return summary, sum((tree.cost for tree, _ in grown), NO_COST)
 
 
 @contextlib.contextmanager
-def opened_rewards(config: EvaluateConfig) -> Iterator[RewardSum | None]:
-    """The reward functions of an evaluation, closed after the block."""
-    functions = build_rewards(config.rewards)
+def opened_rewards(rewards: Sequence[Part]) -> Iterator[RewardSum | None]:
+    """Reward functions, closed after the block."""
+    functions = build_rewards(rewards)
     try:
         yield functions
     finally:
@@ -176,53 +202,34 @@ def opened_rewards(config: EvaluateConfig) -> Iterator[RewardSum | None]:
             functions.close()
 
 
+CONFIG = EvaluateConfig
+
+
 @contextlib.contextmanager
-def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
-    """What a worker of this stage holds (`stages.workers`)."""
-    config = from_mapping(EvaluateConfig, settings["config"])
-    policy = load_policy(policy_name(config.model, config.environment), config.device)
-    require_policy(settings, policy.identity)
+def open_player(config: EvaluateConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
+    """What a worker of this stage plays a unit with (`stages.workers`)."""
     splits = {config.split: config.count}
     with (
-        opened_rewards(config) as functions,
+        opened_rewards(config.rewards) as functions,
         open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened,
     ):
 
         def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
-            policy.engine.weights_changed(policy.engine.policy_version)  # from empty caches: see `rollouts.spread`
-            tasks = numbered(opened.of(config.split), unit["tasks"])
-            episodes = from_mapping(EpisodeConfig, unit["episodes"])
-            told: dict[str, Any] = {"group_size": unit["samples"], "seed": unit["seed"], "functions": functions}
-            told |= {"places": config.max_live_rollouts}
-            grown = grow(tasks, policy.engine, policy.renderer, episodes, pool=opened.pool, part=True, **told)
+            grown = grow(
+                numbered(opened.of(config.split), unit["tasks"]),
+                policy.engine,
+                policy.renderer,
+                from_mapping(EpisodeConfig, unit["episodes"]),
+                group_size=unit["samples"],
+                seed=unit["seed"],
+                pool=opened.pool,
+                part=True,
+                functions=functions,
+                places=config.max_live_rollouts,
+            )
             return [labelled(*each) for each in grown]
 
         yield play
-
-
-def _spread(
-    crew: Crew,
-    environments: Sequence[Environment],
-    episodes: EpisodeConfig,
-    samples: int,
-    seed: int,
-    finished: Callable[[int], object],
-) -> list[tuple[RolloutTree, Rewards]]:
-    """What `grow` gives, by the workers. A task whose workers were lost is a censored leaf."""
-    size = crew.config.batch or _TASKS
-    named = [(number, each.task_id) for number, each in enumerate(environments)]
-    parts = [named[start : start + size] for start in range(0, len(named), size)]
-    said = {"episodes": to_mapping(episodes), "samples": samples, "seed": seed}
-    futures = [crew.submit({**said, "tasks": part}) for part in parts]
-    grown: list[tuple[RolloutTree, Rewards]] = []
-    for part, future in zip(parts, futures, strict=True):
-        try:
-            grown += [unlabelled(value) for value in future.result()]
-        except UnitLost as error:
-            grown += [unlabelled(lost(task_id, str(error))) for _, task_id in part]
-        finished(samples * len(part))
-    require_rendered(grown)  # `grow` sees its part only
-    return grown
 
 
 def _kept(temperature: float, number: int, environment: Environment, grown: tuple[RolloutTree, Rewards]) -> KeptTree:
@@ -279,9 +286,10 @@ def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"success": success, "low": low, "high": high, "episodes": episodes}
 
 
-def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:
+def forgetting(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:
     """Greedy exact-match accuracy on skills outside the training domain, with the chance level of each."""
-    asked = list(skills.questions(seeds.derive(seed, "retention"), per_skill))
+    ask = parts.load("quizzes", parts.DEFAULT.name).target
+    asked = list(ask(seeds.derive(seed, "retention"), per_skill))
     sampling = Sampling(temperature=0.0, max_tokens=24)
     completions = policy.engine.generate(
         [
@@ -292,8 +300,8 @@ def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any]
     right: dict[str, list[float]] = defaultdict(list)
     for question, completion in zip(asked, completions, strict=True):
         reply = policy.renderer.parse(completion.token_ids).content
-        right[question.skill].append(float(skills.correct(question, reply)))
-    chance = {skill.name: skill.chance for skill in skills.SKILLS}
+        right[question.skill].append(float(question.correct(reply)))
+    chance = {question.skill: question.chance for question in asked}
     by_skill = {name: {"accuracy": _mean(r), "chance": chance[name], "questions": len(r)} for name, r in right.items()}
     summary = {
         "accuracy": _mean([row["accuracy"] for row in by_skill.values()]),
@@ -303,11 +311,9 @@ def retention(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any]
     return summary, sum((completion.cost for completion in completions), NO_COST)
 
 
-def _mean_or_none(values: Iterable[float]) -> float | None:
-    values = list(values)
+def _mean_or_none(values: Sequence[float]) -> float | None:
     return _mean(values) if values else None
 
 
-def _mean(values: Iterable[float]) -> float:
-    values = list(values)
+def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)

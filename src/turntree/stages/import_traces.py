@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
-import time
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from turntree import __version__
-from turntree.core import parts
-from turntree.core.config import Between, Part, to_value
+from turntree.core.config import Between, Part
 from turntree.core.errors import InputError
-from turntree.core.progress import notice, progress
-from turntree.observe.files import parse_line, read_json, write_json
+from turntree.core.progress import progress
+from turntree.observe.files import require_writable, write_json, writing
 from turntree.observe.jsonl import located, parse_json, read_text
-from turntree.traces.chat import Done, ImportReport, fingerprint_of, stream_chat
-from turntree.traces.formats.row import chat_tools, fingerprint
+from turntree.traces.chat import ImportReport, stream_chat
+from turntree.traces.formats.row import chat_tools
 from turntree.traces.readers import AUTO
-from turntree.traces.schema import Split, Trace, check_schemas, check_tools, write_traces
+from turntree.traces.schema import Split, Trace, check_schemas, check_tools, write_rows
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
 _BY_KEYS = Part(AUTO)
-SAVE_EVERY = 5.0  # seconds between two progress messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +48,23 @@ class ImportConfig:
 
 def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[str, Any]:
     """Import, split by trajectory, write `out` and its report `OUT.report.json`. Raises `InputError` with the counts by
-    reason, and writes nothing, where no trace is kept, or none in a split that has a share. Give the same command again
-    to resume an interrupted import."""
+    reason, and writes nothing, where no trace is kept, or none in a split that has a share."""
     if out.exists() and any(out.resolve().is_relative_to(file.resolve()) for file in files):
         raise InputError("would replace one of the files that are read", path=out, hint="choose another --out")
     tools = _tools(config.tools)
-    with _Spool(out, files, config) as spool, progress((), "traces imported", initial=len(spool.keys)) as bar:
+    keys: list[Key] = []
+    require_writable(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with (  # the traces may exceed the memory, and the header counts them
+        writing(out),
+        tempfile.TemporaryFile("w+", dir=out.parent, prefix=f".{out.name}.", suffix=".import") as spool,
+        progress((), "traces imported") as bar,
+    ):
 
         def keep(trace: Trace) -> None:
             bar.update()
-            spool.keep(trace)
+            keys.append((trace.id, trace.group, trace.split))
+            spool.write(json.dumps(trace.to_json()) + "\n")
 
         report = stream_chat(
             *(files, keep),
@@ -73,95 +74,14 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
             success_only=config.success_only,
             candidates=config.candidates,
             tools=tools,
-            done=spool.done,
-            after_row=spool.after_row,
         )
-        counts, splits = _split(files, spool.keys, report, config.dev, config.seed)
-        traces = (replace(trace, split=one) for trace, one in zip(spool.traces(), splits, strict=True))
+        counts, splits = _split(files, keys, report, config.dev, config.seed)
+        spool.seek(0)
+        rows = (json.loads(line) | {"split": split} for line, split in zip(spool, splits, strict=True))
         header = {"made_by": "import", "sources": [str(file) for file in files], "report": counts}
-        write_traces(out, traces, {**header, "traces": len(splits)})
+        write_rows(out, rows, {**header, "traces": len(splits)})
     write_json(out.with_name(out.name + ".report.json"), counts)
     return {"path": str(out), **counts}
-
-
-class _Spool:
-    """The traces kept so far, in a folder beside `out` (they may exceed the memory, and the header counts them), and
-    how far the sources were read. It stays only where the import is interrupted."""
-
-    def __init__(self, out: Path, files: list[Path], config: ImportConfig) -> None:
-        self._folder = out.with_name(f".{out.name}.import")
-        self._rows, self._state = self._folder / "traces.jsonl", self._folder / "state.json"
-        self._identity = _identity(files, config)
-        self._saved = time.monotonic()
-        self.keys: list[Key] = []
-        self.done = Done(0, ImportReport(), {})
-
-    def __enter__(self) -> _Spool:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        state = self._read_state()
-        self._file = self._rows.open("r+b" if state else "w+b")
-        if state:
-            self._file.truncate(state["bytes"])
-            for trace in self.traces():
-                self.keys.append((trace.id, trace.group, trace.split))
-                self.done.known[trace.id] = fingerprint_of(trace), trace.meta.get("source")
-            self._file.seek(0, io.SEEK_END)
-            self.done = Done(
-                state["rows"], ImportReport.from_json(state["report"]), self.done.known, state.get("groups", {})
-            )
-            notice(f"resuming the import of {self._folder.name[1:-7]} after {state['rows']} rows")
-        return self
-
-    def keep(self, trace: Trace) -> None:
-        self.keys.append((trace.id, trace.group, trace.split))
-        self._file.write(json.dumps(trace.to_json()).encode() + b"\n")
-
-    def after_row(self, rows: int, report: ImportReport) -> None:
-        if time.monotonic() - self._saved < SAVE_EVERY:
-            return
-        self._file.flush()
-        state = {"rows": rows, "bytes": self._file.tell(), "report": report.to_json(), "groups": self.done.groups}
-        write_json(self._state, {**state, "check": fingerprint([self._identity, state])})
-        self._saved = time.monotonic()
-
-    def traces(self) -> Iterator[Trace]:
-        self._file.seek(0)
-        for number, line in enumerate(self._file, start=1):
-            try:
-                yield Trace.from_json(parse_line(line, self._rows, number))
-            except InputError as error:
-                hint = f"delete {self._folder}, and the import begins anew"
-                raise InputError(error.problem, path=self._rows, line=number, field=error.field, hint=hint) from error
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._file.close()
-        if kind is None or issubclass(kind, Exception):  # not an interrupt
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _read_state(self) -> dict[str, Any] | None:
-        """The state of an earlier import of the same files with the same settings; None without one."""
-        if not self._state.exists() or not self._rows.exists():
-            return None
-        try:
-            state = read_json(self._state)
-        except InputError:  # damaged: the files are read anew
-            return None
-        whole = isinstance(state, dict) and state.pop("check", None) == fingerprint([self._identity, state])
-        return state if whole and self._rows.stat().st_size >= state["bytes"] else None
-
-
-def _identity(files: list[Path], config: ImportConfig) -> str:
-    """The identity of files, settings and turntree: an interrupted import is resumed only if all are unchanged."""
-    read = [*files, *([Path(config.tools)] if config.tools else [])]
-    found = [one for file in read for one in (sorted(file.rglob("*")) if file.is_dir() else [file]) if one.is_file()]
-    seen = [(str(one.resolve()), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
-    return fingerprint(
-        [__version__, seen, to_value(config), parts.identity("trace_formats", config.format) if _named(config) else ""]
-    )
-
-
-def _named(config: ImportConfig) -> bool:
-    return config.format.name != AUTO
 
 
 _REMEDIES = {

@@ -59,7 +59,7 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
     states = (s for s in stream_candidates(traces, made["split"]) if (s.trace_id, s.turn) in chosen)
 
     def measured(members: Sequence[TurnState]) -> Wave:
-        policy.engine.weights_changed(policy.engine.policy_version)  # a resumed run has not computed earlier waves
+        policy.engine.clear_cache()  # a resumed run has not computed earlier waves
         found, cost = weigh(members, [stored.row(state) for state in members], play_on, seed=config.seed)
         pairs = zip(members, found, strict=True)
         told = [[state.trace_id, state.turn, one.to_json()] for state, one in pairs if one is not None]

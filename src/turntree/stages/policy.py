@@ -78,7 +78,7 @@ class Speaker:
 
     def forget(self) -> None:
         """Clear the engine's caches, so that the next samples do not depend on earlier ones."""
-        self.engine.weights_changed(self.engine.policy_version)
+        self.engine.clear_cache()
 
 
 @contextlib.contextmanager

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turntree import __version__
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
+from turntree.core.messages import action_kind
 from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState
 from turntree.engines.endpoint import connection_free
@@ -40,10 +41,10 @@ from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.unrewarded import remedy
 from turntree.stages.verifier import open_verifier
-from turntree.stages.workers import open_crew, require_policy
+from turntree.stages.workers import open_workers, require_policy
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
-from turntree.verifiers.strict import StrictMatch, action_kind
+from turntree.verifiers.strict import StrictMatch
 
 T = TypeVar("T")
 
@@ -62,7 +63,10 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         return write_published(config, out, overwrite=overwrite)
     surveyed = survey(config.traces, config.split)
     chosen = surveyed.draw(config.limit, config.profile.seed)
-    with open_profiler(config) as profiler, open_crew(__name__, config, profiler.policy.identity) as crew:
+    with (
+        open_profiler(config) as profiler,
+        open_workers(f"{__name__}:worker", config, profiler.policy.identity) as crew,
+    ):
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
         prior = Prior(config.profile.rollouts)
 
@@ -153,7 +157,7 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Wave
 
 
 def _spread(
-    crew: Crew, batches: Iterator[Sequence[TurnState]], config: ProfileStageConfig, prior: Prior
+    crew: WorkerPool, batches: Iterator[Sequence[TurnState]], config: ProfileStageConfig, prior: Prior
 ) -> Iterator[Wave]:
     """The waves in order, by the workers: a whole wave each. A wave of an adaptive profile depends on the one before,
     so it is played in parts."""

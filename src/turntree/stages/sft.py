@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,33 +10,32 @@ from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
-from turntree.core.progress import notice, progress
+from turntree.core.progress import notice
 from turntree.core.protocols import Renderer
-from turntree.engines.checkpoint import save_model
 from turntree.engines.compatibility import check_positions, positions_of
 from turntree.observe import loggers
 from turntree.observe.files import file_hash
-from turntree.observe.run import RunDirectory, open_run
+from turntree.observe.run import open_run
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
-from turntree.stages.policy import Policy, load_policy, load_trained
+from turntree.stages.training import finish, open_policy, run_algorithm
 from turntree.traces.schema import Trace, read_traces
-from turntree.training.checkpoints import extent, resume
-from turntree.training.sft import Example, check_head, examples, train_sft
-from turntree.training.sharded import ALONE, Alone
+from turntree.training.group import SINGLE, ProcessGroup
+from turntree.training.sft import SFT, Example, check_head, examples
 
 
 @on_ranks
-def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE) -> dict[str, Any]:
+def run_sft(
+    config: SFTStageConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
+) -> dict[str, Any]:
     """Train on the assistant turns of a split; the policy is written to `out/model`. An unfinished run of the same
     configuration and contents in `out` is resumed; any other is refused unless `overwrite`."""
     loggers.check(config.loggers)
     found = [trace for trace in read_traces(config.traces) if config.split in ("", trace.split)]
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
-    policy = load_policy(config.model, config.device)
+    policy = open_policy(config, config.model, group)
     check_head(policy.model)
-    group.load = functools.partial(load_trained, policy.source, config.device)
     positions = positions_of(policy.model) or config.sft.max_tokens
     limits = _Limits(config.sft.max_tokens, positions, policy.model.config.get_text_config().vocab_size)
     check_positions(policy.model, min(limits.max_tokens, limits.positions), field="sft.max_tokens")
@@ -45,11 +43,10 @@ def run_sft(config: SFTStageConfig, out: Path, *, overwrite: bool = False, group
     if not learned.examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
-    steps = config.sft.steps(len(learned.examples))
-    config.sft.optimizer.require_steps(steps, "sft.optimizer.schedule")
-    length = extent("sft.epochs", config.sft.epochs, config.sft.optimizer, steps=steps)
-    with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, extent=length) as run:
-        _train(run, policy, learned.examples, config, group)
+    config.sft.optimizer.require_steps(config.sft.steps(len(learned.examples)), "sft.optimizer.schedule")
+    with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite) as run:
+        algorithm = SFT(policy.model, learned.examples, config.sft, group)
+        finish(run, policy, run_algorithm(run, policy, algorithm, config, shown=("loss",)))
         last = run.metrics()[-1]
     return {
         "model": str(run.model),
@@ -139,21 +136,3 @@ def _say_unfit(unfit: Sequence[tuple[str, Example]], kept: int, limits: _Limits)
         if not kept:
             raise InputError(what, field=field, hint=hint)
         notice(f"{what} and are left out; {hint}")
-
-
-def _train(run: RunDirectory, policy: Policy, examples: list[Example], config: SFTStageConfig, group: Alone) -> None:
-    checkpoints, done = resume(run, config.checkpoints)
-    with (
-        loggers.following(run, config.loggers),
-        progress((), "sft", total=config.sft.steps(len(examples)), initial=done) as bar,
-    ):
-
-        def log(row: dict[str, Any]) -> None:
-            run.log(row)
-            bar.update()
-            bar.set_postfix(loss=f"{row['loss']:.3f}")
-
-        cost = train_sft(policy.model, examples, config.sft, log, checkpoints=checkpoints, group=group)
-    save_model(policy.model, policy.tokenizer, run.model)
-    run.write_cost(cost)
-    checkpoints.finish()

@@ -6,22 +6,21 @@ import contextlib
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
-from turntree.core.progress import notice, progress
+from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
-from turntree.engines.checkpoint import save_model
 from turntree.environments.tasks import DEV, TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
@@ -41,23 +40,30 @@ from turntree.rollouts.local import (
     score_wave,
     that_fit,
 )
-from turntree.rollouts.spread import labelled, lost, unlabelled
+from turntree.rollouts.spread import labelled
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
-from turntree.stages.config import TrainPivotConfig
-from turntree.stages.evaluate import EvaluateConfig, play
+from turntree.stages.config import EvaluateConfig, TrainPivotConfig
+from turntree.stages.evaluate import Evaluator
 from turntree.stages.own_path import episodes_of, open_own_path
-from turntree.stages.policy import Policy, load_policy, load_trained
-from turntree.stages.train_online import HELD_OUT, keep_held_out
-from turntree.stages.unrewarded import Beginning, reasons, require_rewards
+from turntree.stages.policy import Policy
+from turntree.stages.training import (
+    HELD_OUT,
+    finish,
+    held_out_figures,
+    open_policy,
+    play_held_out,
+    run_algorithm,
+    trainee,
+)
+from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
-from turntree.stages.workers import Follower, Published, open_crew, require_policy
+from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
-from turntree.training.checkpoints import extent, resume
-from turntree.training.curriculum import PivotRecord
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.isolation import shares_prefixes
-from turntree.training.pivot import Check, Checked, Draw, OwnPath, Pivot, PivotGroup, Trained, draw_local, train_pivot
-from turntree.training.sharded import ALONE, Alone
+from turntree.training.loop import Checked, Row
+from turntree.training.pivot import Pivot, PivotGroup, PivotRL, draw_local
 
 _FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch
@@ -65,7 +71,7 @@ _STATES = 8  # that a worker plays in one batch
 
 @on_ranks
 def run_train_pivot(
-    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: Alone = ALONE
+    config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
 ) -> dict[str, Any]:
     """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the pass rate of every pivot in
     `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
@@ -75,59 +81,56 @@ def run_train_pivot(
     config = replace(config, check=config.checked)  # what counts, for the identity of the run
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
-    policy = load_policy(config.model, config.device)
-    group.load = partial(load_trained, policy.source, config.device)
-    pivots: list[Pivot] = []
-    hashes: dict[str, str] = {}
-    dropped = Counter[str]()
-    source, traces = config.verifier, ""
-    if config.pivots is not None and selected is not None:
-        header, states = selected
-        if not config.allow_stale:
-            _require_profiled_alike(config, header, policy)
-        traces = config.traces or str(header["traces"])
-        hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
-        source = chosen_verifier(config.verifier, header, config.pivots)
-        pivots, dropped = _pivots(states, policy, config)
-    assert source is not None  # the configuration refuses own states without one
+    policy = open_policy(config, config.model, group)
+    given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
     shared = shares_prefixes(policy.model, longest, policy.prefixes, field="train.max_tokens")
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(source, config.environment, policy, episodes_of(config)))
-        if selected is not None:
-            _require_verifier(config, selected[0], verifier)
+        verifier = stack.enter_context(open_verifier(given.verifier, config.environment, policy, episodes_of(config)))
+        if given.header is not None:
+            _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
-        tasks = stack.enter_context(_development_tasks(config, policy, traces))
+        tasks = stack.enter_context(_development_tasks(config, policy, given.traces))
         inputs = {
             **policy.identity,
             **parts.identities(config),
-            **hashes,
+            **given.hashes,
             "verifier": verifier.name,
             **({} if own is None else own.identity),
             **({} if tasks is None else {"check": identity(_checked_environment(config), tasks)}),
         }
         logs = (trees.FILE_NAME, HELD_OUT)
-        length = extent("train.steps", config.train.steps, config.train.optimizer, keep_trees=config.keep_trees)
         run = stack.enter_context(
-            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs, extent=length)
+            open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
-        check = _checks(config, policy, verifier, traces, tasks, run)
-        crew = stack.enter_context(open_crew(__name__, config, policy.identity, verifier=to_value(source)))
+        checks = [_check_states(config, policy, verifier, given.traces), _check_tasks(config, policy, tasks, run)]
+        crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(given.verifier)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
-        trained = _train(run, policy, pivots, verifier, check, own, config, group, draw, shared)
+        learner = trainee(policy, config.train, shared, group)
+        algorithm = PivotRL(learner, config.train, given.pivots, verifier, own=own, draw=draw)
+        trained = run_algorithm(
+            run,
+            policy,
+            algorithm,
+            config,
+            shown=("reward_mean", "kl"),
+            keep=partial(_keep, run, config),
+            check=_together([check for check in checks if check is not None]),
+            warnings=partial(_warnings, keep=config.own.keep),
+        )
+        rates = run.path / "pass_rates.jsonl"
+        PASS_RATES.write(rates, {"rows": len(algorithm.pivots)}, _pass_rates(algorithm))
+        finish(run, policy, trained)
         rows = run.metrics()
         require_rewards(rows)
-    last = next(row for row in reversed(rows) if "reward_mean" in row)  # a search may have ended the run after it
-    if said := _ended_early(last["step"], config):
-        notice(said)
+    last = rows[-1]
     return {
         "model": str(run.model),
-        "states": len(trained.pivots),
-        "dropped": dict(sorted(dropped.items())),
+        "states": len(algorithm.pivots),
+        "dropped": dict(sorted(given.dropped.items())),
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
-        "retired_pivots": last["retired_pivots"],
         "censored": reasons(rows),
         "rollouts": sum(row.get("rollouts", 0) for row in rows),
         "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
@@ -137,78 +140,43 @@ def run_train_pivot(
     }
 
 
-def _train(
-    run: RunDirectory,
-    policy: Policy,
-    pivots: Sequence[Pivot],
-    verifier: TurnVerifier,
-    check: Check | None,
-    own: OwnPath | None,
-    config: TrainPivotConfig,
-    group: Alone,
-    draw: Draw | None,
-    shared: bool,
-) -> Trained:
-    """Train from the run's current state to its end, and write the results; the cost last."""
-    reference = policy.reference() if config.train.loss.kl_coefficient > 0 else None  # before a checkpoint is loaded
-    checkpoints, done = resume(run, config.checkpoints)
-    beginning = Beginning(config.train.steps, run.metrics() if done else (), config.train.stop_without_gradient)
-    with (
-        loggers.following(run, config.loggers),
-        progress((), "train pivot", total=config.train.steps, initial=done) as bar,
-    ):
+@dataclass(frozen=True)
+class _Given:
+    """What training begins with: the verifier, and what a pivots file holds, where there is one."""
 
-        def log(row: dict[str, Any]) -> None:
-            run.log(row)
-            for said in _unlike_the_weights(row, config.own.keep):
-                notice(said)
-            for alarm in row.get("drift_alarms", ()):
-                notice(_warning(alarm, row["step"]))
-            for said in beginning.said(row):
-                notice(said)
-            if row["step"]:
-                bar.update(row["step"] - bar.n)
-                bar.set_postfix({key: row[key] for key in ("reward_mean", "kl") if row.get(key) is not None})
+    verifier: Part
+    header: dict[str, Any] | None = None
+    traces: str = ""
+    hashes: dict[str, str] = field(default_factory=dict[str, str])
+    pivots: Sequence[Pivot] = ()
+    dropped: Counter[str] = field(default_factory=Counter[str])  # states that cannot be trained on, by reason
 
-        trained = train_pivot(
-            policy.model,
-            reference,
-            policy.engine,
-            policy.renderer,
-            pivots,
-            verifier,
-            config.train,
-            log=log,
-            keep=lambda *drawn: _keep(run, config, *drawn),
-            check=check,
-            own=own,
-            checkpoints=checkpoints,
-            draw=draw,
-            group=group,
-            shared=shared,
-        )
-    if said := beginning.at_the_end():
-        notice(said)
-    save_model(policy.model, policy.tokenizer, run.model)
-    rates = run.path / "pass_rates.jsonl"
-    PASS_RATES.write(rates, {"rows": len(trained.pivots)}, _pass_rates(trained.pivots, trained.records))
-    run.write_cost(trained.cost, checks=trained.checks)
-    checkpoints.finish()
-    return trained
+
+def _given(
+    config: TrainPivotConfig, policy: Policy, selected: tuple[dict[str, Any], list[SelectedState]] | None
+) -> _Given:
+    if config.pivots is None or selected is None:
+        assert config.verifier is not None  # the configuration refuses own states without one
+        return _Given(config.verifier)
+    header, states = selected
+    if not config.allow_stale:
+        _require_profiled_alike(config, header, policy)
+    hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
+    verifier = chosen_verifier(config.verifier, header, config.pivots)
+    pivots, dropped = _pivots(states, policy, config)
+    return _Given(verifier, header, config.traces or str(header["traces"]), hashes, pivots, dropped)
+
+
+CONFIG = TrainPivotConfig
 
 
 @contextlib.contextmanager
-def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
-    """What a rollout worker of this stage holds (`stages.workers`)."""
-    config = from_mapping(TrainPivotConfig, settings["config"])
-    policy = load_policy(config.model, config.device)
-    require_policy(settings, policy.identity)
-    follower = Follower(policy)
+def open_player(config: TrainPivotConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
+    """What a worker of this stage plays a unit with (`stages.workers`)."""
     source = Part.from_value(settings["verifier"], "verifier")
     with open_verifier(source, config.environment, policy, episodes_of(config)) as verifier:
 
         def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
-            follower.take_on(unit)
             drawn = draw_local(
                 unit["prompted"],
                 policy.engine,
@@ -224,20 +192,19 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]
 
 
 def _drawn(
-    crew: Crew, weights: Published, prompted: Sequence[Prompted], seed: int
+    crew: WorkerPool, weights: Published, prompted: Sequence[Prompted], seed: int
 ) -> list[tuple[RolloutTree, Rewards]]:
-    """The groups of a wave, by the workers. One whose workers were lost is a censored leaf."""
+    """The groups of a wave, by the workers."""
     size, occurrences, now = crew.config.batch or _STATES, occurrences_of(prompted), weights()
-    parts = [slice(start, start + size) for start in range(0, len(prompted), size)]
-    units = [{**now, "seed": seed, "prompted": prompted[p], "occurrences": occurrences[p]} for p in parts]
-    futures = [crew.submit(unit) for unit in units]
-    found: list[tuple[RolloutTree, Rewards]] = []
-    for part, future in zip(parts, futures, strict=True):
-        try:
-            found += [unlabelled(value) for value in future.result()]
-        except UnitLost as error:
-            found += [unlabelled(lost(item.state.id, str(error))) for item in prompted[part]]
-    return found
+    slices = [slice(start, start + size) for start in range(0, len(prompted), size)]
+    units = [
+        (
+            {**now, "seed": seed, "prompted": prompted[part], "occurrences": occurrences[part]},
+            [item.state.id for item in prompted[part]],
+        )
+        for part in slices
+    ]
+    return [group for groups in results(crew, units) for group in groups]
 
 
 def _keep(
@@ -268,36 +235,20 @@ def _kept_tree(step: int, number: int, group: PivotGroup, credit: Credit | None)
     )
 
 
-def _warning(alarm: dict[str, Any], step: int) -> str:
-    where = "in training" if alarm["where"] == "live" else "on held-out states"
-    return (
-        f"warning: step {step}: {alarm['kind']!r} is accepted less often {where} than at the start: "
-        f"{alarm['start']:.0%} -> {alarm['now']:.0%} (p = {alarm['p_value']:.1g})"
-    )
-
-
-def _ended_early(step: int, config: TrainPivotConfig) -> str | None:
-    """For a run whose pivots were all retired before its last step."""
-    if step >= config.train.steps:
-        return None
-    after = config.train.curriculum.revisit_after
-    why = f", and none is back before its {after} steps are over (train.curriculum.revisit_after)" if after else ""
-    return f"the run ended after step {step} of {config.train.steps}: every pivot is retired{why}"
-
-
-def _unlike_the_weights(row: dict[str, Any], keep: float) -> Iterator[str]:
+def _warnings(row: Row, keep: float) -> Iterator[str]:
     """Where a step draws so many of the pivots that it cannot draw them as their weights say."""
-    if one := row.get("weights"):
-        few = f"because a step draws {one['states']} distinct pivots of {one['distinct']}"
-        yield f"step {row['step']}: weights of up to {one['asked']:.3g}:1 are draws of {one['drawn']:.3g}:1, {few}"
+    step = f"step {row['step']}"
+    if weights := row.get("weights"):
+        few = f"because a step draws {weights['states']} distinct pivots of {weights['distinct']}"
+        yield f"{step}: weights of up to {weights['asked']:.3g}:1 are draws of {weights['drawn']:.3g}:1, {few}"
     share = row.get("own_path", {}).get("kept_share")
     if share is not None and abs(share - keep) > _FAR:
         why = "because its pivots are distinct, and few are new" if share > keep else "because few are left"
-        yield f"step {row['step']}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
+        yield f"{step}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
 
 
-def _pass_rates(pivots: Sequence[Pivot], records: Sequence[PivotRecord]) -> Iterator[dict[str, Any]]:
-    for pivot, record in zip(pivots, records, strict=True):
+def _pass_rates(algorithm: PivotRL) -> Iterator[dict[str, Any]]:
+    for pivot, record in zip(algorithm.pivots, algorithm.curriculum.records, strict=True):
         state = pivot.prompted.state
         place = {"trace_id": state.trace_id, "turn": state.turn, "kind": pivot.kind, "role": pivot.role}
         yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
@@ -352,20 +303,29 @@ def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier
         )
 
 
-def _checks(
-    config: TrainPivotConfig,
-    policy: Policy,
-    verifier: TurnVerifier,
-    traces: str,
-    opened: TaskSet | None,
-    run: RunDirectory,
-) -> Check | None:
-    """What is measured on held-out states and tasks during training; None when nothing is asked for. Outcomes of tasks
-    are kept in `held_out.jsonl`."""
-    settings = config.check
-    if not settings.states and opened is None:
+Check = Callable[[int], Checked]
+
+
+def _together(checks: Sequence[Check]) -> Check | None:
+    """One check for several; None for none."""
+    if not checks:
         return None
-    states = read_candidates(traces, "dev", settings.states, settings.task_seed)[0] if settings.states else []
+
+    def check(step: int) -> Checked:
+        found = [each(step) for each in checks]
+        return Checked(
+            {name: value for each in found for name, value in each.figures.items()},
+            sum((each.cost for each in found), NO_COST),
+        )
+
+    return check
+
+
+def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str) -> Check | None:
+    """Acceptance at held-out states of the traces, as many as can be sampled."""
+    if not config.check.states:
+        return None
+    states, _ = read_candidates(traces, "dev", config.check.states, config.check.task_seed)
     context = policy.engine.max_context
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
     prompted = _held_out(states, policy.renderer, sampled)
@@ -373,32 +333,33 @@ def _checks(
     kinds = [judge_demonstrated(verifier, state).kind for state in states]
 
     def check(step: int) -> Checked:
-        figures: dict[str, Any] = {}
-        cost = NO_COST
-        acceptance: dict[str, list[float | None]] = {}
-        if prompted:
-            trees = sample_local(
-                prompted, policy.engine, policy.renderer, config.train.sampling, settings.samples, seed=1
-            )
-            cost = sum((tree.cost for tree in trees), cost)
-            grown = list(zip(trees, states, strict=True))
-            rewards = score_wave(grown, verifier, cut_turns=config.train.cut_turns, seed=1)
-            cost = sum((each.cost for each in rewards), cost)
-            figures["held_out_acceptance"], acceptance = _acceptance(kinds, rewards)
-        if opened is not None:
-            played = EvaluateConfig(
-                max_turns=settings.max_turns,
-                max_tokens=settings.max_tokens or config.train.sampling.max_tokens,
-                max_context=settings.max_context,
-                cut_turns=config.train.cut_turns,
-            )
-            temperature = config.train.sampling.temperature
-            summary, spent = play(policy, opened.of(DEV), played, temperature, 1, quiet=True, pool=opened.pool)
-            cost += spent
-            keep_held_out(run, step, summary)
-            figures["held_out_success"] = summary["success"]
-            figures |= {f"held_out_{name}": value for name, value in summary.items() if name.endswith("_share")}
-        return Checked(figures, cost, acceptance)
+        grown = sample_local(
+            prompted, policy.engine, policy.renderer, config.train.sampling, config.check.samples, seed=1
+        )
+        pairs = list(zip(grown, states, strict=True))
+        rewards = score_wave(pairs, verifier, cut_turns=config.train.cut_turns, seed=1)
+        cost = sum((*(tree.cost for tree in grown), *(each.cost for each in rewards)), NO_COST)
+        return Checked({"held_out_acceptance": _acceptance(kinds, rewards)}, cost)
+
+    return check
+
+
+def _check_tasks(config: TrainPivotConfig, policy: Policy, opened: TaskSet | None, run: RunDirectory) -> Check | None:
+    """Success on held-out tasks, whose outcomes are kept in `held_out.jsonl`."""
+    if opened is None:
+        return None
+    sampling = config.train.sampling
+    settings = EvaluateConfig(
+        max_turns=config.check.max_turns,
+        max_tokens=config.check.max_tokens or sampling.max_tokens,
+        max_context=config.check.max_context,
+        cut_turns=config.train.cut_turns,
+    )
+    evaluator = Evaluator(policy, settings, opened.of(DEV), opened.pool)
+
+    def check(step: int) -> Checked:
+        played = play_held_out(run, step, evaluator, sampling.temperature, 1)
+        return Checked(held_out_figures(played, "success"), played.cost)
 
     return check
 
@@ -458,15 +419,10 @@ def _seen(traces: str, environment: str) -> tuple[frozenset[str], int]:
     return frozenset(ids), max(drawn, count)
 
 
-def _acceptance(
-    kinds: Sequence[str], rewards: Sequence[Rewards]
-) -> tuple[dict[str, float], dict[str, list[float | None]]]:
-    """By kind of demonstrated action: the mean reward over rollouts ("all" over everything), and of each state."""
+def _acceptance(kinds: Sequence[str], rewards: Sequence[Rewards]) -> dict[str, float]:
+    """The mean reward over rollouts by kind of demonstrated action, and of "all"."""
     by_kind: dict[str, list[float]] = defaultdict(list)
-    by_state: dict[str, list[float | None]] = defaultdict(list)
     for kind, labels in zip(kinds, rewards, strict=True):
-        scored = list(labels.scored().values())
-        by_kind[kind] += scored
-        by_kind["all"] += scored
-        by_state[kind].append(sum(scored) / len(scored) if scored else None)
-    return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}, dict(by_state)
+        for name in (kind, "all"):
+            by_kind[name] += labels.scored().values()
+    return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}

@@ -1,41 +1,74 @@
 """The workers of a stage: they build its policy, tasks and judges from its configuration, as the command does.
 
-Each stage that can use them has a function `worker(settings)`, a context manager over what plays a unit. Configurations
-travel as in `config.json`, so a worker loads parts by their names.
+A stage that plays on workers has `CONFIG`, the class of its configuration, and `open_player(config, policy, settings)`,
+a context manager over what plays a unit. Configurations travel as in `config.json`, so a worker loads parts by their
+names.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
 
-from turntree.cluster.crew import Crew
+from turntree.cluster.pool import UnitLost, WorkerPool
 from turntree.cluster.worker import fetched
-from turntree.core.config import to_mapping
+from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import InputError
+from turntree.core.labels import Rewards
+from turntree.core.tree import RolloutTree
+from turntree.rollouts.spread import lost, unlabelled
 from turntree.stages.cluster import ClusterConfig
-from turntree.stages.policy import Policy
+from turntree.stages.policy import Policy, load_policy
 from turntree.training.sharded import parameters_of
+
+Unit = dict[str, Any]
 
 
 @contextlib.contextmanager
-def open_crew(stage: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[Crew | None]:
-    """The workers of the stage in module `stage`; None where rollouts run in this process. They must load the policy
-    of this `identity`. `settings` are what they need beside the stage's configuration."""
+def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Iterator[WorkerPool | None]:
+    """The workers of the stage in module `stage`; None where rollouts run in this process. They must load this policy.
+    `settings` are what they need beside the stage's configuration."""
+    needed = {"stage": stage, "model": policy.source, **settings}
+    with open_workers(f"{__name__}:worker", config, policy.identity, **needed) as crew:
+        yield crew
+
+
+@contextlib.contextmanager
+def open_workers(entry: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[WorkerPool | None]:
+    """As `open_crew`, for workers that begin with the function `entry`."""
     cluster: ClusterConfig = config.cluster
     if not cluster.workers:
         yield None
         return
     gpus = 1.0 if config.device.name.startswith("cuda") else 0.0
-    told = {"config": to_mapping(config), "policy": dict(identity), **settings}
-    with Crew(f"{stage}:worker", told, cluster, gpus=gpus) as crew:
+    with WorkerPool(
+        entry, {"config": to_mapping(config), "policy": dict(identity), **settings}, cluster, gpus=gpus
+    ) as crew:
         yield crew
+
+
+@contextlib.contextmanager
+def worker(settings: dict[str, Any]) -> Iterator[Callable[[Unit], Any]]:
+    """What a worker of `open_crew` holds."""
+    stage = importlib.import_module(settings["stage"])
+    config = from_mapping(stage.CONFIG, settings["config"])
+    policy = load_policy(settings["model"], config.device)
+    require_policy(settings, policy.identity)
+    follower = Follower(policy)
+    with stage.open_player(config, policy, settings) as play:
+
+        def play_unit(unit: Unit) -> Any:
+            follower.take_on(unit)
+            return play(unit)
+
+        yield play_unit
 
 
 def require_policy(settings: Mapping[str, Any], identity: Mapping[str, str]) -> None:
@@ -46,6 +79,20 @@ def require_policy(settings: Mapping[str, Any], identity: Mapping[str, str]) -> 
         raise InputError(problem, field="model", hint="all machines must see the same files")
 
 
+def results(
+    crew: WorkerPool, units: Sequence[tuple[Unit, Sequence[str]]]
+) -> Iterator[list[tuple[RolloutTree, Rewards]]]:
+    """The groups of each unit, which comes with their ids, in order. A group whose workers were lost is a censored
+    leaf."""
+    futures = [(crew.submit(unit), ids) for unit, ids in units]
+    for future, ids in futures:
+        try:
+            values = future.result()
+        except UnitLost as error:
+            values = [lost(group_id, str(error)) for group_id in ids]
+        yield [unlabelled(value) for value in values]
+
+
 # weights
 
 
@@ -53,7 +100,7 @@ def require_policy(settings: Mapping[str, Any], identity: Mapping[str, str]) -> 
 class Published:
     """The weights of the command's policy, for the units of a crew: put into the cluster once a version."""
 
-    crew: Crew
+    crew: WorkerPool
     policy: Policy
     _last: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -73,10 +120,11 @@ class Follower:
     version: int | None = None  # of the weights that it was sent last
 
     def take_on(self, unit: dict[str, Any]) -> None:
-        """Sample with the unit's weights, from empty caches: a unit must not depend on what was played before."""
+        """Sample with the unit's weights (without any: those that were loaded), from empty caches: a unit must not
+        depend on what was played before."""
         engine = self.policy.engine
-        if unit["version"] == self.version:
-            engine.weights_changed(engine.policy_version)
+        if unit.get("version") == self.version:
+            engine.clear_cache()
             return
         sent = load(fetched(unit["weights"]))
         held = parameters_of(self.policy.model)

@@ -10,7 +10,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from turntree.core.errors import InputError
@@ -52,14 +52,18 @@ _NO_ERROR = ("0", "none", "null", "no", "false", "ok")
 
 @dataclass(frozen=True)
 class Assembled:
-    """`turns` = candidates of the trace + its skipped turns + `lost` turns (after a malformed message, or left out by
-    the format)."""
+    """`turns` of the agent = `candidates` of the trace + those `dropped` by reason: skipped, after a malformed message,
+    or left out by the format."""
 
     trace: Trace | None
     turns: int
     merged_messages: int
     cut: str | None  # the kind of malformed message that ended the trace
-    lost: Counter[str] = field(default_factory=Counter[str])
+    dropped: Counter[str]
+
+    @property
+    def candidates(self) -> int:
+        return self.turns - self.dropped.total()
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,6 @@ def assemble(
     row: ChatRow,
     *,
     keep_going: bool,
-    domain: str = "",
     source: dict[str, Any] | None = None,
     rule: Rule | None = None,
 ) -> Assembled:
@@ -112,9 +115,10 @@ def assemble(
             lost = _lost(turns[i:], cut)
             break
     skip = _skipped(turns[: len(messages)], messages, rule or row.rule)
-    trace = _trace(row, messages, skip, cut, domain, source) if assistants > lost.total() else None
+    trace = _trace(row, messages, skip, cut, source) if assistants > lost.total() else None
     merged = sum(len(turn.parts) - 1 for turn in turns)
-    return Assembled(trace, assistants + row.left_out.total(), merged, cut, lost + row.left_out)
+    skipped = Counter(skipped_turns(trace).values()) if trace is not None else Counter[str]()
+    return Assembled(trace, assistants + row.left_out.total(), merged, cut, lost + row.left_out + skipped)
 
 
 def count_turns(row: ChatRow) -> int:
@@ -173,7 +177,6 @@ def _trace(
     messages: Sequence[Message],
     skip: dict[str, str],
     cut: str | None,
-    domain: str,
     source: dict[str, Any] | None,
 ) -> Trace:
     meta = dict(row.meta)
@@ -194,18 +197,16 @@ def _trace(
     told = {key: value for key, value in known.items() if value is not None}
     trace_id = row.id or fingerprint([*content, told] if told else content)
     meta["group"] = row.group or meta.get("group") or (fingerprint(opening) if opening else trace_id)
-    trace = Trace(
+    return Trace(
         id=trace_id,
         messages=tuple(messages),
         tools=tuple(row.tools),
-        domain=row.domain or domain,
+        domain=row.domain,
         split=cast(Any, row.split),
         success=row.success,
         environment=row.environment,
         meta=meta,
     )
-    skipped_turns(trace)  # raises here, with its line, for marks that name no turn
-    return trace
 
 
 def _first_turn(messages: Sequence[Message]) -> int:

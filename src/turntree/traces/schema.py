@@ -95,13 +95,15 @@ class Trace:
         row = _object(value, None)
         _check_schema(row.get("schema"), TRACE_SCHEMA)
         check_keys(row, _TRACE_KEYS)
+        tools = _typed(row, "tools", list, [])
+        check_tools(tools)
         for key in ("id", "messages"):
             if key not in row:
                 raise InputError("is missing", field=key, hint="every trace has an id and messages")
         return cls(
             id=_typed(row, "id", str, ""),
             messages=tuple(_message(m, f"messages[{i}]") for i, m in enumerate(_typed(row, "messages", list, []))),
-            tools=_tools(_typed(row, "tools", list, [])),
+            tools=tuple(tools),
             domain=_typed(row, "domain", str, ""),
             split=cast("Split | None", _typed(row, "split", str, None)),
             success=_typed(row, "success", bool, None),
@@ -143,16 +145,20 @@ def write_traces(path: str | Path, traces: Iterable[Trace], header_extra: Mappin
     Raises `InputError` for two traces with one id and for values that are not JSON.
     """
     counted = {"traces": len(traces)} if isinstance(traces, Sized) else {}
-    header = {"schema": FILE_SCHEMA} | dict(header_extra or {}) | {"schema": FILE_SCHEMA, **counted}
+    return write_rows(path, (trace.to_json() for trace in traces), {**(header_extra or {}), **counted})
 
-    def rows() -> Iterator[dict[str, Any]]:
+
+def write_rows(path: str | Path, rows: Iterable[dict[str, Any]], header: Mapping[str, Any]) -> int:
+    """`write_traces` of traces as JSON values."""
+
+    def unique() -> Iterator[dict[str, Any]]:
         ids: dict[str, int] = {}
-        yield header
-        for number, trace in enumerate(traces, start=2):
-            _check_unique(trace.id, ids, number, path)
-            yield trace.to_json()
+        yield {"schema": FILE_SCHEMA} | dict(header) | {"schema": FILE_SCHEMA}
+        for number, row in enumerate(rows, start=2):
+            _check_unique(row["id"], ids, number, path)
+            yield row
 
-    return write_lines(path, rows()) - 1
+    return write_lines(path, unique()) - 1
 
 
 def tool_names(tools: Iterable[dict[str, Any]]) -> frozenset[str]:
@@ -280,11 +286,6 @@ def _check_unique(trace_id: str, ids: dict[str, int], line: int, path: str | Pat
         problem = f"{trace_id!r} is already the trace of line {ids[trace_id]}"
         raise InputError(problem, path=path, line=line, field="id", hint="give every trace its own id")
     ids[trace_id] = line
-
-
-def _tools(tools: list[Any]) -> tuple[dict[str, Any], ...]:
-    check_tools(tools)
-    return tuple(tools)
 
 
 def _label(turn: str, value: Any) -> tuple[int, Message]:

@@ -68,7 +68,10 @@ def source_rows(path: str | Path) -> Iterator[SourceRow]:
     path = Path(path)
     if not _is_document(path):
         for number, text in read_lines(path):
-            yield _line(number, text)
+            try:
+                yield SourceRow(_object(parse_json(text)), line=number)
+            except InputError as error:
+                yield SourceRow(error, line=number)
         return
     for (index, value), info in document_rows(path):
         try:
@@ -193,14 +196,6 @@ def _is_json(text: bytes) -> bool:
     except InputError:
         return False
     return True
-
-
-def _line(number: int, text: bytes) -> SourceRow:
-    try:
-        value = parse_json(text)
-    except InputError as error:
-        return SourceRow(error, line=number)
-    return SourceRow(_object(value), line=number)
 
 
 def _object(value: Any) -> dict[str, Any] | InputError:

@@ -20,7 +20,10 @@ def assign_split(key: str, seed: int, fractions: Mapping[Split, float] = DEFAULT
 
     `fractions` of "train", "dev" and "test" are expected shares and sum to 1; raises `ConfigError` otherwise.
     """
-    _check(fractions)
+    if unknown := sorted(set(fractions) - set(SPLITS)):
+        raise ConfigError("unknown split", field=f"fractions.{unknown[0]}", hint=f"use {', '.join(SPLITS)}")
+    if any(share < 0 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-9:
+        raise ConfigError(f"are {dict(fractions)}", field="fractions", hint="shares of at least 0 that sum to 1")
     draw = derive(seed, "split", key) / 2**63
     passed = 0.0
     for split in SPLITS:
@@ -50,11 +53,3 @@ def assign_splits(
             problem = f"of trace {name!r} is {split!r}, but its group {group!r} is also in"
             raise InputError(f"{problem} {declared[group]!r}", field="split", hint="give a group one split")
     return [declared.get(group) or assign_split(group, seed, fractions) for _, group, _ in keys]
-
-
-def _check(fractions: Mapping[Split, float]) -> None:
-    unknown = sorted(set(fractions) - set(SPLITS))
-    if unknown:
-        raise ConfigError("unknown split", field=f"fractions.{unknown[0]}", hint=f"use {', '.join(SPLITS)}")
-    if any(share < 0 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-9:
-        raise ConfigError(f"are {dict(fractions)}", field="fractions", hint="shares of at least 0 that sum to 1")

@@ -1,6 +1,6 @@
 """Checkpoints of a training run: whole or absent, bit for bit, without pickle.
 
-A checkpoint is a folder `step-00000040` with one safetensors file a rank (`training.shards`: the trained weights, the
+A checkpoint is a folder `step-00000040` with one safetensors file a rank (`training.trainer`: the trained weights, the
 optimizer's moments and step counts) and `state.json`: the state of the loop (its step, its place in the data, its
 costs), the identity of the run, the length of the run's logs, and checksums of all of it. Any number of ranks may
 resume from it. It is written under a hidden name, flushed to disk and renamed, so that a process killed at any point
@@ -25,13 +25,13 @@ from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.observe.files import write_json, writing
-from turntree.observe.identity import digest, file_digest, require_same
+from turntree.observe.identity import FREE, digest, file_digest, require_same
 from turntree.observe.jsonl import read_bytes
-from turntree.observe.run import Extent, RunDirectory, checkpoint_path, saved_steps
-from turntree.training.config import CheckpointConfig, OptimizerConfig
+from turntree.observe.run import RunDirectory
+from turntree.training.config import CheckpointConfig
 from turntree.training.trainer import Trainers
 
-SCHEMA = "turntree.checkpoint/3"
+SCHEMA = "turntree.checkpoint/4"
 _STATE = "state.json"
 _GO_ON = "delete its folder to resume from the checkpoint before"
 
@@ -71,18 +71,12 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint; None where there is none."""
-        return max(saved_steps(self.folder), default=None)
+        return max(_saved_steps(self.folder), default=None)
 
-    def due(self, step: int, *, last: bool = False) -> bool:
-        """Whether to save after `step`. The `last` of a run is saved where the run could be extended from it."""
+    def due(self, step: int) -> bool:
+        """Whether to save after `step`."""
         steps, seconds = self.config.every, self.config.every_seconds
-        if (steps > 0 and step % steps == 0) or (seconds > 0 and self._clock() - self._saved >= seconds):
-            return True
-        return last and self._keeps_last
-
-    @property
-    def _keeps_last(self) -> bool:
-        return self.config.extendable and self._run is not None and self._run.extendable
+        return (steps > 0 and step % steps == 0) or (seconds > 0 and self._clock() - self._saved >= seconds)
 
     def save(self, step: int, trainers: Trainers, state: dict[str, Any]) -> None:
         """Write the checkpoint of `step` and remove the oldest beyond `keep`. `state` is plain JSON."""
@@ -97,7 +91,7 @@ class Checkpoints:
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # partial files after a full disk
         self._saved = self._clock()
-        for old in sorted(saved_steps(self.folder))[: -self.config.keep]:
+        for old in _saved_steps(self.folder)[: -self.config.keep]:
             shutil.rmtree(checkpoint_path(self.folder, old))
 
     def _write(self, folder: Path, step: int, trainers: Trainers, state: dict[str, Any]) -> None:
@@ -150,26 +144,18 @@ class Checkpoints:
             raise InputError("is damaged or of another version: its checksum differs", path=path, hint=_GO_ON)
         from_mapping(_Held, held, path=path)
         if self._run is not None:
-            require_same(held["identity"], self._run.identity, path.parent, free=self._run.free)
+            require_same(held["identity"], self._run.identity, path.parent, free=FREE)
         return held
 
-    def finish(self) -> None:
-        """The run is finished: remove all checkpoints, except the last where the run can be extended from it."""
-        if self._run is not None:
-            self._run.drop_checkpoints(keep_last=self._keeps_last)
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
 
 
-def extent(
-    key: str, total: int, optimizer: OptimizerConfig, *, steps: int | None = None, keep_trees: int | None = None
-) -> Extent:
-    """The extent of a training run whose `key` is `total`, which gives `steps` steps (default: `total`). Everything
-    that depends on the total before the last step is checked here."""
-    fixed = None
-    if optimizer.schedule != "constant":
-        fixed = f"its learning rate was lowered over all of it (schedule {optimizer.schedule!r})"
-    elif keep_trees:
-        fixed = f"the {keep_trees} steps whose trees are kept were spread over all of it (keep_trees)"
-    return Extent(key, total, total if steps is None else steps, fixed)
+def _saved_steps(folder: Path) -> list[int]:
+    """The steps of all checkpoints in `folder`, in order."""
+    names = (path.name.removeprefix("step-") for path in folder.glob("step-*"))
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def resume(run: RunDirectory, config: CheckpointConfig) -> tuple[Checkpoints, int]:

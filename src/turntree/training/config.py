@@ -20,8 +20,6 @@ from turntree.rollouts.local import CutTurns
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.training.loss_config import LossConfig
 
-FEWEST_STATES = 8  # of a kind of action, below which a check is no evidence
-
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
@@ -89,8 +87,6 @@ class CheckpointConfig:
     """Save at the end of a step if the last checkpoint is this old (0: never)."""
     keep: int = 2
     """How many of the newest checkpoints are kept while the run is unfinished."""
-    extendable: bool = True
-    """Keep the last checkpoint of a finished run, so that it can be extended, where its schedule allows that."""
 
     def __post_init__(self) -> None:
         at_least(self, every=0, every_seconds=0, keep=1)
@@ -138,49 +134,6 @@ class SFTConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurriculumConfig:
-    """Off by default, as in the paper (PivotRL, Algorithm 1 draws from a fixed set).
-
-    One visit at which everything succeeds is weak evidence: a pivot solved 80% of the time fills a group of 8 with
-    successes every sixth time. Anchors are saturated on purpose (they keep mastered turns in training), so they never
-    retire and are not replaced. DAPO draws until its batch is full and aborts beyond a bound. Here the batch is filled
-    with groups already drawn after the last round, so every step trains on the same number of groups. Replaced groups
-    still cost rollouts, which the metrics and the ledger count.
-    """
-
-    retire_after: int = 0
-    """Retire a pivot after this many visits in a row at which all its rollouts succeeded (0: never)."""
-    revisit_after: int = 0
-    """Steps after which a retired pivot may be drawn again; one more such visit retires it again (0: never). A run
-    does not wait for that: once every pivot is retired, it ends, or with own states it searches."""
-    replacement_rounds: int = 0
-    """Further waves that a step may draw to replace groups without reward variance (0: none)."""
-
-    def __post_init__(self) -> None:
-        at_least(self, retire_after=0, revisit_after=0, replacement_rounds=0)
-        if self.revisit_after and not self.retire_after:
-            hint = "set curriculum.retire_after, or leave it out"
-            raise ConfigError("has no effect: no pivot retires", field="revisit_after", hint=hint)
-
-
-@dataclass(frozen=True, kw_only=True)
-class DriftConfig:
-    """When a kind of action that is accepted less often than at the start raises an alarm (`training.drift`)."""
-
-    tolerance: float = 0.1
-    """The alarm tolerates a fall of acceptance by up to this much."""
-    false_alarms: float = 0.05
-    """Bound on the chance of any false alarm in a whole run."""
-    window: int = 32
-    """Size of the blocks of groups of one kind that are compared with the first block."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.false_alarms < 1:
-            raise ConfigError("is outside (0, 1)", field="false_alarms")
-        at_least(self, tolerance=0, window=FEWEST_STATES)
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReinforcedConfig:
     """Options that both kinds of training on rollouts share."""
 
@@ -221,8 +174,6 @@ class PivotConfig(ReinforcedConfig):
     """Steps between held-out checks (0: only before the first and after the last step)."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    drift: DriftConfig = field(default_factory=DriftConfig)
     cut_turns: CutTurns = "fail"
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
@@ -234,21 +185,9 @@ class PivotConfig(ReinforcedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """Judged turns in an iteration's episodes (PivotRL's reward on the policy's own path, in the same update): local
-    rollouts at some states, verdicts on the turns that were taken, or both. They need a teacher and a verifier."""
+    """Judged turns in an iteration's episodes: PivotRL's reward on the policy's own path, in the same update. They need
+    a teacher and a verifier."""
 
-    states: int = 0
-    """States of an iteration whose turn is sampled again and judged as a turn (0: none)."""
-    samples: int = 8
-    """Local rollouts at each."""
-    weight: float = 1.0
-    """How much a local rollout counts in the loss, relative to the rollout of a whole episode."""
-    choose: Literal["uniform", "importance", "alignment"] = "importance"
-    """Which of the visited states: all alike, or by what hangs on their kinds of action times what can be learned there
-    (`rollouts.acceptance`), as far as earlier iterations tell. "alignment" measures what hangs on a kind as the inner
-    product of its gradient with that of the episodes, and does not train on kinds that point against success."""
-    labels: int = 4
-    """Unless choose is "uniform": states that the teacher labels for each that is chosen."""
     verdicts: float = 0.0
     """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts).
     Nothing is sampled; the teacher labels every state. The advantage of a turn is its verdict minus the mean of its
@@ -256,20 +195,7 @@ class LocalConfig:
     included); where rewards are 0 and 1, weight 1 has the unit of the episodes' advantages. Groups that a filter drops
     are not trained on."""
 
-    @property
-    def judges(self) -> bool:
-        """Whether there is anything to judge."""
-        return self.states > 0 or self.verdicts > 0
-
-    @property
-    def pool(self) -> int:
-        """States that the teacher labels in an iteration."""
-        return self.states * (1 if self.choose == "uniform" else self.labels)
-
     def __post_init__(self) -> None:
-        at_least(self, "local.", labels=1, states=0, samples=2)
-        if not self.weight > 0:
-            raise ConfigError("must be above 0", field="local.weight")
         if not (math.isfinite(self.verdicts) and self.verdicts >= 0):
             raise ConfigError("must be 0 or above", field="local.verdicts")
 

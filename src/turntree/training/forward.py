@@ -65,7 +65,10 @@ def _slot_scores(
     model: PreTrainedModel, batch: PackedBatch, temperature: float, full: bool, layout: Layout | None
 ) -> tuple[Tensor, ...]:
     predecessor_U, row_S = torch.unique(batch.predecessor_S, return_inverse=True)
-    hidden_UD = _hidden_states(model, batch, layout).index_select(0, predecessor_U)
+    inputs = decoder_inputs(model, batch, layout)
+    with _checkpointing(model):
+        output = decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs)
+    hidden_UD = output.last_hidden_state.flatten(0, 1).index_select(0, predecessor_U)
     if full:
         return _full_scores(model, hidden_UD, row_S, batch.target_S, temperature)
     return head_scores(model, hidden_UD, row_S, batch.target_S, temperature)
@@ -117,15 +120,6 @@ def with_reference_logprobs(
             dataclasses.replace(batch, reference_logprobs_S=policy_logprobs(model, batch, temperature=temperature))
             for batch in moved
         ]
-
-
-def _hidden_states(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None) -> Tensor:
-    """Last hidden states of all slots, [B * L, D]."""
-    inputs = decoder_inputs(model, batch, layout)
-    with _checkpointing(model):
-        output = decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs)
-    hidden_BLD: Tensor = output.last_hidden_state
-    return hidden_BLD.flatten(0, 1)
 
 
 def set_checkpointing(model: PreTrainedModel) -> None:

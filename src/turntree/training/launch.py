@@ -1,8 +1,8 @@
-"""The processes of a run: ranks that this process starts on its machine, or that a launcher started before.
+"""The ranks of a run: processes that this one starts on its machine, or that a launcher started before.
 
 A launcher (torchrun, Ray Train, a batch system) is known by its environment only: RANK, WORLD_SIZE, LOCAL_RANK,
 MASTER_ADDR and MASTER_PORT, as torch defines them; every rank then runs the same command. Without one, this process is
-rank 0 and starts the others, which end when it does, however it ends.
+rank 0 and starts the others by `torch.multiprocessing`; they end when it does, however it ends.
 """
 
 from __future__ import annotations
@@ -10,35 +10,34 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from turntree.core.errors import ConfigError, TurntreeError
-from turntree.training.sharded import Alone, Ranks
+from turntree.observe.workers import die_with_parent, without_interrupts
+from turntree.training.group import SINGLE, DistributedGroup, ProcessGroup
 from turntree.training.trainer import follow
 
 _START = timedelta(minutes=5)  # for all ranks to be there
 _WAIT = timedelta(minutes=30)  # of a rank for the others, within an update
-_LOOK = 0.2  # seconds between two looks at the other ranks
+_POLL = 0.2  # seconds between two looks at the other ranks
 _BREAK = 2.0  # seconds from a collective that breaks off to the end of the rank that broke it
 _GRACE = 10.0  # seconds that a rank has to end
 _HANG = 30.0  # seconds that this process has to end once a rank is lost
 
 
 @contextlib.contextmanager
-def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
-    """The group of this run, on every rank. Raises `TurntreeError`
-    on rank 0 within seconds when another rank dies."""
+def open_ranks(trainers: int, device: str = "cpu") -> Iterator[ProcessGroup]:
+    """The group of this run, on every rank. Raises `TurntreeError` on rank 0 within seconds when another rank dies."""
     launched = _launched()
     if max(trainers, launched) > 1:
         _check_device(device, trainers if launched == 1 else _local() + 1)
@@ -50,21 +49,21 @@ def open_ranks(trainers: int, device: str = "cpu") -> Iterator[Alone]:
             yield group
     elif trainers > 1:
         store = TCPStore("127.0.0.1", 0, trainers, is_master=True, timeout=_START, wait_for_workers=False)
-        followers = _Followers(trainers, store.port, device)
-        with followers.watched():
-            followers.wait()
-            with _joined(device, store, trainers) as group:
-                yield group
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(trainers)}
+        with without_interrupts():
+            others = multiprocessing.spawn(_rank, (device, place), nprocs=trainers - 1, join=False, daemon=True)
+        with _watched(others), _joined(device, store, trainers) as group:
+            yield group
     else:
-        yield Alone()
+        yield SINGLE
 
 
 def _check_device(device: str, ranks: int) -> None:
     """Raise `ConfigError` unless so many ranks of this machine can have a device each."""
-    kind, one, _ = device.partition(":")
+    kind, number, _ = device.partition(":")
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"is {device!r}, which ranks cannot use", field="device.name", hint="use cpu or cuda")
-    if one:
+    if number:
         raise ConfigError(f"{device!r} is one device", field="device.name", hint="use cuda: each rank takes its own")
     if kind == "cuda" and ranks > (seen := torch.cuda.device_count()):
         problem = f"is cuda, and {ranks} ranks of this machine see {seen} GPUs"
@@ -78,19 +77,18 @@ def _local() -> int:
 
 def _launched() -> int:
     """How many ranks the launcher started; 1 without a launcher."""
-    said = {name: os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")}
-    size = said["WORLD_SIZE"] or "1"
-    numbers = size.isdecimal() and said["RANK"].isdecimal()
-    reachable = dist.is_initialized() or (said["MASTER_ADDR"] and said["MASTER_PORT"].isdecimal())
-    if size != "1" and not (numbers and reachable):
-        problem = "the environment says " + ", ".join(f"{name}={value!r}" for name, value in said.items())
+    names = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")
+    size, rank, address, port = (os.environ.get(name, "") for name in names)
+    reachable = dist.is_initialized() or (address and port.isdecimal())
+    if size not in ("", "1") and not (size.isdecimal() and rank.isdecimal() and reachable):
+        problem = "the environment says " + ", ".join(f"{name}={os.environ.get(name, '')!r}" for name in names)
         hint = "a launcher such as torchrun sets all of them: unset WORLD_SIZE to run without one"
         raise ConfigError(problem, field="cluster.trainers", hint=hint)
-    return int(size)
+    return int(size or 1)
 
 
 @contextlib.contextmanager
-def _joined(device: str, store: Store | None, size: int = -1) -> Iterator[Ranks]:
+def _joined(device: str, store: Store | None, size: int = -1) -> Iterator[DistributedGroup]:
     """The process group: as rank 0 of `size` around `store`, or as the environment says. One that is there already
     (Ray Train makes one) is used and left as it is."""
     own = not dist.is_initialized()
@@ -102,135 +100,72 @@ def _joined(device: str, store: Store | None, size: int = -1) -> Iterator[Ranks]
         placed: dict[str, Any] = {} if store is None else {"store": PrefixStore("default_pg", store), "rank": 0}
         dist.init_process_group(backend, world_size=size, timeout=_WAIT, **placed)
     try:
-        yield Ranks(device)
+        yield DistributedGroup(device)
     finally:
         if own:
             dist.destroy_process_group()
 
 
-class _Followers:
-    """The ranks that this process started."""
+@contextlib.contextmanager
+def _watched(others: multiprocessing.SpawnContext) -> Iterator[None]:
+    """While the block lasts, a rank that dies ends it with a `TurntreeError` that says how: by an interrupt where it
+    runs Python, else because a collective breaks off. One that never does (NCCL may wait for a dead rank for minutes)
+    ends with the process."""
+    lost: list[str] = []
+    ended = threading.Event()
+    interruptible = threading.current_thread() is threading.main_thread()
 
-    def __init__(self, size: int, port: int, device: str) -> None:
-        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-        command = [sys.executable, "-m", "turntree.training.launch", device]
-        self._processes = [
-            subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,  # closed by the kernel when this process dies: the followers read it to know
-                stdout=sys.stderr.fileno() if _has_file(sys.stderr) else subprocess.DEVNULL,
-                env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(1, size)
-        ]
-        self._store = TCPStore("127.0.0.1", port, is_master=False)  # one's own: a client that waits is locked
-        self._ended = threading.Event()
-        self._lock, self._inside = threading.Lock(), False
-        self._lost = ""
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """While the block lasts, a rank that dies ends it with a `TurntreeError` that says how."""
-        threading.Thread(target=self._watch, args=(threading.get_ident(),), daemon=True).start()
+    def watch() -> None:
         try:
-            try:
-                self._inside = True
-                yield
-            finally:
-                with self._lock:  # from here on the watch interrupts nothing
-                    self._inside = False
-        except (RuntimeError, KeyboardInterrupt) as error:  # of a collective that broke off, or from the watch
-            if self._lost or (isinstance(error, RuntimeError) and self._look(_BREAK)):
-                raise TurntreeError(self._lost) from error
-            raise
-        else:
-            for process in self._processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_GRACE)
-        finally:
-            self._ended.set()
-            for process in self._processes:
-                process.kill()
-                process.communicate()  # which also closes the pipe
+            while not ended.is_set() and not others.join(_POLL, grace_period=0):
+                pass
+        except (multiprocessing.ProcessExitedException, multiprocessing.ProcessRaisedException) as error:
+            lost.append(_described(error))
+            if interruptible and not ended.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            if not ended.wait(_HANG):
+                print(f"turntree: {lost[0]}", file=sys.stderr, flush=True)
+                os._exit(1)
 
-    def wait(self) -> None:
-        """Until all are there. In Python, because joining a group cannot be interrupted."""
-        while not self._store.check([_here(rank) for rank in range(1, len(self._processes) + 1)]):
-            if self._lost:
-                raise RuntimeError(self._lost)
-            time.sleep(_LOOK / 10)
-
-    def _look(self, seconds: float) -> str:
-        """How a rank died, where one does within `seconds`."""
-        until = time.monotonic() + seconds
-        while not self._lost:
-            for rank, process in enumerate(self._processes, start=1):
-                if process.poll() not in (None, 0):
-                    self._lost = _described(rank, process, self._store)
-            if time.monotonic() >= until:
-                break
-            time.sleep(_LOOK / 10)
-        return self._lost
-
-    def _watch(self, thread: int) -> None:
-        """Interrupt the block when a rank has died: at once where it runs Python, else a collective breaks off. One
-        that never does (NCCL may wait for a dead rank for minutes) ends with the process."""
-        while not self._ended.wait(_LOOK):
-            if self._look(0):
-                with self._lock:
-                    if self._inside and thread == threading.main_thread().ident:
-                        signal.pthread_kill(thread, signal.SIGINT)
-                if not self._ended.wait(_HANG):
-                    print(f"turntree: {self._lost}", file=sys.stderr, flush=True)
-                    os._exit(1)
-                return
-
-
-def _described(rank: int, process: subprocess.Popen[bytes], store: TCPStore) -> str:
-    code = process.returncode
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    said = f": {store.get(_error(rank)).decode()}" if store.check([_error(rank)]) else ""
-    return f"rank {rank} (process {process.pid}) {how}{said}; run the same command to resume from the last checkpoint"
-
-
-def _here(rank: int) -> str:
-    return f"turntree/here/{rank}"
-
-
-def _error(rank: int) -> str:
-    return f"turntree/error/{rank}"
-
-
-def _has_file(stream: Any) -> bool:
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
-        return stream.fileno() >= 0
-    except (AttributeError, OSError, ValueError):
-        return False
+        try:
+            yield
+        except RuntimeError:  # a collective broke off: the watch says which rank did it
+            watcher.join(_BREAK)
+            raise
+        finally:
+            ended.set()
+            watcher.join()  # an interrupt of the watch arrives here at the latest
+        for process in others.processes:
+            process.join(_GRACE)
+    except (RuntimeError, KeyboardInterrupt) as error:
+        if lost:
+            raise TurntreeError(lost[0]) from error
+        raise
+    finally:
+        for process in others.processes:
+            process.kill()
+            process.join()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """A rank that rank 0 of this machine started. Its errors go to rank 0, which says them."""
+def _described(error: multiprocessing.ProcessExitedException | multiprocessing.ProcessRaisedException) -> str:
+    if isinstance(error, multiprocessing.ProcessExitedException):
+        how = f"was killed by {error.signal_name}" if error.signal_name else f"ended with code {error.exit_code}"
+    else:  # the line after the places of its traceback
+        lines = error.msg.strip().splitlines()
+        how = f"ended: {lines[max(number for number, line in enumerate(lines) if line[:1] == ' ') + 1][:300]}"
+    rank = f"rank {error.error_index + 1} (process {error.error_pid})"
+    return f"{rank} {how}; run the same command to resume from the last checkpoint"
+
+
+def _rank(index: int, device: str, place: dict[str, str]) -> None:
+    """A rank that rank 0 of this machine started. torch hands its errors to rank 0, which says them."""
+    die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM):  # of the terminal, of a cluster: rank 0 decides
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    rank = int(os.environ["RANK"])
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store.set(_here(rank), "")
-    try:
-        with _joined(arguments[0], None) as group:
-            follow(group)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        with contextlib.suppress(RuntimeError):
-            store.set(_error(rank), text)
-        os._exit(1)
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 1):  # not sys.stdin, whose lock would be held when this process ends
-        pass
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    os.dup2(2, 1)  # standard output carries the results of rank 0
+    os.environ |= {**place, "RANK": str(index + 1), "LOCAL_RANK": str(index + 1)}
+    with _joined(device, None) as group:
+        follow(group)

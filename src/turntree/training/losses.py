@@ -39,9 +39,9 @@ import torch
 from torch import Tensor
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.loss_config import LossConfig
 from turntree.training.packing import PackedBatch, PackingStats
-from turntree.training.sharded import ALONE, Alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class LossSums:
         summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
         return LossSums(**summed | {"ratio_max": max(self.ratio_max, other.ratio_max)})
 
-    def over(self, group: Alone) -> LossSums:
+    def over(self, group: ProcessGroup) -> LossSums:
         """The sums of all ranks."""
         totals = zip(dataclasses.fields(self), group.sums(dataclasses.astuple(self)), strict=True)
         summed = LossSums(**{field.name: total for field, total in totals})
@@ -91,7 +91,7 @@ class LossSums:
         }
 
 
-def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig, group: Alone = ALONE) -> float:
+def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig, group: ProcessGroup = SINGLE) -> float:
     """Z over the whole accumulation window of all ranks (see the module docstring). Raises `InputError` where nothing
     is trained or where the credit was not made for this normaliser."""
     stats = window_stats(batches, group)
@@ -119,7 +119,7 @@ def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig, group: A
     return stats.rollouts
 
 
-def window_stats(batches: Sequence[PackedBatch], group: Alone = ALONE) -> PackingStats:
+def window_stats(batches: Sequence[PackedBatch], group: ProcessGroup = SINGLE) -> PackingStats:
     """The counts of all batches of all ranks."""
     own = sum((batch.stats for batch in batches), PackingStats())
     totals = zip(dataclasses.fields(own), group.sums(dataclasses.astuple(own)), strict=True)

@@ -3,6 +3,11 @@
 The budget is decided before a group starts and before it is trained on (filters such as GRESO and DAPO), and while it
 grows (the gate; the brancher). `training.savings` counts what each of them saved, `rollouts.accounting` what branches
 share.
+
+All groups of an iteration are sampled with the weights of the previous update, or (`max_off_policy_steps` K, with
+`Parts.spread`) of K updates before: the workers then play the next K iterations during the updates. The trainer
+computes the old log-probabilities of such groups, and the loss weighs their tokens by the truncated ratio of these to
+the sampled ones (`importance_cap`).
 """
 
 from __future__ import annotations
@@ -10,61 +15,65 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from transformers import PreTrainedModel
-
-from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.advantages.local import with_turns
+from turntree.core.cost import Cost
+from turntree.core.errors import InputError
 from turntree.core.foreign import decided
 from turntree.core.labels import Credit
-from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.core.protocols import (
-    Brancher,
-    Environment,
-    Estimator,
-    Filter,
-    FinishedGroup,
-    Gate,
-    GateDecision,
-    Renderer,
-    StreamingEngine,
-)
-from turntree.core.tree import RolloutTree, StopReason
-from turntree.core.verdict import censored
+from turntree.core.outcome import GroupOutcome
+from turntree.core.protocols import Brancher, Environment, Estimator, Filter, FinishedGroup, Gate, GateDecision
+from turntree.core.tree import RolloutTree
 from turntree.environments.pool import EnvironmentPool
 from turntree.filters.dapo import DapoFilter, allowed, refill
 from turntree.filters.greso import Greso
 from turntree.gates.monitor import GateMonitor
-from turntree.rollouts.accounting import TreeAccount, account, effective_leaves, intraclass_correlation
+from turntree.rollouts.accounting import TreeAccount, account
 from turntree.rollouts.groups import GrownGroup
 from turntree.rollouts.live import require_whole_paths
 from turntree.rollouts.players import Player, player_of
-from turntree.rollouts.rewards import RewardSum, figures
+from turntree.rollouts.rewards import RewardSum
 from turntree.rollouts.scheduler import SchedulerConfig
 from turntree.rollouts.spread import Begun, Spread
-from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import OnlineConfig
-from turntree.training.inside import Inside, JudgedCredits, LocalCredits
-from turntree.training.lora import Reference
+from turntree.training.episode_figures import branch_figures, group_figures, outcome_of, rewards_of, staleness
+from turntree.training.loop import RolloutAlgorithm, Row, Trainee
 from turntree.training.prompts import TaskStream, first_reason
 from turntree.training.savings import SavingsLedger
-from turntree.training.sharded import ALONE, Alone
-from turntree.training.trainer import open_trainers
-from turntree.training.update import Learner, credit_of
+from turntree.training.update import credit_of
+
+
+@dataclass(frozen=True)
+class JudgedTurns:
+    """Verdicts on the turns of an iteration's episodes: what they cost, figures for the row, and for each group the
+    advantages of judged turns, by node, in the unit of an episode's reward."""
+
+    cost: Cost
+    figures: dict[str, Any]
+    advantages: Sequence[Mapping[int, float]]
+
+
+class TurnJudge(Protocol):
+    """Judges the turns that the episodes of an iteration took."""
+
+    def judge(self, groups: Sequence[GrownGroup], iteration: int) -> JudgedTurns: ...
+
+    def state(self) -> dict[str, Any]:
+        """A JSON value of what was learned from earlier iterations, for `restore`."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The components of a run. `engine` samples from `model`; `gate`, `brancher`, `pool`, `rewards` are passed to the
-    scheduler. With `spread`, groups are played by its workers instead. `inside` grows `OnlineConfig.local`."""
+    """The components of a run. `gate`, `brancher`, `pool`, `rewards` are passed to the scheduler. With `spread`, groups
+    are played by its workers instead. `judge` gives verdicts on turns (`OnlineConfig.local`)."""
 
-    model: PreTrainedModel
-    reference: Reference | None
-    engine: StreamingEngine
-    renderer: Renderer
+    policy: Trainee
     tasks: Sequence[Environment]
     gate: Gate | None = None
     brancher: Brancher | None = None
@@ -73,469 +82,300 @@ class Parts:
     rewards: RewardSum | None = None
     filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
     spread: Callable[[SchedulerConfig], Spread] | None = None
-    inside: Inside | None = None
-    shared: bool = True  # whether the model is trained on packed trees (`isolation.shares_prefixes`)
+    judge: TurnJudge | None = None
+    timing: Callable[[], Row] = dict  # of the tasks' tools
 
-
-@dataclass(frozen=True)
-class TrainedOnline:
-    """The cost of a run, the separate cost of its checks, and what each filter saved."""
-
-    cost: Cost
-    checks: Cost
-    savings: SavingsLedger
-
-
-Log = Callable[[dict[str, Any]], None]
-Keep = Callable[[int, Sequence[GrownGroup], Sequence[Credit | None]], None]
-Check = Callable[[int], tuple[dict[str, Any], Cost]]
-
-
-def train_online(
-    parts: Parts,
-    config: OnlineConfig,
-    *,
-    log: Log,
-    keep: Keep = lambda iteration, groups, credits: None,
-    check: Check | None = None,
-    checkpoints: Checkpoints | None = None,
-    group: Alone = ALONE,
-) -> TrainedOnline:
-    """Update `parts.model` in place. `log` gets one row per iteration. Before it, `keep` gets all groups of the
-    iteration with the credit of those that were trained on (None: cut, dropped, censored). `check(iteration)` adds
-    held-out figures.
-
-    All groups of an iteration are sampled with the weights of the previous update, or (`max_off_policy_steps` K, with
-    `parts.spread`) of K updates before: the workers then play the next K iterations during the updates. The trainer
-    computes the old log-probabilities of such groups, and the loss weighs their tokens by the truncated ratio of these
-    to the sampled ones (`importance_cap`). Where `checkpoints` holds an earlier part of this run, it is resumed; a
-    checkpoint holds the groups that were played ahead.
-    """
-    if not parts.tasks:
-        raise InputError("there is no task to play", hint="choose a split with games in it")
-    run = _Run(parts, config, check, group)
-    done = run.restore(checkpoints)
-    if run.row:
-        log(run.closed(done))
-    elif done == 0 and check is not None:
-        log({"step": 0, **run.check(0)})
-    for iteration in range(done + 1, config.iterations + 1):
-        groups = run.play(iteration)
-        inside = run.grow_inside(groups, iteration)
-        credits = run.credits(groups)
-        run.row = {"step": iteration, **run.update(groups, credits), **run.observe(groups), **inside}
-        keep(iteration, groups, credits)
-        last = iteration == config.iterations
-        saves = checkpoints if checkpoints and checkpoints.due(iteration, last=last) else None
-        if saves and run.only_closing(iteration):
-            saves.save(iteration, run.learner.trainers, run.state())
-        log(run.closed(iteration))
-        if saves and not run.only_closing(iteration):
-            saves.save(iteration, run.learner.trainers, run.state())
-    return TrainedOnline(run.cost, run.checks, run.savings)
+    def player(self, config: SchedulerConfig) -> Player | Spread:
+        """Who plays the groups: the workers, or this process."""
+        require_whole_paths(self.policy.renderer, self.brancher)
+        if self.spread is not None:
+            return self.spread(config)
+        return player_of(
+            self.tasks,
+            self.policy.engine,
+            self.policy.renderer,
+            config,
+            pool=self.pool,
+            gate=self.gate,
+            brancher=self.brancher,
+            rewards=self.rewards,
+        )
 
 
 def _filters(config: OnlineConfig) -> list[Filter]:
     """The filters that the configuration switches on."""
-    found: list[Filter] = []
+    filters: list[Filter] = []
     if config.greso is not None:
         seed = config.seed if config.greso.seed is None else config.greso.seed
-        found.append(Greso(dataclasses.replace(config.greso, seed=seed)))
-    return [*found, config.dapo] if config.dapo is not None else found
-
-
-def _scheduler(parts: Parts, config: SchedulerConfig) -> Player | Spread:
-    """Who plays the groups: the workers, or this process."""
-    require_whole_paths(parts.renderer, parts.brancher)
-    if parts.spread is not None:
-        return parts.spread(config)
-    return player_of(
-        parts.tasks,
-        parts.engine,
-        parts.renderer,
-        config,
-        pool=parts.pool,
-        gate=parts.gate,
-        brancher=parts.brancher,
-        rewards=parts.rewards,
-    )
+        filters.append(Greso(dataclasses.replace(config.greso, seed=seed)))
+    return [*filters, config.dapo] if config.dapo is not None else filters
 
 
 @dataclass
-class _Begun:
-    """An iteration whose tasks were drawn. `units` are what the workers play of it; None in this process."""
+class _Batch:
+    """Tasks that were drawn together. `units` are what the workers play of them; None in this process."""
 
     tasks: Sequence[Environment]
-    skipped: list[tuple[str, str]]
+    skipped: list[tuple[str, str]]  # task and reason
     counts: Counter[str]  # groups of the iteration that were begun, by task
     units: list[Begun] | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Row:
         """Waits for the units."""
         units = [unit.to_json() for unit in self.units or ()]
         return {"skipped": [list(each) for each in self.skipped], "counts": dict(self.counts), "units": units}
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> _Begun:
+    def from_json(cls, value: Row) -> _Batch:
         skipped = [(task_id, why) for task_id, why in value["skipped"]]
         return cls((), skipped, Counter(value["counts"]), [Begun.from_json(unit) for unit in value["units"]])
 
 
-@dataclass(frozen=True)
-class _Drop:
-    """A group (its id) that a filter kept out of the update, and why."""
+@dataclass
+class EpisodeGroup:
+    """A finished group with what is decided about it. `credit` is that of its whole rollouts (None: there is nothing to
+    compare), `dropped` names the filter that keeps it out of the update and why."""
 
-    group: int
-    part: str
-    why: str
+    grown: GrownGroup
+    credit: Credit | None
+    dropped: tuple[str, str] | None = None
+    turns: Mapping[int, float] = field(default_factory=dict[int, float])  # advantages of judged turns, by node
+
+    @property
+    def tree(self) -> RolloutTree:
+        return self.grown.tree
+
+    @property
+    def whole_credit(self) -> Credit | None:
+        """That of an update without filters."""
+        return with_turns(self.credit, self.turns) if self.credit is not None and self.turns else self.credit
+
+    @property
+    def trained_credit(self) -> Credit | None:
+        return None if self.dropped else self.whole_credit
 
 
-def _name_of(part: Filter) -> str:
-    """What the metrics call a filter: of one's own, its class."""
-    return "dapo" if isinstance(part, DapoFilter) else type(part).__name__
+class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
+    """GRPO on whole episodes; a step is an iteration. A checkpoint holds the groups that were played ahead."""
 
-
-class _Run:
-    """The state of a run between two iterations, and the steps of one iteration."""
-
-    def __init__(self, parts: Parts, config: OnlineConfig, checker: Check | None, group: Alone) -> None:
-        self.config, self.checker, self._engine = config, checker, parts.engine
-        steps = config.iterations * config.updates
-        trainers = open_trainers(parts.model, parts.reference, config.optimizer, steps, group)
-        limits = (config.updates, config.max_tokens, parts.shared)
-        loss = config.loss.of(config.rollouts.episodes.sampling)
-        self.learner = Learner(parts.model, trainers, parts.engine, loss, *limits)
+    def __init__(self, parts: Parts, config: OnlineConfig) -> None:
+        if not parts.tasks:
+            raise InputError("there is no task to play", hint="choose a split with games in it")
+        super().__init__(parts.policy, config, config.rollouts.episodes.sampling, config.iterations)
+        self.config, self.parts, self.check_every = config, parts, config.check_every
         rollouts = config.rollouts.of_training(
             config.groups,
             branching=parts.brancher is not None,
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
-        self.scheduler = _scheduler(parts, rollouts)
-        self._brancher = parts.brancher
-        self._inside = None if parts.inside is None else LocalCredits(parts.inside, config, parts.model, parts.shared)
+        self.player = parts.player(rollouts)
         self._filters = [*_filters(config), *parts.filters]
-        self.credit = parts.estimator or config.loss.estimator(config.credit)
-        self._cap = max((one.refill_cap for one in self._filters), default=0.0)
+        rule = config.loss.estimator(config.credit)
+        self._estimator = parts.estimator or rule
+        # an advantage in the unit of a reward, in that of the estimator: by a group with as many successes as failures
+        self._unit = config.local.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
+        self._refill_cap = max((part.refill_cap for part in self._filters), default=0.0)
         self.stream = TaskStream(parts.tasks, config.seed, self._filters)
         self.savings = SavingsLedger()
         self.monitor = GateMonitor()
-        self._judged: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
-        self.cost, self.checks = NO_COST, NO_COST
-        self.account = self._grown = TreeAccount()  # since the start, and in this iteration
-        self._skipped: list[tuple[str, str]] = []  # (task, reason), in this iteration
-        self._ahead: dict[int, _Begun] = {}  # iterations that were begun, by number
-        self._first = 0  # groups of this iteration that are no refills
-        self._refills: list[Cost] = []  # what each of its refills cost, without local rollouts
-        self._drops: list[_Drop] = []  # of this iteration; the first of them are replaced by the refills, in order
-        self._sampled_for = 0  # the version of the policy before the update of this iteration
-        self._waited = 0.0  # seconds for the groups of this iteration
-        if config.max_off_policy_steps and parts.spread is None:
-            raise ConfigError("needs rollout workers", field="max_off_policy_steps", hint="set cluster.workers")
-        self.row: dict[str, Any] = {}  # of an iteration that was trained and is not logged yet
-        self._labels: dict[int, Credit | None] = {}  # the credit of this iteration's groups, by id
-        self._judged_turns: Sequence[JudgedCredits] = ()  # that of their judged turns
+        self._audits: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
+        self.account = TreeAccount()
+        self._ahead: dict[int, _Batch] = {}  # iterations that were begun, by number
+        # of the iteration
+        self._skipped: list[tuple[str, str]] = []  # task and reason
+        self._first = 0  # groups that are no refills
+        self._sampled_for = 0  # the version of the policy before the update
+        self._waited = 0.0  # seconds for the groups
+        self._judged: Row = {}
 
-    def state(self) -> dict[str, Any]:
-        """Everything that the next iteration depends on, as plain JSON."""
+    def state(self) -> Row:
+        brancher, judge = self.parts.brancher, self.parts.judge
         return {
-            "row": self.row,
-            "cost": dataclasses.asdict(self.cost),
-            "checks": dataclasses.asdict(self.checks),
-            "policy_version": self._engine.policy_version,
+            **super().state(),
             "stream": self.stream.state(),
-            "filters": [one.state() for one in self._filters],
+            "filters": [part.state() for part in self._filters],
             "savings": self.savings.state(),
-            "judged": [[dataclasses.asdict(decision), zero] for decision, zero in self._judged],
+            "audits": [[dataclasses.asdict(decision), zero] for decision, zero in self._audits],
             "account": dataclasses.asdict(self.account),
-            "brancher": None if self._brancher is None else self._brancher.state(),
-            "inside": None if self._inside is None else self._inside.inside.state(),
-            "ahead": {str(iteration): begun.to_json() for iteration, begun in self._ahead.items()},
+            "brancher": None if brancher is None else brancher.state(),
+            "judge": None if judge is None else judge.state(),
+            "ahead": {str(iteration): batch.to_json() for iteration, batch in self._ahead.items()},
         }
 
-    def restore(self, checkpoints: Checkpoints | None) -> int:
-        """The iteration after which this run resumes; 0 for a new run."""
-        state = None if checkpoints is None else checkpoints.restore(self.learner.trainers)
-        if state is None:
-            return 0
-        self.row = state["row"]
-        self.cost, self.checks = Cost(**state["cost"]), Cost(**state["checks"])
+    def restore(self, state: Row) -> None:
+        super().restore(state)
         self.stream.restore(state["stream"])
-        for one, held in zip(self._filters, state["filters"], strict=True):
-            one.restore(held)
+        for part, held in zip(self._filters, state["filters"], strict=True):
+            part.restore(held)
         self.savings.restore(state["savings"])
         self.account = TreeAccount(**state["account"])
-        if self._brancher is not None:
-            self._brancher.restore(state["brancher"])
-        if self._inside is not None:
-            self._inside.inside.restore(state["inside"])
-        for decision, zero in state["judged"]:
-            self._judge(GateDecision(**decision), zero)
-        self._ahead = {int(key): _Begun.from_json(held) for key, held in state.get("ahead", {}).items()}
-        self._engine.update_weights(self.learner.model, state["policy_version"])
-        self.scheduler.rendered = True  # an iteration was played: a task that fails now is one of many, as it was then
-        return state["step"]
+        if self.parts.brancher is not None:
+            self.parts.brancher.restore(state["brancher"])
+        if self.parts.judge is not None:
+            self.parts.judge.restore(state["judge"])
+        for decision, zero in state["audits"]:
+            self._audit(GateDecision(**decision), zero)
+        self._ahead = {int(key): _Batch.from_json(held) for key, held in state["ahead"].items()}
+        self.player.rendered = True  # an iteration was played: a task that fails now is one of many, as it was then
 
-    def play(self, iteration: int) -> list[GrownGroup]:
-        """The groups of an iteration. Where a filter refills, further rounds replace what filters dropped; groups
-        that a gate cut (as in Selective Rollout) or faults censored are not replaced."""
+    # sample
+
+    def sample(self, step: int) -> Sequence[EpisodeGroup]:
+        """Where a filter refills, further rounds replace what filters dropped; groups that a gate cut (as in Selective
+        Rollout) or faults censored are not replaced."""
         started = time.perf_counter()
-        for one in range(iteration, min(iteration + self.config.max_off_policy_steps, self.config.iterations) + 1):
-            if one not in self._ahead:
-                self._ahead[one] = self._begin(self.config.groups, one, Counter())
-        begun = self._ahead.pop(iteration)
-        self._skipped, self._grown, self._labels, self._drops = [], TreeAccount(), {}, []
-        groups = self._round(begun, iteration)
+        for iteration in range(step, min(step + self.config.max_off_policy_steps, self.steps) + 1):
+            if iteration not in self._ahead:
+                self._ahead[iteration] = self._begin(self.config.groups, iteration, Counter())
+        batch = self._ahead.pop(step)
+        self._skipped = []
+        groups = self._play(batch, step)
         wanted = self._first = len(groups)
-        while more := refill(self._cap, wanted=wanted, kept=len(groups) - len(self._drops), started=len(groups)):
-            groups += self._round(self._begin(more, iteration, begun.counts), iteration)
-        self._refills = [group.tree.cost for group in groups[wanted:]]
+        while more := refill(
+            self._refill_cap,
+            wanted=wanted,
+            kept=sum(group.dropped is None for group in groups),
+            started=len(groups),
+        ):
+            groups += self._play(self._begin(more, step, batch.counts), step)
         self._waited = time.perf_counter() - started
-        self.account += self._grown
-        if isinstance(self.scheduler, Spread):
-            self.scheduler.learn()
-        for one in self._filters:
-            decided("filter", one.end_iteration)
-        left = allowed(self._cap, wanted=wanted, started=len(groups))
+        self._sampled_for = self.engine.policy_version
+        if isinstance(self.player, Spread):
+            self.player.learn()
+        for part in self._filters:
+            decided("filter", part.end_iteration)
+        left = allowed(self._refill_cap, wanted=wanted, started=len(groups))
         self.savings.skipped([task for task, _ in self._skipped], refills_left=left)
         return groups
 
-    def _begin(self, count: int, iteration: int, counts: Counter[str]) -> _Begun:
+    def _begin(self, count: int, iteration: int, counts: Counter[str]) -> _Batch:
         """Draw `count` tasks and, with workers, give them out. `counts` are the iteration's groups by task, so that no
         group repeats another's draws."""
-        begun = _Begun(*self.stream.draw(count, iteration), counts)
-        if isinstance(self.scheduler, Spread):
-            begun.units = self.scheduler.begin(
-                begun.tasks,
-                seed=self.config.seed,
-                iteration=iteration,
-                begun=counts,
-                urgent=bool(counts),
+        batch = _Batch(*self.stream.draw(count, iteration), counts)
+        if isinstance(self.player, Spread):
+            batch.units = self.player.begin(
+                batch.tasks, seed=self.config.seed, iteration=iteration, begun=counts, urgent=bool(counts)
             )
-        return begun
+        return batch
 
-    def _round(self, begun: _Begun, iteration: int) -> list[GrownGroup]:
-        """The groups that were begun."""
-        self._skipped += begun.skipped
-        if isinstance(self.scheduler, Spread):
-            groups = list(self.scheduler.groups(begun.units or ()))
+    def _play(self, batch: _Batch, iteration: int) -> list[EpisodeGroup]:
+        self._skipped += batch.skipped
+        if isinstance(self.player, Spread):
+            played = self.player.groups(batch.units or ())
         else:
-            seed = self.config.seed
-            groups = list(self.scheduler.run(begun.tasks, seed=seed, iteration=iteration, begun=begun.counts))
-        for group in groups:
-            self.cost += group.tree.cost
-            self._grown += account(group.tree)
-            self.savings.came_back(group)
-            self._filter(group, iteration)
-            if group.decision is not None:
-                outcome = group_outcome(_rewards(group))
-                known = outcome is not GroupOutcome.CENSORED
-                self._judge(group.decision, outcome.zero_variance if known else None)
+            played = self.player.run(batch.tasks, seed=self.config.seed, iteration=iteration, begun=batch.counts)
+        groups: list[EpisodeGroup] = []
+        for grown in list(played):
+            self.cost += grown.tree.cost
+            self.savings.came_back(grown)
+            groups.append(self._filtered(grown, iteration))
+            if grown.decision is not None:
+                outcome = outcome_of(grown)
+                self._audit(grown.decision, None if outcome is GroupOutcome.CENSORED else outcome.zero_variance)
         return groups
 
-    def _filter(self, group: GrownGroup, iteration: int) -> None:
-        """The credit of a finished group; None where it is censored or a filter drops it."""
-        rewards = tuple(_rewards(group))
-        credit = self._credit(group)
-        shown = FinishedGroup(task_id=group.tree.task_id, iteration=iteration, rewards=rewards, credit=credit)
-        found = None if credit is None else first_reason(self._filters, lambda one: one.drop(shown))
-        if found is not None:
-            self._drops.append(_Drop(id(group), _name_of(found[0]), found[1]))
-            credit = None
-        self._labels[id(group)] = credit
-        for one in self._filters:
-            decided("filter", one.finished, shown)
+    def _filtered(self, grown: GrownGroup, iteration: int) -> EpisodeGroup:
+        """A finished group with its credit, shown to the filters."""
+        scored = outcome_of(grown) is not GroupOutcome.CENSORED
+        credit = credit_of(self._estimator, grown.tree, grown.rewards) if scored else None
+        group = EpisodeGroup(grown, credit)
+        shown = FinishedGroup(
+            task_id=grown.tree.task_id, iteration=iteration, rewards=tuple(rewards_of(grown)), credit=credit
+        )
+        reason = None if credit is None else first_reason(self._filters, lambda part: part.drop(shown))
+        if reason is not None:
+            group.dropped = _name_of(reason[0]), reason[1]
+        for part in self._filters:
+            decided("filter", part.finished, shown)
+        return group
 
-    def _credit(self, group: GrownGroup) -> Credit | None:
-        """What the estimator says of a group; None where there is nothing to compare."""
-        if not _is_scored(group):
-            return None
-        return credit_of(self.credit, group.tree, group.rewards)
-
-    def _judge(self, decision: GateDecision, zero_variance: bool | None) -> None:
+    def _audit(self, decision: GateDecision, zero_variance: bool | None) -> None:
         self.monitor.record(decision, zero_variance)
-        self._judged.append((decision, zero_variance))
+        self._audits.append((decision, zero_variance))
 
-    def _kept(self, groups: Sequence[GrownGroup]) -> list[GrownGroup]:
-        """The groups that the update trains on: scored ones that no filter dropped."""
-        return [group for group in groups if self._labels[id(group)] is not None]
+    # credit
 
-    def grow_inside(self, groups: Sequence[GrownGroup], iteration: int) -> dict[str, Any]:
-        """Local rollouts in the trees and judged turns, whose credit lies beside that of the episodes. A group without
-        variance may still hold turns that teach; of one that a filter dropped, only local rollouts are trained on."""
-        if self._inside is None:
-            return {}
-        episodes = [self._labels[id(group)] for group in groups]
-        self._judged_turns, cost, figures = self._inside.credits(groups, episodes, iteration)
-        self.cost += cost
-        return {"local": figures}
+    def credit(self, step: int, groups: Sequence[EpisodeGroup]) -> Sequence[Credit | None]:
+        self._judged = {}
+        if self.parts.judge is not None:
+            judged = self.parts.judge.judge([group.grown for group in groups], step)
+            for group, advantages in zip(groups, judged.advantages, strict=True):
+                group.turns = {node: self._unit * advantage for node, advantage in advantages.items()}
+            self.cost += judged.cost
+            self._judged = {"local": judged.figures}
+        self._count_saved(groups)
+        return [group.trained_credit for group in groups]
 
-    def credits(self, groups: Sequence[GrownGroup]) -> list[Credit | None]:
-        """The credit of every group that the update learns from; None for the others."""
-        return self._beside_judged([self._labels[id(group)] for group in groups])
-
-    def _beside_judged(self, episodes: Sequence[Credit | None]) -> list[Credit | None]:
-        """The credit of the first groups' whole rollouts together with that of their judged turns."""
-        if self._inside is None:
-            return list(episodes)
-        return [judged.beside(credit) for credit, judged in zip(episodes, self._judged_turns, strict=False)]
-
-    def update(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> dict[str, Any]:
-        """One update on the groups that have credit; no step where none has."""
-        self._sampled_for = self._engine.policy_version
-        kept = [(group, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
-        credits = [credit for _, credit in kept]
-        self._book(groups, labels)
-        metrics, cost = self.learner.learn([group.tree for group, _ in kept], credits)
-        self.cost += cost
-        return {
-            "redistributed_weight": sum(credit.redistributed for credit in credits),
-            "uncounted_leaves": sum(credit.uncounted for credit in credits),
-            "biased_forks": sum(credit.biased_forks for credit in credits),
-            **metrics,
-        }
-
-    def _book(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> None:
+    def _count_saved(self, groups: Sequence[EpisodeGroup]) -> None:
         """Enter what the filters saved and cost, each for the groups that it dropped and the refills that replaced
         them: one after the other, so that their parts add up to the difference of the whole update."""
-        if not self._drops:
+        drops = [place for place, group in enumerate(groups) if group.dropped]
+        filters = [group.dropped[0] for group in groups if group.dropped]
+        if not drops:
             return
-        now = self._beside_judged([self._credit(group) for group in groups[: self._first]])
-        now += [None] * (len(groups) - self._first)
-        before, place = self._trained_tokens(groups, now), {id(group): i for i, group in enumerate(groups)}
-        for name in dict.fromkeys(drop.part for drop in self._drops):
-            own = [number for number, drop in enumerate(self._drops) if drop.part == name]
-            refills = [number for number in own if number < len(self._refills)]
-            for i in (*(place[self._drops[number].group] for number in own), *(self._first + k for k in refills)):
-                now[i] = labels[i]
-            after = self._trained_tokens(groups, now)
-            self.savings.filtered(name, before - after, [self._refills[number] for number in refills])
+        credits = [group.whole_credit if place < self._first else None for place, group in enumerate(groups)]
+        before, refills = self._trained_tokens(groups, credits), range(self._first, len(groups))
+        for name in dict.fromkeys(filters):
+            own = [number for number, filtered_by in enumerate(filters) if filtered_by == name]
+            replacing = [refills[number] for number in own if number < len(refills)]  # in the order of the drops
+            for place in (*(drops[number] for number in own), *replacing):
+                credits[place] = groups[place].trained_credit
+            after = self._trained_tokens(groups, credits)
+            self.savings.filtered(name, before - after, [groups[place].tree.cost for place in replacing])
             before = after
 
-    def _trained_tokens(self, groups: Sequence[GrownGroup], labels: Sequence[Credit | None]) -> int:
+    def _trained_tokens(self, groups: Sequence[EpisodeGroup], credits: Sequence[Credit | None]) -> int:
         """The tokens that an update on these groups computes."""
-        kept = [(group.tree, credit) for group, credit in zip(groups, labels, strict=True) if credit is not None]
-        trees, credits = [tree for tree, _ in kept], [credit for _, credit in kept]
-        return self.learner.slots(trees, credits)
+        kept = [(group.tree, credit) for group, credit in zip(groups, credits, strict=True) if credit is not None]
+        return self.learner.slots([tree for tree, _ in kept], [credit for _, credit in kept])
 
-    def observe(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
-        """The metrics of the groups. Means are over scored rollouts; a cut group has none, and no outcome.
+    # figures
 
-        `predicted_amplification` is the factor by which the gradient of the other groups grows if the cut groups,
-        assumed to have no variance, are removed from a normaliser that counts trained tokens or rollouts. A constant
-        normaliser does not change, and DAPO removes such groups anyway.
-        """
-        outcomes = Counter(group_outcome(_rewards(group)) for group in groups if group.cut is None)
-        scored = [reward for group in groups for reward in _rewards(group) if reward is not None]
-        cut = sum(group.cut is not None for group in groups)
-        zero = outcomes[GroupOutcome.ALL_FAIL] + outcomes[GroupOutcome.ALL_SUCCEED]
-        whole = zero + outcomes[GroupOutcome.MIXED]
-        stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.ends())
+    def observe(self, step: int, groups: Sequence[EpisodeGroup], credits: Sequence[Credit | None]) -> Row:
+        grown = [group.grown for group in groups]
+        trained = [credit for credit in credits if credit is not None]
+        made = sum((account(group.tree) for group in groups), TreeAccount())
+        self.account += made
         unmoved = self.config.loss.normalizer == "constant" or any(isinstance(f, DapoFilter) for f in self._filters)
-        reasons = censored(v for g in groups if g.cut is None for v in g.rewards.verdicts.values())
-        told = (v for g in groups for v in g.rewards.verdicts.values())
-        solved = [v.success for v in told if v.reward is not None and v.success is not None]
+        precision = self.monitor.precision()
         return {
-            "reward_mean": sum(scored) / len(scored) if scored else None,
-            "success_share": sum(map(bool, solved)) / len(solved) if solved else None,
-            **figures(v for g in groups for v in g.rewards.verdicts.values()),
-            "groups": len(groups),
-            **{f"groups_{outcome.value}": outcomes[outcome] for outcome in GroupOutcome},
-            "groups_cut": cut,
-            "groups_audited": sum(group.decision is not None and group.decision.audited for group in groups),
-            **self._gate_figures(),
-            **self._branch_figures(groups),
+            "redistributed_weight": sum(credit.redistributed for credit in trained),
+            "uncounted_leaves": sum(credit.uncounted for credit in trained),
+            "biased_forks": sum(credit.biased_forks for credit in trained),
+            **group_figures(grown, amplifies=not unmoved),
+            **(
+                {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
+                if precision.audits
+                else {}
+            ),
+            **({} if self.parts.brancher is None else {"branching": branch_figures(grown, made)}),
             **self._staleness(groups),
-            "censored": sum(reasons.values()),
-            "censored_reasons": reasons,
-            "groups_dropped": dict(Counter(drop.why for drop in self._drops)),
+            "groups_dropped": dict(Counter(group.dropped[1] for group in groups if group.dropped)),
             "prompts_skipped": dict(Counter(dict(self._skipped).values())),
-            "zero_variance_share": zero / whole if whole else None,
-            "predicted_amplification": 1.0 if unmoved or not whole else (whole + cut) / whole,
-            "stops": {reason.value: stops[reason] for reason in StopReason if stops[reason]},
             "spent": self.cost.counts(),
             "trees": dataclasses.asdict(self.account),
             "saved": self.savings.counts(),
             "timing": {
                 "seconds": self.cost.seconds,
-                "busy_share": self.scheduler.usage.busy_share,
-                "gate_seconds": self.scheduler.usage.gate_seconds,
+                "busy_share": self.player.usage.busy_share,
+                "gate_seconds": self.player.usage.gate_seconds,
                 "wait_seconds": self._waited,
                 "saved": self.savings.seconds(),
+                **self.parts.timing(),
             },
+            **self._judged,
         }
 
-    def _gate_figures(self) -> dict[str, Any]:
-        """The gate's precision over the run, from audited would-be cuts; empty without any."""
-        precision = self.monitor.precision()
-        if not precision.audits:
-            return {}
-        return {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
-
-    def _branch_figures(self, groups: Sequence[GrownGroup]) -> dict[str, Any]:
-        """What branching made and shared in this iteration; nothing without a brancher."""
-        if self._brancher is None:
-            return {}
-        whole = [group for group in groups if group.cut is None]
-        alike = intraclass_correlation((group.tree, group.rewards) for group in whole)
-        worth = [effective_leaves(group.tree, group.rewards, max(0.0, alike or 0.0)) for group in whole]
-        return {
-            "branching": {
-                **dataclasses.asdict(self._grown),
-                "unfilled_leaves": sum(group.unfilled for group in groups),
-                "structural_saving": self._grown.structural_saving,
-                "decisions": sum(said.actor == "brancher" for group in groups for said in group.tree.decisions),
-                "forks_by_turn": _forks_by_turn(groups),
-                "correlation_within_starts": alike,
-                "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
-            },
-        }
-
-    def _staleness(self, groups: Sequence[GrownGroup]) -> dict[str, float]:
+    def _staleness(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         """Updates between the weights that sampled a tree and those that were trained on it; nothing where rollouts
         are synchronous."""
         if not self.config.max_off_policy_steps:
             return {}
-        found = [age for group in self._kept(groups) if (age := staleness(group.tree, self._sampled_for)) is not None]
-        return {"staleness_mean": sum(found) / len(found), "staleness_max": max(found)} if found else {}
-
-    def only_closing(self, iteration: int) -> bool:
-        """Whether the iteration is checked only because the run ends with it. The checkpoint is saved before that
-        check, because an extended run does not make it."""
-        every = self.config.check_every
-        return iteration == self.config.iterations and not (every and iteration % every == 0)
-
-    def closed(self, iteration: int) -> dict[str, Any]:
-        """The row of an iteration that was trained, with its check where one is due."""
-        row, self.row, every = self.row, {}, self.config.check_every
-        due = self.only_closing(iteration) or (every and iteration % every == 0)
-        return {**row, **(self.check(iteration) if due else {})}
-
-    def check(self, iteration: int) -> dict[str, Any]:
-        """Held-out figures, where the caller measures any."""
-        if self.checker is None:
-            return {}
-        figures, cost = self.checker(iteration)
-        self.checks += cost
-        self._engine.weights_changed(self._engine.policy_version)  # what a check kept must not serve the next step
-        return figures
+        kept = [group.tree for group in groups if group.trained_credit is not None]
+        ages = [age for tree in kept if (age := staleness(tree, self._sampled_for)) is not None]
+        return {"staleness_mean": sum(ages) / len(ages), "staleness_max": max(ages)} if ages else {}
 
 
-def staleness(tree: RolloutTree, version: int) -> int | None:
-    """How many updates before `version` the tree's oldest tokens were sampled; None where nothing was sampled."""
-    sampled = [node.policy_version for node in tree if node.policy_version is not None]
-    return version - min(sampled) if sampled else None
-
-
-def _forks_by_turn(groups: Sequence[GrownGroup]) -> dict[str, int]:
-    said = [decision for group in groups for decision in group.tree.decisions if decision.actor == "brancher"]
-    turns = Counter(int(decision.numbers["turn"]) for decision in said if decision.action == "fork")
-    return {str(turn): count for turn, count in sorted(turns.items())}
-
-
-def _is_scored(group: GrownGroup) -> bool:
-    """Whether there is something to compare: a whole group with at least two rewards."""
-    return group_outcome(_rewards(group)) is not GroupOutcome.CENSORED
-
-
-def _rewards(group: GrownGroup) -> list[float | None]:
-    return [verdict.reward for verdict in group.rewards.verdicts.values()]
+def _name_of(part: Filter) -> str:
+    """What the metrics call a filter: of one's own, its class."""
+    return "dapo" if isinstance(part, DapoFilter) else type(part).__name__

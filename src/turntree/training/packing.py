@@ -13,6 +13,7 @@ Shape suffixes
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,6 @@ from torch import Tensor
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
-from turntree.training.sharded import partition
 from turntree.training.slots import Action, Segment, cut, longest_path, path_segments, tree_segment
 
 Row = list[Segment]
@@ -93,7 +93,7 @@ class PackedBatch:
 
 
 def pack(
-    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, pad_id: int = 0, shared: bool = True
+    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, shared: bool = True
 ) -> list[PackedBatch]:
     """Batches of at most `max_tokens` slots (padding included) that hold every trained tree exactly once.
 
@@ -104,7 +104,7 @@ def pack(
     Without `shared` the same objective has one row per rollout and plain causal attention, for models that cannot
     compute a tree, and as the baseline of every speed-up.
     """
-    return pack_ranks(trees, credits, 1, max_tokens=max_tokens, pad_id=pad_id, shared=shared)[0]
+    return pack_ranks(trees, credits, 1, max_tokens=max_tokens, shared=shared)[0]
 
 
 def pack_ranks(
@@ -113,23 +113,39 @@ def pack_ranks(
     ranks: int,
     *,
     max_tokens: int,
-    pad_id: int = 0,
     shared: bool = True,
 ) -> list[list[PackedBatch]]:
     """The batches of each rank, as `pack` makes them: a tree (a rollout without `shared`) is on one rank, and ranks are
-    alike in their unique tokens (`sharded.partition`). All have as many batches, because ranks make their passes
+    alike in their unique tokens (`partition`). All have as many batches, because ranks make their passes
     together: blank ones fill up, which add zero to every sum. No batches where nothing is trained."""
     segments = _segments(trees, credits, shared)
     found = [segment for of_tree in segments for segment in of_tree]
     dealt: list[list[PackedBatch]] = []
     for part in partition([len(segment) for segment in found], ranks):
         pieces = [piece for number in part for piece in _cut(trees, found[number], max_tokens)]
-        dealt.append([_tensors(rows, credits, pad_id) for rows in _place(pieces, max_tokens, share_rows=shared)])
+        dealt.append([_tensors(rows, credits) for rows in _place(pieces, max_tokens, share_rows=shared)])
     passes = max(map(len, dealt))
     dealt = [batches + [_blank()] * (passes - len(batches)) for batches in dealt]
-    cut_trees = sum(len(segment) > max_tokens for segment in found)
-    dealt[0] = _counted(dealt[0], PackingStats(untrained_trees=segments.count([]), cut_trees=cut_trees))
+    if passes:  # counts that belong to no segment
+        cut_trees = sum(len(segment) > max_tokens for segment in found)
+        counts = dealt[0][0].stats + PackingStats(untrained_trees=segments.count([]), cut_trees=cut_trees)
+        dealt[0][0] = dataclasses.replace(dealt[0][0], stats=counts)
     return dealt
+
+
+def partition(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """The numbers of the items of each rank: each item on one rank, ranks alike in their sum of sizes.
+
+    Longest first, each to the rank with the least so far (Graham 1969): the largest sum is at most 4/3 of the best
+    possible one. Ties go to the lower number, so the same sizes give the same parts. Ranks may stay without an item.
+    """
+    loads = [(0, rank) for rank in range(ranks)]
+    parts: list[list[int]] = [[] for _ in range(ranks)]
+    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
+        load, rank = heapq.heappop(loads)
+        parts[rank].append(item)
+        heapq.heappush(loads, (load + sizes[item], rank))
+    return [sorted(part) for part in parts]
 
 
 flat_batches = partial(pack, shared=False)
@@ -192,18 +208,11 @@ def _place(segments: Sequence[Segment], max_tokens: int, *, share_rows: bool) ->
     return batches
 
 
-def _counted(batches: list[PackedBatch], counts: PackingStats) -> list[PackedBatch]:
-    """The batches with counts that belong to no segment added to the first one."""
-    if batches:
-        batches[0] = dataclasses.replace(batches[0], stats=batches[0].stats + counts)
-    return batches
-
-
-def _tensors(rows: Sequence[Row], credits: Sequence[Credit], pad_id: int) -> PackedBatch:
+def _tensors(rows: Sequence[Row], credits: Sequence[Credit]) -> PackedBatch:
     length = max(sum(len(segment) for segment in row) for row in rows)
     is_flat = all(len(row) == 1 and row[0].is_chain for row in rows)
-    grid = [_row(row, length, pad_id, counting=is_flat) for row in rows]
-    placed = _offsets(rows, length)
+    grid = [_row(row, length, counting=is_flat) for row in rows]
+    placed = [(b * length + start, segment) for b, row in enumerate(rows) for start, segment in _starts(row)]
     events = [(offset, segment, action) for offset, segment in placed for action in segment.actions]
     slots_T = [offset + slot for offset, _, action in events for slot in action.slots]
     trained_S = sorted(set(slots_T))
@@ -267,11 +276,7 @@ def _starts(row: Row) -> list[tuple[int, Segment]]:
     return starts
 
 
-def _offsets(rows: Sequence[Row], length: int) -> list[tuple[int, Segment]]:
-    return [(b * length + start, segment) for b, row in enumerate(rows) for start, segment in _starts(row)]
-
-
-def _row(row: Row, length: int, pad_id: int, *, counting: bool) -> tuple[list[int], list[int], list[int]]:
+def _row(row: Row, length: int, *, counting: bool) -> tuple[list[int], list[int], list[int]]:
     """Tokens, positions and subtree ends of one row. Positions count on through the padding of a flat row, because
     without a mask Transformers reads positions that restart as packed documents."""
     tokens = [token for segment in row for token in segment.tokens]
@@ -279,7 +284,7 @@ def _row(row: Row, length: int, pad_id: int, *, counting: bool) -> tuple[list[in
     last = [start + end for start, segment in _starts(row) for end in segment.last]
     padding = range(len(tokens), length)
     positions += [slot if counting else 0 for slot in padding]
-    return tokens + [pad_id] * len(padding), positions, last + [slot + 1 for slot in padding]
+    return tokens + [0] * len(padding), positions, last + [slot + 1 for slot in padding]
 
 
 def _stats(rows: Sequence[Row], credits: Sequence[Credit], padding: int) -> PackingStats:

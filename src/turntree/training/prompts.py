@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from turntree.core import seeds
@@ -14,17 +13,13 @@ from turntree.core.protocols import Environment, Filter
 
 def first_reason(filters: Sequence[Filter], ask: Callable[[Filter], Any]) -> tuple[Filter, str] | None:
     """The first filter that has a reason, and the reason. Raises `ConfigError` for one that is no text."""
-    for one in filters:
-        why = decided("filter", ask, one)
+    for part in filters:
+        why = decided("filter", ask, part)
         if why is not None and not isinstance(why, str):
             raise ConfigError(f"gave {type(why).__name__}", field="filter", hint="return a reason as text, or None")
         if why:
-            return one, why
+            return part, why
     return None
-
-
-def _skip(task_id: str, iteration: int, one: Filter) -> str | None:
-    return one.skip(task_id, iteration)
 
 
 class TaskStream:
@@ -46,9 +41,9 @@ class TaskStream:
         in_a_row = 0
         while len(drawn) < count:
             task = self._next()
-            found = first_reason(self._filters, partial(_skip, task.task_id, iteration))
-            if found is not None and in_a_row < len(self._tasks):
-                skipped.append((task.task_id, found[1]))
+            reason = first_reason(self._filters, lambda part, task=task: part.skip(task.task_id, iteration))
+            if reason is not None and in_a_row < len(self._tasks):
+                skipped.append((task.task_id, reason[1]))
                 in_a_row += 1
                 continue
             in_a_row = 0

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.core import seeds
-from turntree.core.cost import NO_COST, Cost
+from turntree.core.cost import Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.protocols import Renderer
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
-from turntree.training.checkpoints import Checkpoints
 from turntree.training.config import SFTConfig
 from turntree.training.forward import head_scores
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import decoder_of
 from turntree.training.isolation import TOLERANCES
-from turntree.training.sharded import ALONE, Alone, in_pass, partition
+from turntree.training.loop import Algorithm, StepResult
+from turntree.training.packing import partition
+from turntree.training.sharded import in_pass
 from turntree.training.trainer import Trainer, open_trainers
 
 
@@ -149,44 +149,29 @@ def imitate(trainer: Trainer, batch: Batch) -> dict[str, float]:
     return {"loss": total, **taken}
 
 
-def train_sft(
-    model: PreTrainedModel,
-    examples: Sequence[Example],
-    config: SFTConfig,
-    log: Callable[[dict[str, Any]], None],
-    *,
-    checkpoints: Checkpoints | None = None,
-    group: Alone = ALONE,
-) -> Cost:
-    """Minimise the mean token negative log-likelihood; `log` gets one row a step. Returns what it cost.
+class SFT(Algorithm):
+    """Minimises the mean token negative log-likelihood of examples. The ranks of `group` share each step."""
 
-    Where `checkpoints` holds an earlier part of this run, it is resumed and ends with the same weights and rows.
-    The ranks of `group` share each step.
-    """
-    total = config.steps(len(examples))
-    trainers = open_trainers(model, None, config.optimizer, total, group)
-    state = None if checkpoints is None else checkpoints.restore(trainers)
-    done, cost = (0, NO_COST) if state is None else (state["step"], Cost(**state["cost"]))
-    for step, (epoch, indices) in enumerate(_batches(len(examples), config), start=1):
-        if step <= done:
-            continue
+    def __init__(
+        self, model: PreTrainedModel, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup = SINGLE
+    ) -> None:
+        self.examples, self.config = examples, config
+        self.steps = config.steps(len(examples))
+        self.trainers = open_trainers(model, None, config.optimizer, self.steps, group)
+
+    def step(self, step: int) -> StepResult:
         started = time.perf_counter()
-        rows = [examples[index] for index in indices]
-        seed = seeds.derive(config.seed, "dropout", step)  # a step's draws depend on its number only
-        taken = trainers.run(imitate, deal(rows, trainers.size, config.max_tokens, seed))
-        cost += Cost(
+        epoch, place = divmod(step - 1, self.steps // self.config.epochs)
+        rows = [self.examples[index] for index in self._order(epoch)[place * self.config.batch :][: self.config.batch]]
+        seed = seeds.derive(self.config.seed, "dropout", step)  # a step's draws depend on its number only
+        metrics = self.trainers.run(imitate, deal(rows, self.trainers.size, self.config.max_tokens, seed))
+        self.cost += Cost(
             trained_tokens=sum(len(row.token_ids) for row in rows), training_seconds=time.perf_counter() - started
         )
-        log({"step": step, "epoch": epoch, "trained_tokens": cost.trained_tokens, **taken})
-        if checkpoints is not None and checkpoints.due(step, last=step == total):
-            checkpoints.save(step, trainers, {"cost": dataclasses.asdict(cost)})
-    return cost
+        return StepResult({"epoch": epoch, "trained_tokens": self.cost.trained_tokens, **metrics})
 
-
-def _batches(examples: int, config: SFTConfig) -> Iterator[tuple[int, list[int]]]:
-    """(epoch, numbers of examples) of every step: seeded epochs, each example once in each."""
-    for epoch in range(config.epochs):
-        order = list(range(examples))
-        seeds.generator(config.seed, "sft", epoch).shuffle(order)
-        for start in range(0, examples, config.batch):
-            yield epoch, order[start : start + config.batch]
+    def _order(self, epoch: int) -> list[int]:
+        """The numbers of the examples, each once in an epoch."""
+        order = list(range(len(self.examples)))
+        seeds.generator(self.config.seed, "sft", epoch).shuffle(order)
+        return order

@@ -1,7 +1,7 @@
 """One training step, shared by all stages: labelled trees in, updated policy and cost out.
 
-`Learner` packs the trees and deals the batches to the ranks, `take` is what a rank does with its own, `update_step` is
-one optimizer step, and `batch_loss` the loss of one packed batch.
+`Learner` packs the trees and deals the batches to the ranks, `train_batches` is what a rank does with its own,
+`update_step` is one optimizer step, and `batch_loss` the loss of one packed batch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Engine, Estimator
 from turntree.core.tree import RolloutTree
 from turntree.training.forward import SlotScores, slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.training.group import SINGLE, ProcessGroup
 from turntree.training.head import vocabulary_size
 from turntree.training.lora import Reference, reference_model
 from turntree.training.loss_config import LossConfig
 from turntree.training.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
 from turntree.training.optimizer import Optimizer
 from turntree.training.packing import PackedBatch, PackingStats, pack, pack_ranks, packed_slots
-from turntree.training.sharded import ALONE, Alone
 from turntree.training.trainer import Trainer, Trainers
 
 
@@ -71,13 +72,13 @@ class Learner:
         leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
         started = time.perf_counter()
         _require_known(trees, vocabulary_size(self.model))
-        self.engine.weights_changed(self.engine.policy_version)  # what it kept serves no more: its memory is the pass's
+        self.engine.clear_cache()  # the memory of its keys and values goes to the training pass
         dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens, shared=self.shared)
         if not any(dealt):
             return {"trained_groups": 0}, NO_COST
         rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
-        lessons = [Lesson(batches, self.loss, self.updates, rescores) for batches in dealt]
-        metrics = self.trainers.run(take, lessons)
+        work = partial(train_batches, loss=self.loss, updates=self.updates, rescores=rescores)
+        metrics = self.trainers.run(work, dealt)
         passed = int(metrics["trained_tokens"])
         scored = (rescores and self.updates > 1) + (referred and self.loss.needs_reference_logprobs)
         if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
@@ -129,30 +130,21 @@ def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[Rollo
     return any(node.sampled and node.policy_version != now for tree in trees for node in tree)
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """What one rank learns from: as many batches as every other rank."""
-
-    batches: Sequence[PackedBatch]
-    loss: LossConfig
-    updates: int
-    rescores: bool
-    """Whether old log-probabilities are those of the trainer."""
-
-
-def take(trainer: Trainer, lesson: Lesson) -> dict[str, float]:
-    """Scores with the old policy and the reference, then `updates` optimizer steps on the same batches; the metrics of
-    the last step over all ranks. Where there is one step, its own pass scores with the old policy."""
-    batches = [batch.to(trainer.model.device) for batch in lesson.batches]
-    loss = lesson.loss
-    if lesson.rescores and lesson.updates == 1:
+def train_batches(
+    trainer: Trainer, batches: Sequence[PackedBatch], *, loss: LossConfig, updates: int, rescores: bool
+) -> dict[str, float]:
+    """One rank's part of an update, with as many batches as every other rank: scores with the old policy (where the
+    trainer `rescores`) and with the reference, then `updates` optimizer steps on the same batches. Returns the metrics
+    of the last step over all ranks. Where there is one step, its own pass scores with the old policy."""
+    batches = [batch.to(trainer.model.device) for batch in batches]
+    if rescores and updates == 1:
         batches = [replace(batch, old_logprobs_T=None) for batch in batches]
-    elif lesson.rescores:
+    elif rescores:
         batches = with_old_logprobs(trainer.model, batches, temperature=loss.sampled_at)
     if trainer.reference is not None and loss.needs_reference_logprobs:
         batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.sampled_at)
     metrics: dict[str, float] = {}
-    for _ in range(lesson.updates):
+    for _ in range(updates):
         metrics = update_step(trainer.model, trainer.reference, trainer.optimizer, batches, loss, group=trainer.group)
     trainer.publish()
     return metrics
@@ -165,7 +157,7 @@ def update_step(
     batches: Sequence[PackedBatch],
     config: LossConfig,
     *,
-    group: Alone = ALONE,
+    group: ProcessGroup = SINGLE,
 ) -> dict[str, float]:
     """Accumulate the gradient of all `batches` under one normaliser, step once, return the metrics. In a group, all
     ranks call it together with as many batches each, and get the same metrics.
@@ -254,8 +246,8 @@ def gradient(
     reference: Reference | None = None,
     shared: bool = True,
 ) -> tuple[Tensor, int]:
-    """Of minus the loss, [P] in float32, and how many tokens its passes computed; without a `reference` the KL term is
-    left out."""
+    """The gradient of minus the loss, [P] in float32, and how many tokens its passes computed. Without a
+    `reference` the KL term is left out."""
     if reference is None:
         loss = replace(loss, kl_coefficient=0.0)
     batches = [batch.to(model.device) for batch in pack(trees, credits, max_tokens=max_tokens, shared=shared)]

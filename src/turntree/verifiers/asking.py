@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
-from turntree.core.messages import Message, whole_characters
-from turntree.verifiers.texts import THOUGHT, said
+from turntree.core.messages import THOUGHT, Message, answer_text, whole_characters
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -187,7 +186,7 @@ def shown(message: Message) -> dict[str, Any]:
     """A message as a judge sees it: what follows the thinking, without ids."""
     chat = message.to_chat()
     calls = [call["function"] for call in chat.get("tool_calls", [])]
-    return {"text": said(message), **({"calls": calls} if calls else {})}
+    return {"text": answer_text(message), **({"calls": calls} if calls else {})}
 
 
 def quoted(value: Any) -> str:

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind, answer_text
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.asking import Asking, Vote, digest, failure, majority, quoted, shown
-from turntree.verifiers.strict import action_kind, unreadable
-from turntree.verifiers.texts import said
+from turntree.verifiers.strict import unreadable
 
 WORDS = ("same", "different")
 PROMPT = """\
@@ -61,7 +60,7 @@ class LlmJudge(Asking):
         tried = quoted(shown(action))
         if demonstrated == tried:
             return Verdict(1.0, "demonstrated", kind)
-        if not action.tool_calls and not said(action):
+        if not action.tool_calls and not answer_text(action):
             return Verdict(0.0, "an empty message", kind)
         pairs = ((demonstrated, tried), (tried, demonstrated))
         one, other = self.asker.ask([self._prompt(state, *pair) for pair in pairs], WORDS)

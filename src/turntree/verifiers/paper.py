@@ -20,13 +20,13 @@ from rapidfuzz.distance import Indel
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
 from turntree.verifiers.recommended import invalid, query, url
-from turntree.verifiers.strict import action_kind, unreadable
-from turntree.verifiers.texts import TERMINUS, calls_in, form_of, said
+from turntree.verifiers.strict import unreadable
+from turntree.verifiers.texts import TERMINUS, calls_in, form_of
 from turntree.verifiers.tool_call import ToolCallMatch
 from turntree.verifiers.user import Chained
 
@@ -76,7 +76,9 @@ class Paper(Chained):
             return Verdict(None, "unjudgeable demonstration: its action cannot be read", kind)
         if shown is None:
             verdict = self._calls.judge(state, action)
-            is_open = self._messages == "judge" and verdict.reward == 0 and said(action) and not action.tool_calls
+            is_open = (
+                self._messages == "judge" and verdict.reward == 0 and answer_text(action) and not action.tool_calls
+            )
             return self._then.judge(state, action) if is_open and self._then is not None else verdict
         domain = self._domain if self._domain != "auto" else _domain_of(shown)
         if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):

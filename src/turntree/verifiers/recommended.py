@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
@@ -47,8 +47,8 @@ from turntree.verifiers.kinds import (
 from turntree.verifiers.matching import perfect_matching
 from turntree.verifiers.shell.commands import path
 from turntree.verifiers.shell.script import Script
-from turntree.verifiers.strict import action_kind, canonical_json, unreadable
-from turntree.verifiers.texts import TERMINUS, Form, calls_in, form_of, plain, said
+from turntree.verifiers.strict import canonical_json, unreadable
+from turntree.verifiers.texts import TERMINUS, Form, calls_in, form_of, plain
 from turntree.verifiers.tool_call import Remembered, Unjudgeable, declared
 from turntree.verifiers.user import Chained, build_verifier
 
@@ -199,10 +199,10 @@ class Recommended(Chained):
     def _message(self, shown: Message, action: Message) -> tuple[float | None, str, Open]:
         if action.tool_calls:
             return 0.0, "a call instead of a message", ""
-        text = said(action)
+        text = answer_text(action)
         if not text:
             return 0.0, "an empty message", ""
-        if plain(text) == plain(said(shown)):
+        if plain(text) == plain(answer_text(shown)):
             return 1.0, "the same text", ""
         if self._messages == "any":
             return 1.0, "a message", ""
@@ -248,7 +248,7 @@ class Recommended(Chained):
         form = self._form(state)
         calls = self._calls(shown, form)
         if calls is None:
-            if not said(shown):
+            if not answer_text(shown):
                 raise Unjudgeable("it is empty")
             if form is not None:
                 raise Unjudgeable("its action cannot be read")
@@ -382,7 +382,7 @@ def folder_in(history: Sequence[Message]) -> str | None:
         commands = [of_any(call.arguments, COMMAND) for call in message.tool_calls]
         texts = [str(command[1]) for command in commands if command is not None]
         if message.role == "assistant" and not commands:
-            texts = [said(message)]  # may be a command, in whatever form
+            texts = [answer_text(message)]  # may be a command, in whatever form
         if any(_MOVES.search(text.replace("\\n", "\n")) for text in texts):  # as JSON and lists write a line end
             return None
     return ""

@@ -13,13 +13,13 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import TurnState
 from turntree.verifiers.kinds import COMMAND, PATH, idle_of, kind_of, of_any
 from turntree.verifiers.recommended import folder_in
 from turntree.verifiers.shell.commands import COMMANDS
 from turntree.verifiers.shell.script import Script
-from turntree.verifiers.texts import said, terminus_in
+from turntree.verifiers.texts import terminus_in
 
 Rewrite = Callable[[TurnState], Message | None]
 _FILE = re.compile(r"^(?!-)[\w./-]*[\w-]+\.[A-Za-z]\w*$")
@@ -56,7 +56,7 @@ def _command(state: TurnState) -> _Place | None:
         call = state.demonstration.tool_calls[0]
         found = of_any(call.arguments, COMMAND) if kind_of(call) == "shell" else None
         return _argument(state, found[0]) if found is not None and isinstance(found[1], str) else None
-    text = said(state.demonstration)
+    text = answer_text(state.demonstration)
     if terminus_in(text) is None or not text.startswith("{"):
         return None
     row = json.loads(text)
@@ -157,7 +157,7 @@ def surplus_call(state: TurnState) -> Message | None:
 
 def other_claim(state: TurnState) -> Message | None:
     """A Terminus answer that claims to be done where the demonstration does not, or the other way round."""
-    text = said(state.demonstration)
+    text = answer_text(state.demonstration)
     found = terminus_in(text) if not state.demonstration.tool_calls and text.startswith("{") else None
     if found is None:
         return None

@@ -17,12 +17,11 @@ from typing import Any, Protocol, cast
 
 from turntree.core import scalars
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.observe.jsonl import read_toml
 from turntree.verifiers.asking import Asking, Vote, digest, failure, majority, quoted, shown
-from turntree.verifiers.strict import action_kind
 
 MET, UNMET = "met", "not met"
 PROMPT = """\

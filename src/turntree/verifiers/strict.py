@@ -6,21 +6,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 
-MESSAGE_KIND = "message"
 MALFORMED = "(arguments that are not JSON)"
 """The key under which a call keeps arguments that could not be read; no tool declares it."""
 _encoded = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
-
-
-def action_kind(action: Message) -> str:
-    """What an action does, for quotas and drift tracking: the tools it calls, or "message"."""
-    if len(action.tool_calls) == 1:
-        return action.tool_calls[0].name
-    return "+".join(sorted({call.name for call in action.tool_calls})) or MESSAGE_KIND
 
 
 def canonical_json(value: Any) -> str:

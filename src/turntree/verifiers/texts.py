@@ -9,11 +9,10 @@ import unicodedata
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import TurnState
 from turntree.verifiers.kinds import COMMAND, NEW, OLD, PATH, QUERY, URL, WHOLE
 
-THOUGHT = "</think>"
 _FENCE = re.compile(r"^```(bash|sh|shell|mswea_bash_command)?[ \t]*(?:\n|\Z)", re.MULTILINE)
 _OTHER_VALUE = ("<super>", "<sub>", "<fraction>")  # of compatibility: ten squared is not 102
 _BLOCK = re.compile(r"^```(\S*)[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
@@ -36,11 +35,6 @@ _FORMS: tuple[tuple[tuple[str, str], str, bool, dict[str, tuple[type, ...]]], ..
      {"keystrokes": (str,), "is_blocking": (bool,), "timeout_sec": (int, float)}),
     (("analysis", "plan"), "task_complete", False, {"duration": (int, float), "keystrokes": (str,)}),
 )  # fmt: skip
-
-
-def said(message: Message) -> str:
-    """The text after the thinking."""
-    return message.content.rpartition(THOUGHT)[2].strip()
 
 
 def plain(text: str) -> str:
@@ -91,7 +85,7 @@ def form_of(state: TurnState, domain: str) -> Form | None:
     stands in `<command>`, as for a SWE-agent, and not only a block that says it is one; with "terminal" a text in no
     other form is one, all of it."""
     shown = state.demonstration
-    return None if shown.tool_calls or state.tools else _marked(said(shown), domain)
+    return None if shown.tool_calls or state.tools else _marked(answer_text(shown), domain)
 
 
 def _marked(text: str, domain: str) -> Form | None:
@@ -115,7 +109,7 @@ def calls_in(message: Message, form: Form | None) -> tuple[ToolCall, ...] | None
     acts in no such form. A Terminus answer is one call `terminus`, without the texts that do not act."""
     if message.tool_calls:
         return message.tool_calls
-    text = said(message)
+    text = answer_text(message)
     terminus = terminus_in(text)
     if terminus is not None:
         return (ToolCall(TERMINUS, terminus),)

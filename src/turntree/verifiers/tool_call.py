@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from turntree.core.errors import ConfigError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
-from turntree.verifiers.strict import action_kind, canonical_json, unreadable
+from turntree.verifiers.strict import canonical_json, unreadable
 
 T = TypeVar("T")
 

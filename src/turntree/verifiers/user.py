@@ -16,10 +16,9 @@ from turntree.core import parts, scalars
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
-from turntree.core.messages import Message
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verifiers.strict import action_kind
 
 
 @dataclass(frozen=True)

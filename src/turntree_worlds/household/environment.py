@@ -8,9 +8,8 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation, TurnState
-from turntree.verifiers.texts import said
 from turntree_worlds.household.games import load_games
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, TASK_TYPES, generate_game
 from turntree_worlds.household.world import NOTHING_HAPPENS, Game, State
@@ -45,7 +44,7 @@ class HouseholdEnvironment:
         return (Message("user", self._game.intro),)
 
     def step(self, action: Message) -> Observation:
-        result = self._state.step(said(action))
+        result = self._state.step(answer_text(action))
         answer = (Message("user", result.observation),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
         return Observation(answer, done=result.won, success=True if result.won else None, metrics=metrics)
@@ -112,7 +111,7 @@ def state_at(turn: TurnState) -> State:
     for action, answer in zip(turn.history, turn.history[1:], strict=False):
         if action.role != "assistant":
             continue
-        observation = state.step(said(action)).observation
+        observation = state.step(answer_text(action)).observation
         if answer.role == "user" and answer.content != observation:
             raise InputError(
                 f"trace {turn.trace_id!r} does not fit its game: after {action.content!r} it says {answer.content!r}, "

@@ -21,10 +21,9 @@ A command that changes nothing, repeats or undoes has a reward of 0 unless it wa
 
 from __future__ import annotations
 
-from turntree.core.messages import Message
+from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
-from turntree.verifiers.texts import said
 from turntree_worlds.household.distance import distance
 from turntree_worlds.household.environment import state_at
 from turntree_worlds.household.world import State, parse_command
@@ -137,11 +136,11 @@ class HouseholdVerifier:
         """Raises `InputError` where the trace names no game; a command of the policy never raises."""
         if action.tool_calls:
             return Verdict(0.0, "a tool call is not a command", INVALID)
-        return judge(self._state(state), said(state.demonstration), said(action))
+        return judge(self._state(state), answer_text(state.demonstration), answer_text(action))
 
     def kind(self, state: TurnState) -> str:
         """The kind of the demonstrated command, for quotas."""
-        return action_kind(self._state(state), said(state.demonstration))
+        return action_kind(self._state(state), answer_text(state.demonstration))
 
     def _state(self, turn: TurnState) -> State:
         known = self._states.get(turn.id)

@@ -33,11 +33,7 @@ MESSAGE_KEYS_IGNORED = frozenset({"refusal", "annotations", "audio"})
 _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
 
 
-def _why_not(row: dict[str, Any]) -> str:
-    return "" if "messages" in row else "no 'messages'"
-
-
-@told_by(_why_not, general=True)
+@told_by(lambda row: "" if "messages" in row else "no 'messages'", general=True)
 def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") -> ChatRow:
     """Raises `RowRefused` for a missing `messages`, a wrong type or (unless kept) an unknown key.
 

@@ -64,12 +64,9 @@ _META_KEYS = words(
 def read_responses_row(row: dict[str, Any]) -> ChatRow:
     """Items other than messages, calls, outputs and reasoning are broken messages. Raises `RowRefused`."""
     request = object_of(row, "responses_create_params")
-    action = _expected_action(row)
-    pivot = action is not None
-    if action is not None:
-        items = _expected_items(action)
-    else:
-        items = list_of(object_of(row, "response"), "output", "a list of Responses items")
+    expected = _expected_items(row)
+    pivot = expected is not None
+    items = list_of(object_of(row, "response"), "output", "a list of Responses items") if expected is None else expected
     meta = {key: row[key] for key in sorted(_META_KEYS) if row.get(key) is not None}
     profiled = {key for key, value in row.items() if key.endswith("_info") and isinstance(value, dict)} - {"meta_info"}
     profiled = {key for key in profiled if "rewards" in row[key]}
@@ -150,20 +147,16 @@ def _input_items(request: dict[str, Any]) -> list[Any]:
     return [*first, *list_of(request, "input", "text or a list of Responses items")]
 
 
-def _expected_action(row: dict[str, Any]) -> dict[str, Any] | None:
+def _expected_items(row: dict[str, Any]) -> list[Any] | None:
+    """The demonstration of a pivot row; None for a rollout."""
     if row.get("expected_action") is not None:
-        return object_of(row, "expected_action")
+        action = object_of(row, "expected_action")
+        if action.get("type") == "function_call_batch":
+            return list_of(action, "calls", "a list of function calls")
+        return [{"role": "assistant", "content": action.get("content")} if action.get("type") == "message" else action]
     if row.get("expected_answer") is not None and "harness" in object_of(row, "metadata"):
-        return {"type": "message", "content": row["expected_answer"]}
+        return [{"role": "assistant", "content": row["expected_answer"]}]
     return None
-
-
-def _expected_items(action: dict[str, Any]) -> list[Any]:
-    if action.get("type") == "function_call_batch":
-        return list_of(action, "calls", "a list of function calls")
-    if action.get("type") == "message":
-        return [{"role": "assistant", "content": action.get("content")}]
-    return [action]
 
 
 def read_item(item: Any, ignored: Counter[str]) -> Any:

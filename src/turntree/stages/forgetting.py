@@ -18,13 +18,13 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError, TurntreeError
 from turntree.observe.files import write_json
 from turntree.observe.statistics import Z95
-from turntree.stages.config import RetentionConfig
+from turntree.stages.config import ForgettingConfig
 from turntree.stages.policy import load_policy
 
 SCHEMA = "turntree.retention/1"
 
 
-def run_retention(config: RetentionConfig, out: Path | None = None) -> dict[str, Any]:
+def run_forgetting(config: ForgettingConfig, out: Path | None = None) -> dict[str, Any]:
     """Evaluate the base and the policy; a row for each task and metric. Raises `InputError` in one line where lm-eval
     is not installed, does not know a task or cannot get its data."""
     manager = _tasks(config)
@@ -53,8 +53,8 @@ def compare(base: Mapping[str, Any], policy: Mapping[str, Any]) -> list[dict[str
             if not isinstance(value, int | float) or not kind or metric.endswith("_stderr"):
                 continue
             other = policy["results"][task][key]
-            pairs = _pairs(base, policy, task, metric, kind)
-            low, high = _interval([after - before for before, after in pairs])
+            changes = _changes(base, policy, task, metric, kind)
+            low, high = _interval(changes)
             rows.append(
                 {
                     "task": task,
@@ -65,28 +65,25 @@ def compare(base: Mapping[str, Any], policy: Mapping[str, Any]) -> list[dict[str
                     "change": other - value,
                     "low": low,
                     "high": high,
-                    "questions": len(pairs),
+                    "questions": len(changes),
                     "higher_is_better": base.get("higher_is_better", {}).get(task, {}).get(metric),
                 }
             )
     return rows
 
 
-def _pairs(
-    base: Mapping[str, Any], policy: Mapping[str, Any], task: str, metric: str, kind: str
-) -> list[tuple[float, float]]:
-    """The two numbers of every question; empty for groups, and for metrics that are not a mean over questions."""
-    before, after = (_by_question(found, task, metric, kind) for found in (base, policy))
+def _changes(base: Mapping[str, Any], policy: Mapping[str, Any], task: str, metric: str, kind: str) -> list[float]:
+    """By question; empty for groups, and for metrics that are not a mean over questions."""
+    before, after = (_by_question(result, task, metric, kind) for result in (base, policy))
     if not before or before.keys() != after.keys():
         return []
-    mean = statistics.fmean(before.values())
-    if not math.isclose(mean, base["results"][task][f"{metric},{kind}"], abs_tol=1e-9):
+    if not math.isclose(statistics.fmean(before.values()), base["results"][task][f"{metric},{kind}"], abs_tol=1e-9):
         return []
-    return [(value, after[question]) for question, value in before.items()]
+    return [after[question] - value for question, value in before.items()]
 
 
-def _by_question(found: Mapping[str, Any], task: str, metric: str, kind: str) -> dict[int, float]:
-    samples = (sample for sample in found["samples"].get(task, ()) if sample["filter"] == kind)
+def _by_question(result: Mapping[str, Any], task: str, metric: str, kind: str) -> dict[int, float]:
+    samples = (sample for sample in result["samples"].get(task, ()) if sample["filter"] == kind)
     values = {sample["doc_id"]: sample.get(metric) for sample in samples}
     if not all(isinstance(value, int | float) for value in values.values()):
         return {}
@@ -100,7 +97,7 @@ def _interval(changes: Sequence[float]) -> tuple[float | None, float | None]:
     return mean - half, mean + half
 
 
-def _tasks(config: RetentionConfig) -> Any:
+def _tasks(config: ForgettingConfig) -> Any:
     """lm-eval's index of tasks, with every wanted task loaded once: its data are here, or this is the error."""
     try:
         import lm_eval.models.huggingface  # noqa: F401 - the backend is an extra of lm-eval's own  # pyright: ignore[reportMissingImports]
@@ -125,7 +122,7 @@ def _tasks(config: RetentionConfig) -> Any:
     return manager
 
 
-def _measure(source: str, config: RetentionConfig, manager: Any) -> tuple[str, Any]:
+def _measure(source: str, config: ForgettingConfig, manager: Any) -> tuple[str, Any]:
     """The hash of a policy and what `lm_eval.simple_evaluate` says about it."""
     import lm_eval  # pyright: ignore[reportMissingImports]
     from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]

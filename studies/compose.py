@@ -1,4 +1,4 @@
-"""`turntree experiment compose`: what each part is worth on one bill: success over everything that was spent.
+"""`studies/run.py compose`: what each part is worth on one bill: success over everything that was spent.
 
 An arm is a chain of stages, `pivot/grpo+dapo+gate`: PivotRL on an expert's states, then GRPO with two parts. Arms that
 begin alike share their first stages, which are run once and billed to each. All arms of a seed start from one policy,
@@ -8,16 +8,17 @@ search for own states in it; checks are on nobody's bill (PivotRL, Figure 1, lea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+from configs import ComposeConfig, chain, playing
 
+from turntree.cli.experiment import edges, in_points
 from turntree.core.config import Part, to_mapping
-from turntree.experiments.config import ComposeConfig, chain, playing
 from turntree.experiments.paired import (
     arm_folder,
     claim_policy,
@@ -129,15 +130,13 @@ def _pivots(config: ComposeConfig, seed: int, folder: Path) -> str:
 
 def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) -> TrainOnlineConfig:
     """The GRPO stage with its parts."""
-    local = config.local if "local" in added else LocalConfig()
-    if "verdicts" in added:
-        local = replace(local, verdicts=config.verdicts)
+    judges = "verdicts" in added
     train = replace(
         config.online.train,
         seed=seed,
         dapo=DapoFilter() if "dapo" in added else None,
         greso=GresoConfig() if "greso" in added else None,
-        local=local,
+        local=LocalConfig(verdicts=config.verdicts if judges else 0.0),
     )
     if "branching" in added:
         rollouts = replace(train.rollouts, initial_rollouts=max(1, train.rollouts.group_size // 2))
@@ -151,8 +150,8 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         train=train,
         gate=config.gate if "gate" in added else None,
         brancher=config.brancher if "branching" in added else None,
-        teacher=config.teacher if local.judges else None,
-        verifier=config.verifier if local.judges else None,
+        teacher=config.teacher if judges else None,
+        verifier=config.verifier if judges else None,
     )
 
 
@@ -267,3 +266,21 @@ def at_equal_cost(mine: Sequence[list[Point]], first: Sequence[list[Point]], uni
         budget = min(points[-1][unit], theirs[-1][unit])
         differences.append(_success(points, budget, unit) - _success(theirs, budget, unit))
     return over_seeds(differences)
+
+
+def lines(summary: dict[str, Any]) -> Iterator[str]:
+    first, count = summary["first"], len(summary["seeds"])
+    yield f"target: the last check of {first}, {summary['target']:.1%}; shares are of what {first} spent to reach it"
+    for arm, row in summary["arms"].items():
+        yield f"{arm}: ends at {edges(row['last'], '{:.1%}')}, best check {edges(row['best'], '{:.1%}')}"
+        yield "  spent " + ", ".join(f"{unit} {found['mean']:,.0f}" for unit, found in row["spent"].items())
+        for unit in ("decoded_tokens", "seconds"):
+            found = row["to_target"][unit]
+            share, mean = found["share_of_first"], found["share_of_mean"]
+            told = [] if share is None else [f"{edges(share, '{:.2f}')} of the {unit}"]
+            told += [] if mean is None else [f"{mean:.2f} of the {unit} on the mean curves"]
+            yield ", ".join([f"  reaches the target in {found['reached']} of {count} seeds", *told])
+        if arm != first:
+            yield f"  minus {first}: {in_points(row['minus_first']['by_seed'])} at the end"
+            for unit, found in row["at_equal_cost"].items():
+                yield f"  minus {first} at equal {unit}: {in_points(found)}"

@@ -1,4 +1,4 @@
-"""The workers of one command, and the units of work that they are given.
+"""The worker pool of one command, and the units of work that it is given.
 
 A *unit* is what is atomic: a group of an iteration, a wave of candidates. It is a value, and its result depends on it
 alone, so a unit whose worker died is given to another one and comes back the same. The laws (tests/cluster):
@@ -25,12 +25,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.cluster.config import WorkersConfig
-from turntree.cluster.worker import Told, Worker, end_process, raised
+from turntree.cluster.worker import Reply, Worker, end_process
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.progress import notice
 
 _PULSE_SECONDS = 2.0  # between two signs of life of a worker
-_LOOK_SECONDS = 0.5  # the longest that the thread waits for news before it looks at the clock
+_POLL_SECONDS = 0.5  # the longest that the thread waits for news before it looks at the clock
 _GAP_SECONDS = 10.0  # between two such looks, above which the silence of others proves nothing
 _FETCH_SECONDS = 60.0  # for a result that is ready to come here
 
@@ -50,7 +50,7 @@ class _Job:
 
 
 @dataclass(eq=False)
-class _Member:
+class _Handle:
     """A worker, and the calls that it owes an answer."""
 
     actor: Any
@@ -66,7 +66,7 @@ class _Member:
         return [ref for ref in (self.starting, self.pulse, self.playing) if ref is not None]
 
 
-class Crew:
+class WorkerPool:
     """`config.workers` workers that build `factory(settings)` (`worker.Worker`). Use it as a context manager."""
 
     def __init__(self, factory: str, settings: dict[str, Any], config: WorkersConfig, *, gpus: float = 0.0) -> None:
@@ -75,40 +75,40 @@ class Crew:
         self._gpus = gpus if config.gpus is None else config.gpus
         self._lock = threading.RLock()
         self._queue: deque[_Job] = deque()
-        self._members: list[_Member] = []
+        self._workers: list[_Handle] = []
         self._broken: TurntreeError | None = None
         self._failed_starts = 0
         self._closing = False
         self.lost = 0  # workers that died or were given up, each replaced
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         self._ray = _ray()
         self._ours = _connect(self._ray, self.config)
         self._kind = self._ray.remote(concurrency_groups={"pulse": 1})(Worker)
         self._idle_since = self._looked = time.monotonic()  # since when no worker has started
-        self._thread = threading.Thread(target=self._serve, name="turntree crew", daemon=True)
-        self._hire()
+        self._thread = threading.Thread(target=self._serve, name="turntree worker pool", daemon=True)
+        self._start_missing()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing = True
         self._thread.join()
-        for member in self._members:
-            self._dismiss(member)
+        for worker in self._workers:
+            self._kill(worker)
         self._fail(TurntreeError("the workers were dismissed"))
         if self._ours:
             self._ray.shutdown()
 
     def submit(self, unit: Unit, *, urgent: bool = False) -> Future[Any]:
-        """Queue a unit: first in, first out, but `urgent` ones before all others. Raises what ended the crew."""
+        """Queue a unit: first in, first out, but `urgent` ones before all others. Raises what ended the pool."""
         job = _Job(unit, Future(), urgent)
         with self._lock:
             if self._broken is not None:
                 raise self._broken
             place = sum(each.urgent for each in self._queue) if urgent else len(self._queue)
             self._queue.insert(place, job)
-            self._hand_out()
+            self._assign()
         return job.future
 
     def results(self, units: Iterable[Unit], *, ahead: int | None = None) -> Iterator[Any]:
@@ -137,74 +137,74 @@ class Crew:
         try:
             while not self._closing:
                 with self._lock:
-                    waiting = [ref for member in self._members for ref in member.waits_for()]
+                    waiting = [ref for worker in self._workers for ref in worker.waits_for()]
                 ready = self._wait(waiting)
                 with self._lock:
-                    for member in [*self._members]:
-                        self._take(member, ready)
-                    self._look_at_the_clock()
-                    self._hire()
-                    self._hand_out()
+                    for worker in [*self._workers]:
+                        self._receive(worker, ready)
+                    self._check_clock()
+                    self._start_missing()
+                    self._assign()
         except BaseException as error:  # the command waits for its units: it must learn of this
             self._fail(error if isinstance(error, TurntreeError) else TurntreeError(f"the cluster is lost: {error}"))
 
     def _wait(self, refs: list[Any]) -> set[Any]:
         if not refs:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             return set()
-        self._ray.wait(refs, num_returns=1, timeout=_LOOK_SECONDS)
+        self._ray.wait(refs, num_returns=1, timeout=_POLL_SECONDS)
         return set(self._ray.wait(refs, num_returns=len(refs), timeout=0)[0])
 
-    def _take(self, member: _Member, ready: set[Any]) -> None:
-        """Process what a worker said, or that it cannot speak any more."""
-        said: dict[str, Any] = {}
+    def _receive(self, worker: _Handle, ready: set[Any]) -> None:
+        """Process what a worker replies, or that it cannot speak any more."""
+        replies: dict[str, Any] = {}
         try:
             for name in ("starting", "pulse", "playing"):
-                ref = getattr(member, name)
+                ref = getattr(worker, name)
                 if ref is not None and ref in ready:
-                    said[name] = self._ray.get(ref, timeout=_FETCH_SECONDS)
+                    replies[name] = self._ray.get(ref, timeout=_FETCH_SECONDS)
         except self._ray.exceptions.RayError as error:
-            unsent = isinstance(error, self._ray.exceptions.RayTaskError) and member.starting is None
+            unsent = isinstance(error, self._ray.exceptions.RayTaskError) and worker.starting is None
             if not unsent:
-                return self._lose(member, _first_line(error))
-            said["playing"] = {"error": {"type": "TurntreeError", "problem": f"a worker failed: {_first_line(error)}"}}
-        if said:
-            member.heard = time.monotonic()
-        if "starting" in said:
-            self._started(member, said["starting"])
-        if "pulse" in said:
-            self._listen(member)
-        if "playing" in said:
-            self._end(member, said["playing"])
+                return self._replace(worker, _first_line(error))
+            replies["playing"] = {"error": TurntreeError(f"a worker failed: {_first_line(error)}")}
+        if replies:
+            worker.heard = time.monotonic()
+        if "starting" in replies:
+            self._started(worker, replies["starting"])
+        if "pulse" in replies:
+            self._ask_pulse(worker)
+        if "playing" in replies:
+            self._end(worker, replies["playing"])
 
-    def _started(self, member: _Member, told: Told) -> None:
-        if "error" in told:
-            return self._fail(raised(told["error"]))
-        member.starting, self._failed_starts = None, 0
-        member.process = told["result"]
+    def _started(self, worker: _Handle, reply: Reply) -> None:
+        if "error" in reply:
+            return self._fail(reply["error"])
+        worker.starting, self._failed_starts = None, 0
+        worker.process = reply["result"]
         self._idle_since = time.monotonic()
-        self._listen(member)
+        self._ask_pulse(worker)
 
-    def _listen(self, member: _Member) -> None:
-        member.pulse = member.actor.pulse.options(concurrency_group="pulse").remote(_PULSE_SECONDS)
+    def _ask_pulse(self, worker: _Handle) -> None:
+        worker.pulse = worker.actor.pulse.options(concurrency_group="pulse").remote(_PULSE_SECONDS)
 
-    def _end(self, member: _Member, told: Told) -> None:
-        job, member.job, member.playing = member.job, None, None
+    def _end(self, worker: _Handle, reply: Reply) -> None:
+        job, worker.job, worker.playing = worker.job, None, None
         if job is None:
             return
-        if "error" in told:
-            job.future.set_exception(raised(told["error"]))
+        if "error" in reply:
+            job.future.set_exception(reply["error"])
         else:
-            job.future.set_result(told["result"])
+            job.future.set_result(reply["result"])
 
-    def _lose(self, member: _Member, why: str, *, stuck: bool = False) -> None:
+    def _replace(self, worker: _Handle, why: str, *, stuck: bool = False) -> None:
         """Give up a worker and give its unit to the next one."""
-        self._dismiss(member, stuck=stuck)
-        self._members.remove(member)
+        self._kill(worker, stuck=stuck)
+        self._workers.remove(worker)
         self.lost += 1
-        if member.starting is not None:
+        if worker.starting is not None:
             self._failed_starts += 1
-        job = member.job
+        job = worker.job
         notice(f"a rollout worker is lost ({why}); {'its work is given to another one' if job else 'it had no work'}")
         if self._failed_starts > self.config.attempts * self.config.workers:
             return self._fail(TurntreeError(f"{self._failed_starts} workers died while they started; the last: {why}"))
@@ -219,28 +219,28 @@ class Crew:
             UnitLost(f"{len(job.deaths)} workers were lost over one unit of work; the last: {why}")
         )
 
-    def _dismiss(self, member: _Member, *, stuck: bool = False) -> None:
+    def _kill(self, worker: _Handle, *, stuck: bool = False) -> None:
         """Kill a worker. Ray asks it to end, which a `stuck` one may not hear: its CPUs would stay taken."""
         with contextlib.suppress(Exception):
-            self._ray.kill(member.actor)
-            if stuck and member.process is not None:
-                node, pid = member.process
+            self._ray.kill(worker.actor)
+            if stuck and worker.process is not None:
+                node, pid = worker.process
                 near = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
                 kill = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=near)(end_process)
                 kill.remote(pid)
 
-    def _look_at_the_clock(self) -> None:
+    def _check_clock(self) -> None:
         now, config = time.monotonic(), self.config
         if now - self._looked > _GAP_SECONDS:  # this process was stopped or busy: it may not have heard
-            for member in self._members:
-                member.heard = now
+            for worker in self._workers:
+                worker.heard = now
         self._looked = now
-        for member in [*self._members]:
-            if member.starting is None and now - member.heard > config.silent_seconds:
-                self._lose(member, f"silent for {config.silent_seconds:g} s", stuck=True)
-            elif member.job is not None and now - member.since > config.unit_seconds:
-                self._lose(member, f"longer than {config.unit_seconds:g} s over one unit", stuck=True)
-        if any(member.starting is None for member in self._members):
+        for worker in [*self._workers]:
+            if worker.starting is None and now - worker.heard > config.silent_seconds:
+                self._replace(worker, f"silent for {config.silent_seconds:g} s", stuck=True)
+            elif worker.job is not None and now - worker.since > config.unit_seconds:
+                self._replace(worker, f"longer than {config.unit_seconds:g} s over one unit", stuck=True)
+        if any(worker.starting is None for worker in self._workers):
             self._idle_since = now
         elif now - self._idle_since > config.start_seconds:
             has = self._ray.available_resources()
@@ -249,21 +249,21 @@ class Crew:
             problem = f"no worker started in {config.start_seconds:g} s: one needs {wants}, and the cluster has {free}"
             self._fail(ConfigError(f"{problem} free", field="cluster", hint="see `ray status`"))
 
-    def _hire(self) -> None:
+    def _start_missing(self) -> None:
         wanted = 0 if self._broken else self.config.workers
-        while len(self._members) < wanted:
+        while len(self._workers) < wanted:
             asked = self._kind.options(num_cpus=self.config.cpus, num_gpus=self._gpus, scheduling_strategy="SPREAD")
             actor = asked.remote(self._factory, self._settings, _places(self._ray))
-            self._members.append(_Member(actor, actor.start.remote()))
+            self._workers.append(_Handle(actor, actor.start.remote()))
 
-    def _hand_out(self) -> None:
-        for member in self._members:
-            if member.starting is None and member.job is None:
+    def _assign(self) -> None:
+        for worker in self._workers:
+            if worker.starting is None and worker.job is None:
                 job = self._next()
                 if job is None:
                     return
-                member.job, member.since = job, time.monotonic()
-                member.playing = member.actor.play.remote(job.unit)
+                worker.job, worker.since = job, time.monotonic()
+                worker.playing = worker.actor.play.remote(job.unit)
 
     def _next(self) -> _Job | None:
         """The next unit that is still wanted."""
@@ -277,13 +277,13 @@ class Crew:
         """Nothing more is played: every unit ends with `error`."""
         with self._lock:
             self._broken = self._broken or error
-            jobs = [*self._queue, *(member.job for member in self._members if member.job)]
+            jobs = [*self._queue, *(worker.job for worker in self._workers if worker.job)]
             self._queue.clear()
             for job in jobs:
                 if not job.future.done():
                     job.future.set_exception(error)
-            for member in self._members:
-                member.job = None
+            for worker in self._workers:
+                worker.job = None
 
 
 def _ray() -> Any:

@@ -1,4 +1,4 @@
-"""Retention through lm-eval, offline: a task and its questions in files of their own."""
+"""Forgetting, through lm-eval, offline: a task and its questions in files of their own."""
 
 import json
 import sys
@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from turntree.core.errors import ConfigError, InputError
+from turntree.stages.forgetting import ForgettingConfig, compare, run_forgetting
 from turntree.stages.policy import load_policy
-from turntree.stages.retention import RetentionConfig, compare, run_retention
 
 
 def result(values, *, task="t", metric="acc", mean=None):
@@ -40,7 +40,7 @@ def test_different_questions_are_not_paired() -> None:
 
 def test_without_a_task_there_is_nothing_to_ask() -> None:
     with pytest.raises(ConfigError):
-        RetentionConfig(model="default", tasks=())
+        ForgettingConfig(model="default", tasks=())
 
 
 def test_a_missing_extra_is_one_line_that_says_what_to_install(monkeypatch) -> None:
@@ -48,7 +48,7 @@ def test_a_missing_extra_is_one_line_that_says_what_to_install(monkeypatch) -> N
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(InputError, match=r"pip install 'turntree\[lm-eval\]'"):
-        run_retention(RetentionConfig(model="default", tasks=("hellaswag",)))
+        run_forgetting(ForgettingConfig(model="default", tasks=("hellaswag",)))
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +78,15 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 def test_a_local_task_compares_base_and_policy(questions, tmp_path, capfd) -> None:
     import torch
 
-    changed = load_policy("default", RetentionConfig(model="x", tasks=("x",)).device)
+    changed = load_policy("default", ForgettingConfig(model="x", tasks=("x",)).device)
     with torch.no_grad():
         torch.manual_seed(0)
         for parameter in changed.model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     changed.model.save_pretrained(tmp_path / "model")
     changed.tokenizer.save_pretrained(tmp_path / "model")
-    config = RetentionConfig(model=str(tmp_path / "model"), tasks=("commands",), include=str(questions))
-    found = run_retention(config, tmp_path / "retention.json")
+    config = ForgettingConfig(model=str(tmp_path / "model"), tasks=("commands",), include=str(questions))
+    found = run_forgetting(config, tmp_path / "retention.json")
     assert json.loads((tmp_path / "retention.json").read_text()) == found
     assert found["base_hash"] != found["policy_hash"]
     (row,) = found["tasks"]
@@ -98,8 +98,8 @@ def test_a_local_task_compares_base_and_policy(questions, tmp_path, capfd) -> No
 
 @pytest.mark.filterwarnings("default")
 def test_a_limit_asks_the_first_questions_and_the_base_against_itself_has_no_change(questions) -> None:
-    config = RetentionConfig(model="default", tasks=("commands",), include=str(questions), limit=5)
-    (row,) = run_retention(config)["tasks"]
+    config = ForgettingConfig(model="default", tasks=("commands",), include=str(questions), limit=5)
+    (row,) = run_forgetting(config)["tasks"]
     assert (row["questions"], row["change"], row["low"], row["high"]) == (5, 0.0, 0.0, 0.0)
 
 
@@ -108,11 +108,11 @@ def test_a_task_whose_data_are_out_of_reach_is_one_line(questions, tmp_path) -> 
     text = (questions / "commands.yaml").read_text()
     (tmp_path / "lost.yaml").write_text(text.replace("task: commands", "task: lost").replace("rows.jsonl", "no.jsonl"))
     with pytest.raises(InputError, match="cannot be loaded") as error:
-        run_retention(RetentionConfig(model="default", tasks=("lost",), include=str(tmp_path)))
+        run_forgetting(ForgettingConfig(model="default", tasks=("lost",), include=str(tmp_path)))
     assert "\n" not in str(error.value)
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path) -> None:
     pytest.importorskip("lm_eval")
     with pytest.raises(InputError, match="is not a folder"):
-        run_retention(RetentionConfig(model="default", tasks=("x",), include=str(tmp_path / "none")))
+        run_forgetting(ForgettingConfig(model="default", tasks=("x",), include=str(tmp_path / "none")))

@@ -143,7 +143,7 @@ def _by_missing(row: Row) -> tuple[int, int, tuple[int, ...]]:
     return row.missing, len(row.ids), row.ids
 
 
-def prefill(model: PreTrainedModel, pool: Pool, *, room: int, max_tokens: int, pad_id: int) -> tuple[RowCache, Tensor]:
+def prefill(model: PreTrainedModel, pool: Pool, *, room: int, max_tokens: int) -> tuple[RowCache, Tensor]:
     """The keys and values of every row, with `room` slots more, and the logits [P, V] after every distinct prompt.
 
     Prompts are in order of row. A block of rows has at most `max_tokens` padded tokens (or one row).
@@ -156,7 +156,7 @@ def prefill(model: PreTrainedModel, pool: Pool, *, room: int, max_tokens: int, p
         cache = pool.block.cache
         cache.ensure(slots)
     places, parts = pool.places, pool.micro_batches(max_tokens)
-    return cache, torch.cat([_prefill_rows(model, cache, places[p], pool.rows[p], pad_id) for p in parts])
+    return cache, torch.cat([_prefill_rows(model, cache, places[p], pool.rows[p]) for p in parts])
 
 
 def _load_kept(cache: RowCache, rows: Sequence[Row]) -> None:
@@ -170,12 +170,10 @@ def _load_kept(cache: RowCache, rows: Sequence[Row]) -> None:
             cache.load(places, matches[0].cache, [match.row for match in matches], longest)
 
 
-def _prefill_rows(
-    model: PreTrainedModel, cache: RowCache, places: Sequence[int], rows: Sequence[Row], pad_id: int
-) -> Tensor:
+def _prefill_rows(model: PreTrainedModel, cache: RowCache, places: Sequence[int], rows: Sequence[Row]) -> Tensor:
     """Compute the missing tokens of rows that lie at `places`; the logits [P, V] after each distinct prompt."""
     longest = max(row.missing for row in rows)
-    tokens_BQ = np.full((len(rows), longest), pad_id)
+    tokens_BQ = np.zeros((len(rows), longest), dtype=np.int64)  # padding is masked
     slots_BQ = np.full((len(rows), longest), cache.trash)
     positions_BQ = np.zeros((len(rows), longest), dtype=np.int64)
     for index, row in enumerate(rows):

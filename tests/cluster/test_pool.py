@@ -1,5 +1,5 @@
-"""The laws of a crew, with real processes that die, stop and hang: every unit ends exactly once, and nothing waits for
-ever."""
+"""The laws of a worker pool, with real processes that die, stop and hang: every unit ends exactly once, and nothing
+waits for ever."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from turntree.cluster.config import WorkersConfig
-from turntree.cluster.crew import Crew, UnitLost
+from turntree.cluster.pool import UnitLost, WorkerPool
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 
-OBEDIENT = "crew_factories:obedient"
+OBEDIENT = "pool_factories:obedient"
 pytestmark = pytest.mark.usefixtures("two_nodes")
 
 
-def crew(factory: str = OBEDIENT, **settings: Any) -> Crew:
-    return Crew(factory, {}, WorkersConfig(**{"workers": 2, "cpus": 0.5, **settings}))
+def pool(factory: str = OBEDIENT, **settings: Any) -> WorkerPool:
+    return WorkerPool(factory, {}, WorkersConfig(**{"workers": 2, "cpus": 0.5, **settings}))
 
 
 def numbers(count: int) -> list[dict[str, Any]]:
@@ -35,14 +35,14 @@ def test_units_whose_workers_die_stop_or_hang_are_played_by_others_exactly_once(
     units = [{**unit, **faults.get(unit["number"], {})} for unit in numbers(20)]
     for number in faults:
         units[number]["once"] = str(tmp_path / str(number))
-    with crew(silent_seconds=5, unit_seconds=15) as workers:
+    with pool(silent_seconds=5, unit_seconds=15) as workers:
         assert list(workers.results(units)) == list(range(20))
         assert workers.lost == 3
     assert capsys.readouterr().err.count("its work is given to another one") == 3
 
 
 def test_a_unit_that_kills_every_worker_is_lost_with_its_reason_and_costs_no_other_unit() -> None:
-    with crew(attempts=2) as workers:
+    with pool(attempts=2) as workers:
         poison = workers.submit({"number": 0, "do": "die"})
         others = [workers.submit(unit) for unit in numbers(6)]
         with pytest.raises(UnitLost, match="2 workers were lost over one unit of work"):
@@ -52,7 +52,7 @@ def test_a_unit_that_kills_every_worker_is_lost_with_its_reason_and_costs_no_oth
 
 
 def test_an_error_of_a_worker_reaches_the_command_as_it_was_raised() -> None:
-    with crew(workers=1) as workers:
+    with pool(workers=1) as workers:
         with pytest.raises(InputError) as refused:
             workers.submit({"do": "refuse"}).result(timeout=60)
         assert str(refused.value) == "a.jsonl:3: field 'reward': is wrong; write 0.0"
@@ -62,17 +62,17 @@ def test_an_error_of_a_worker_reaches_the_command_as_it_was_raised() -> None:
 
 
 def test_what_a_worker_cannot_build_ends_every_unit_with_one_line() -> None:
-    with crew("crew_factories:refused") as workers, pytest.raises(InputError, match="name a folder"):
+    with pool("pool_factories:refused") as workers, pytest.raises(InputError, match="name a folder"):
         workers.submit({"number": 0}).result(timeout=60)
 
 
 def test_workers_that_the_cluster_has_no_room_for_end_the_wait_with_what_is_missing() -> None:
-    with crew(cpus=64, start_seconds=1) as workers, pytest.raises(ConfigError, match="one needs 64 CPU"):
+    with pool(cpus=64, start_seconds=1) as workers, pytest.raises(ConfigError, match="one needs 64 CPU"):
         workers.submit({"number": 0}).result(timeout=60)
 
 
 def test_an_urgent_unit_goes_before_those_that_wait() -> None:
-    with crew(workers=1) as workers:
+    with pool(workers=1) as workers:
         ended: list[str] = []
         units = {"first": False, "waiting": False, "urgent": True}
         for name, urgent in units.items():
@@ -87,9 +87,10 @@ def test_workers_die_with_their_command(two_nodes: Any, tmp_path: Path) -> None:
         import sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from turntree.cluster.config import WorkersConfig
-        from turntree.cluster.crew import Crew
+        from turntree.cluster.pool import WorkerPool
 
-        with Crew({OBEDIENT!r}, {{}}, WorkersConfig(workers=1, cpus=0.5, address={two_nodes.address!r})) as workers:
+        config = WorkersConfig(workers=1, cpus=0.5, address={two_nodes.address!r})
+        with WorkerPool({OBEDIENT!r}, {{}}, config) as workers:
             print(workers.submit({{"number": 0, "do": "tell"}}).result()["pid"], flush=True)
             workers.submit({{"number": 0, "do": "sleep", "seconds": 600}}).result()
     """

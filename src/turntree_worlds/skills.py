@@ -1,7 +1,7 @@
-"""Small text skills outside the training domain, to measure forgetting (retention).
+"""Small text skills that the embedded policies were taught beside their worlds, to measure forgetting.
 
 Each skill makes question and answer pairs from a seed. `chance` is the accuracy of the best answer that does not read
-the question's content (measured over the generator's own distribution where it is not obvious); a retention figure
+the question's content (measured over the generator's own distribution where it is not obvious); a figure
 only means something where the base policy starts well above it.
 """
 
@@ -33,10 +33,15 @@ class Question:
     skill: str
     prompt: str
     answer: str
+    chance: float  # of the skill
 
     @property
     def messages(self) -> tuple[Message, ...]:
         return (Message("user", self.prompt),)
+
+    def correct(self, reply: str) -> bool:
+        """Exact match up to white space."""
+        return reply.split() == self.answer.split()
 
 
 @dataclass(frozen=True)
@@ -114,9 +119,4 @@ def questions(seed: int, per_skill: int) -> Iterator[Question]:
         rng = seeds.generator(seed, "skill", skill.name)
         for _ in range(per_skill):
             prompt, answer = skill.make(rng)
-            yield Question(skill.name, prompt, answer)
-
-
-def correct(question: Question, reply: str) -> bool:
-    """Exact match up to white space."""
-    return reply.split() == question.answer.split()
+            yield Question(skill.name, prompt, answer, skill.chance)

@@ -1,4 +1,4 @@
-"""A crew without Ray: it plays each unit here, when it is submitted."""
+"""A worker pool without Ray: it plays each unit here, when it is submitted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from turntree.cluster.config import WorkersConfig
 
 
-class InlineCrew:
+class InlinePool:
     def __init__(self, factory: str, settings: dict[str, Any], config: WorkersConfig, *, gpus: float = 0.0) -> None:
         module, _, name = factory.partition(":")
         self._build: Callable[[dict[str, Any]], Any] = getattr(importlib.import_module(module), name)
         self._settings, self.config = settings, config
         self._open = contextlib.ExitStack()
 
-    def __enter__(self) -> InlineCrew:
+    def __enter__(self) -> InlinePool:
         self._play = self._open.enter_context(self._build(self._settings))
         return self
 

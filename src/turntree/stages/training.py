@@ -1,0 +1,96 @@
+"""What the stages that train have in common: their policy, the run from its checkpoint to its results, and held-out
+tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from turntree.core.labels import Credit
+from turntree.core.progress import notice, progress
+from turntree.engines.checkpoint import save_model
+from turntree.observe import loggers
+from turntree.observe.run import RunDirectory
+from turntree.stages.config import Training
+from turntree.stages.evaluate import Evaluation, Evaluator
+from turntree.stages.policy import Policy, load_policy, load_trained
+from turntree.stages.unrewarded import Beginning
+from turntree.training.checkpoints import resume
+from turntree.training.config import ReinforcedConfig
+from turntree.training.group import ProcessGroup
+from turntree.training.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, Trainee, train
+
+HELD_OUT = "held_out.jsonl"
+Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
+
+
+def open_policy(config: Training, model: str, group: ProcessGroup) -> Policy:
+    """The policy that a stage begins with, which the other ranks of `group` load too."""
+    policy = load_policy(model, config.device)
+    group.load = partial(load_trained, policy.source, config.device)
+    return policy
+
+
+def trainee(policy: Policy, config: ReinforcedConfig, shared: bool, group: ProcessGroup) -> Trainee:
+    """The policy under training. Call it before a checkpoint is loaded: the reference is the policy of the start."""
+    reference = policy.reference() if config.loss.kl_coefficient > 0 else None
+    return Trainee(policy.model, reference, policy.engine, policy.renderer, shared, group)
+
+
+def run_algorithm(
+    run: RunDirectory,
+    policy: Policy,
+    algorithm: Algorithm,
+    config: Training,
+    *,
+    shown: Sequence[str],
+    keep: Keep = lambda step, groups, credits: None,
+    check: Callable[[int], Checked] | None = None,
+    warnings: Callable[[Row], Iterable[str]] = lambda row: (),
+) -> Trained:
+    """Train from the run's current state to its end. `warnings` are those of a row; the bar shows its figures `shown`.
+    Write the stage's results after it, and call `finish`."""
+    checkpoints, done = resume(run, config.checkpoints)
+    beginning = None
+    if isinstance(algorithm, RolloutAlgorithm):
+        beginning = Beginning(algorithm.steps, run.metrics() if done else (), algorithm.patience)
+    stage = run.identity["stage"]
+    with (
+        loggers.following(run, config.loggers),
+        progress((), stage, total=algorithm.steps, initial=done) as bar,
+    ):
+
+        def log(row: Row) -> None:
+            run.log(row)
+            for warning in (*warnings(row), *(beginning.said(row) if beginning else ())):
+                notice(warning)
+            if row["step"]:
+                bar.update(row["step"] - bar.n)
+                bar.set_postfix({key: row[key] for key in shown if row.get(key) is not None})
+
+        trained = train(algorithm, Hooks(log, check, keep, checkpoints))
+    if beginning and (warning := beginning.at_the_end()):
+        notice(warning)
+    return trained
+
+
+def finish(run: RunDirectory, policy: Policy, trained: Trained) -> None:
+    """Write the model, and last the cost, which marks the run as finished."""
+    save_model(policy.model, policy.tokenizer, run.model)
+    run.write_cost(trained.cost, checks=trained.checks)
+
+
+def play_held_out(run: RunDirectory, step: int, evaluator: Evaluator, temperature: float, samples: int) -> Evaluation:
+    """Play held-out tasks and keep the outcome of every one at the check after `step`."""
+    played = evaluator.play(temperature, samples, quiet=True)
+    outcomes = played.summary["outcomes"]
+    run.append(HELD_OUT, [{"iteration": step, "task": row["task"], "rewards": row["rewards"]} for row in outcomes])
+    return played
+
+
+def held_out_figures(played: Evaluation, *names: str) -> Row:
+    """These figures of the play, and what the tasks count for themselves."""
+    return {
+        f"held_out_{name}": value for name, value in played.summary.items() if name in names or name.endswith("_share")
+    }
