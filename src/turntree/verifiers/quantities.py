@@ -181,7 +181,8 @@ _KINDS = {
     " inches, ft foot feet, yd yard, mi mile",
     "mass": "mg milligram, g gram, kg kilogram, oz ounce, lb lbs pound, t ton tonne",
     "time": "ms millisecond, s sec second, min minute, h hr hour, d day, wk week, mo month, yr year",
-    "volume": "ml mL milliliter millilitre, ML megaliter megalitre, l L liter litre, gal gallon, qt quart, pt pint, cup",
+    "volume": "ml mL milliliter millilitre, ML megaliter megalitre, l L liter litre, gal gallon, qt quart, pt pint,"
+    " cup",
     "money": "$ dollar usd, ¢ cent, € euro eur, £ gbp, ¥ yen",
     "temperature": "C celsius, F fahrenheit, K kelvin",
     "angle": "° degree deg, rad radian",
