@@ -28,7 +28,7 @@ from typing import Any, Literal, cast, get_args
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import THOUGHT, Message, ToolCall, action_kind
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.logs.generic import Options
 from turntree.logs.grouping import by_rows
@@ -263,7 +263,7 @@ _TERMINAL, _PIVOT = 0.9, 0.8
 _FLOAT = 1e-6
 
 
-class Nemo:
+class Nemo(TurnVerifier):
     """NVIDIA's comparison of calls.
 
     Args:

@@ -9,7 +9,7 @@ from turntree.core.completion import Finished, Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message, ToolCall
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
 from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
@@ -33,7 +33,7 @@ class Digits:
         return Message("assistant", "".join(map(str, token_ids[:-1])))
 
 
-class AtLeast:
+class AtLeast(TurnVerifier):
     name = "at-least"
 
     def __init__(self, least):

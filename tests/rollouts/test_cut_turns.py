@@ -8,7 +8,7 @@ from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, ToolCall
-from turntree.core.protocols import Observation, TurnState
+from turntree.core.protocols import Observation, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
@@ -61,7 +61,7 @@ def test_the_right_call_with_endless_text_behind_it_is_a_failure_and_no_gap() ->
 
 
 def test_a_verifier_that_is_asked_about_a_cut_turn_sees_that_it_was_cut() -> None:
-    class Whole:
+    class Whole(TurnVerifier):
         name = "whole/1"
 
         def judge(self, state: TurnState, action: Message) -> Verdict:

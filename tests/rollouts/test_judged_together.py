@@ -8,7 +8,7 @@ from typing import Any
 
 from turntree.core.cost import Cost
 from turntree.core.messages import Message
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.profiling.profile import Draft, Judge, judge_drafts
@@ -19,7 +19,7 @@ from turntree.verifiers.strict import StrictMatch
 SAMPLED: dict[str, Any] = {"logprobs": (-0.1,), "entropies": (0.1,), "policy_version": 0}
 
 
-class Meeting:
+class Meeting(TurnVerifier):
     """Answers only when `people` verdicts are asked for at the same time."""
 
     name = "meeting"

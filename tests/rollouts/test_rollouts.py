@@ -9,7 +9,7 @@ from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import Observation, TurnState
+from turntree.core.protocols import Observation, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, StopReason
 from turntree.core.verdict import Verdict
 from turntree.engines.scripted import ScriptedEngine
@@ -165,7 +165,7 @@ def test_siblings_get_draws_of_their_own_and_neighbours_do_not_matter():
 STATE = TurnState("t", 0, (Message("user", "go"),), Message("assistant", "left"))
 
 
-class OnlyLeft:
+class OnlyLeft(TurnVerifier):
     name = "only-left/1"
 
     def __init__(self):

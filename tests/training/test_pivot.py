@@ -10,7 +10,7 @@ from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
 from turntree.renderers.template import ChatRenderer
@@ -26,7 +26,7 @@ from turntree.training.pivot import Drawn, Pivot, PivotConfig, PivotRL
 GROUP = 4
 
 
-class ByTrace:
+class ByTrace(TurnVerifier):
     """Rewards by the name of the trace; of "mixed" ones every second judgement is right."""
 
     name = "by-trace"

@@ -22,7 +22,7 @@ from turntree.core.completion import Sampling
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.engines.hf import HFEngine
@@ -180,7 +180,7 @@ def pivotrl(
     return model
 
 
-class Odd:
+class Odd(TurnVerifier):
     """Accepts answers of an odd length."""
 
     name = "odd"

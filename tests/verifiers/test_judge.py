@@ -156,7 +156,7 @@ def answering() -> Iterator[tuple[LlmJudge, dict[str, Any]]]:
 @example("stop", "VERDICT: SAME", [], None, 1, {"total_tokens": -5})
 @example("content_filter", "VERDICT: SAME", None, None, 1, None)
 @example("stop", [{"type": "text", "text": "VERDICT: SAME"}], None, None, 1, None)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_an_answer_is_a_verdict_only_where_the_whole_contract_is_met(
     answering: tuple[LlmJudge, dict[str, Any]],
     reason: Any,

@@ -190,7 +190,7 @@ def test_an_address_inside_a_text_is_no_prompt_that_the_shell_is_behind() -> Non
     assert folder_in((Message("user", "<cwd>/repo</cwd>"), bash("cat README"), Message("tool", shown))) is None
     assert folder_in((Message("tool", f"{shown}\n[Current working directory: /repo]"),)) == "/repo"
     assert folder_in((Message("user", "Go."), bash("cat README"), Message("tool", "git@github.com:a/b.git"))) == ""
-    assert folder_in((Message("tool", "a@b:" * 50_000 + "@" * 50_000 + "\n" * 50_000 + "."),)) == ""
+    assert folder_in((Message("tool", "a@b:" * 20_000 + "@" * 20_000 + "\n" * 20_000 + "."),)) == ""
 
 
 GYM = "nemo_gym/{}.jsonl.xz"

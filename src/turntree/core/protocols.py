@@ -11,7 +11,7 @@ from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.config import made_plain
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit, Rewards
-from turntree.core.messages import Message
+from turntree.core.messages import Message, ToolCall
 from turntree.core.scalars import number, truth
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
@@ -207,19 +207,37 @@ class Teacher(Protocol):
         ...
 
 
-class TurnVerifier(Protocol):
-    """Judges one assistant action at a state inside a demonstration (PivotRL, Eq. 6).
+class TurnVerifier:
+    """Judges one assistant action at a state inside a demonstration (PivotRL, Eq. 6). One of your own is a subclass, or
+    a function of (state, action)."""
 
-    `name` identifies the rule and its version: profiles record it, and re-scoring depends on it.
+    name: str
+    """The rule and its version: profiles record it, and re-scoring depends on it."""
+    compares: bool = True
+    """Whether it looks at the demonstration."""
+    concurrency: int = 1
+    """How many verdicts are worth asking for at the same time."""
+    batches: bool = False
+    """Whether many verdicts are cheaper together, by `judge_all`."""
+    whole_episodes: bool = False
+    """Whether it judges episodes without a demonstration, by `grade`."""
 
-    Optional: `judge_all(pairs, seed)`, where many verdicts are cheaper together; `concurrency`, how many to ask for at
-    the same time; `compares`, false where it does not look at the demonstration; `close()`.
-    """
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        raise NotImplementedError
 
-    @property
-    def name(self) -> str: ...
+    def judge_all(self, pairs: Sequence[tuple[TurnState, Message]], seed: int = 0) -> list[Verdict]:
+        """The verdicts in order. `seed`: of what it draws."""
+        return [self.judge(state, action) for state, action in pairs]
 
-    def judge(self, state: TurnState, action: Message) -> Verdict: ...
+    def grade(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Verdict:
+        raise NotImplementedError
+
+    def reads(self, message: Message, state: TurnState) -> Sequence[ToolCall] | None:
+        """The calls that it takes a message for; None for words."""
+        return message.tool_calls or None
+
+    def close(self) -> None:
+        """Let go of what it holds."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from turntree.observe.artifacts import MOST_ROLLOUTS
 from turntree.profiling.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.profiling.samples import Sample, Sampler
 from turntree.profiling.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
-from turntree.rollouts.local import CutTurns, Prompted, compares, judge_demonstrated, judge_turns, rule_name
+from turntree.rollouts.local import CutTurns, Prompted, judge_demonstrated, judge_turns, rule_name
 
 __all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
@@ -80,7 +80,7 @@ class Judge:
     def known(self, state: TurnState) -> dict[str, Judgement]:
         """Known verdicts on the actions at a state, by `Sample.key`. Verdicts of a verifier that plays on hold for the
         weights of then."""
-        if self._stored is None or not compares(self.verifier):
+        if self._stored is None or not self.verifier.compares:
             return {}
         return self._stored.judgements(state, self.name)
 
@@ -93,7 +93,7 @@ class Judge:
                 self._reasons.add(reason)
                 notice(f"an action was not judged: {reason}")
         exact: list[float | None] = [None] * len(pairs)
-        if compares(self.verifier):
+        if self.verifier.compares:
             exact = [one.reward for one in judge_turns(self.strict, pairs, cut_turns=self._cut_turns)]
         return [Judgement(one.reward, other, one.cost) for one, other in zip(said, exact, strict=True)]
 
@@ -155,7 +155,7 @@ class Draft:
             state=self.state,
             kind=demonstrated.kind,
             gold=demonstrated.reward,
-            compared=compares(self._judge.verifier),
+            compared=self._judge.verifier.compares,
             samples=tuple(self._samples),
             judgements=judgements,
             stop=stop,

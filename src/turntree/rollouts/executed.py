@@ -17,7 +17,7 @@ from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentFault, asked
 from turntree.core.messages import Message, action_kind
-from turntree.core.protocols import Environment, Observation, TurnState, task_of
+from turntree.core.protocols import Environment, Observation, TurnState, TurnVerifier, task_of
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import checked
 from turntree.rollouts.rebuild import Rebuilder, Said, said
@@ -48,7 +48,7 @@ class _Rebuilt:
     nothing: Effect | None
 
 
-class Executed:
+class Executed(TurnVerifier):
     """1 for an action that has the effect of the demonstration (protocol `TurnVerifier`); the demonstration itself is
     accepted without playing it. `environment` is the one that the traces were played in. Its code runs because the user
     names it, never because a trace does. Its options replace those of the trace.

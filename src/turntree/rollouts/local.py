@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -172,15 +171,10 @@ def _judged(judge: Callable[[], list[Verdict]], pairs: Sequence[tuple[TurnState,
         return [Verdict(None, why, action_kind(action)) for _, action in pairs]
 
 
-def compares(verifier: TurnVerifier) -> bool:
-    """Whether it looks at the demonstration; one that does not says so (`compares` is false)."""
-    return getattr(verifier, "compares", True)
-
-
 def judge_demonstrated(verifier: TurnVerifier, state: TurnState) -> Verdict:
     """The verdict on the demonstrated action itself, which should be 1. No reward where the verifier does not compare
     with it."""
-    if compares(verifier):
+    if verifier.compares:
         return verifier.judge(state, state.demonstration)
     return Verdict(None, "not compared with the demonstration", action_kind(state.demonstration))
 
@@ -188,15 +182,14 @@ def judge_demonstrated(verifier: TurnVerifier, state: TurnState) -> Verdict:
 def judge_turns(
     verifier: TurnVerifier, pairs: Sequence[tuple[TurnState, Message]], *, cut_turns: CutTurns = "fail", seed: int = 0
 ) -> list[Verdict]:
-    """`judge_turn` on all pairs, in order. A verifier that judges many at once has a method `judge_all`, whose draws
-    depend on `seed`; one that waits for a server says in `concurrency` how many verdicts are worth asking for at the
-    same time; others are asked one by one."""
-    if hasattr(verifier, "judge_all"):
+    """`judge_turn` on all pairs, in order: together, side by side or one by one, as the verifier says (`batches`,
+    `concurrency`). `seed`: of what it draws."""
+    if verifier.batches:
         failed = [cut_turns == "fail" and action.cut for _, action in pairs]
         open_ = [pair for pair, cut in zip(pairs, failed, strict=True) if not cut]
-        found = iter(_judged(lambda: cast(Any, verifier).judge_all(open_, seed), open_))
+        found = iter(_judged(lambda: verifier.judge_all(open_, seed), open_))
         return [judge_turn(verifier, *pair) if cut else next(found) for pair, cut in zip(pairs, failed, strict=True)]
-    threads = min(getattr(verifier, "concurrency", 1), len(pairs))
+    threads = min(verifier.concurrency, len(pairs))
     if threads <= 1:
         return [judge_turn(verifier, state, action, cut_turns=cut_turns) for state, action in pairs]
     with ThreadPoolExecutor(threads, thread_name_prefix="turntree-verdicts") as pool:
@@ -252,7 +245,7 @@ def _judge_leaves(
             if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
                 found[leaf] = Verdict(None, action.content)
                 continue
-            thought = "" if compares(verifier) else action.reasoning  # what goes on from an action has read it
+            thought = "" if verifier.compares else action.reasoning  # what goes on from an action has read it
             found[leaf] = key = repr((action.content, action.tool_calls, action.cut, thought))  # calls are unhashable
             asked.setdefault((number, key), (state, action))
         leaves.append(found)

@@ -22,7 +22,16 @@ from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentFault, asked, reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, action_kind
-from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task, TurnState, task_of
+from turntree.core.protocols import (
+    Environment,
+    Observation,
+    Renderer,
+    StreamingEngine,
+    Task,
+    TurnState,
+    TurnVerifier,
+    task_of,
+)
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.environments.pool import checked
@@ -31,7 +40,7 @@ from turntree.rollouts.players import grow
 from turntree.rollouts.rebuild import Misfit, Rebuilder, Walked
 
 
-class Outcome:
+class Outcome(TurnVerifier):
     """The share of `forks` continuations that solve the task, for an action (protocol `TurnVerifier`). `environment` is
     the one that the states were played in; its options replace those of the trace. Episodes have the limits of the run
     where it plays itself (`episodes`), unless options say otherwise.
@@ -46,7 +55,8 @@ class Outcome:
         temperature: Sampling temperature of continuations (default: the run's, else 1).
     """
 
-    compares = False  # with the demonstration
+    compares = False
+    batches = True
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from turntree.profiling.samples import Sampler, together
 from turntree.profiling.select import is_mixed, is_pivot, select
 from turntree.profiling.stopping import Prior
 from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.local import Limits, Prompted, compares, judge_demonstrated, that_fit
+from turntree.rollouts.local import Limits, Prompted, judge_demonstrated, that_fit
 from turntree.rollouts.outcome import PlayOn
 from turntree.rollouts.rebuild import Rebuilder
 from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
@@ -62,11 +62,11 @@ def open_own_path(
         yield None
         return
     assert config.environment is not None  # the configuration refuses it
-    if config.teacher is None and compares(verifier):
+    if config.teacher is None and verifier.compares:
         hint = "pass --teacher NAME, or a verifier that needs no label (--verifier outcome)"
         problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
         raise ConfigError(problem, field="teacher", hint=hint)
-    if config.own.adaptive is not None and not compares(verifier):
+    if config.own.adaptive is not None and not verifier.compares:
         hint = "leave own.adaptive out"
         raise ConfigError(
             f"forecasts rewards of 0 and 1, and {verifier.name!r} gives shares", field="adaptive", hint=hint
@@ -167,7 +167,7 @@ class OwnStates:
                 traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
                 cost += group.tree.cost + labels
                 require_labels(counts)
-        unusable = traces if compares(self.verifier) else ()
+        unusable = traces if self.verifier.compares else ()
         skipped = (why for trace in unusable for why in skipped_turns(trace).values())
         counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted
         return traces, counts, cost
@@ -182,7 +182,7 @@ class OwnStates:
 
     def _states(self, traces: Sequence[Trace]) -> list[TurnState]:
         """The candidates. Without labels every turn is one, whatever the policy said there."""
-        if compares(self.verifier):
+        if self.verifier.compares:
             return [state for trace in traces for state in candidates(trace)]
         return [state for trace in traces for state in states_of(trace)]
 
@@ -190,7 +190,7 @@ class OwnStates:
         """The states that can be sampled and trained on; the others are counted by reason."""
         train = self.config.train
         context = min(self.policy.engine.max_context, self.config.own.max_context)
-        limits = Limits(train.sampling.max_tokens, context, train.max_tokens, demonstrations=compares(self.verifier))
+        limits = Limits(train.sampling.max_tokens, context, train.max_tokens, demonstrations=self.verifier.compares)
         fitting, skipped = that_fit(states, self.policy.renderer, limits)
         return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
 
@@ -268,7 +268,7 @@ class OwnStates:
             if (state.trace_id, state.turn) in known:
                 continue
             said = judge_demonstrated(self.verifier, state)
-            if compares(self.verifier) and not said.reward:
+            if self.verifier.compares and not said.reward:
                 skipped[f"dropped state: the verifier refuses the label ({said.reason})"] += 1
                 continue
             weight = (weights[said.kind] + _SHRINKAGE * overall) / (profiled[said.kind] + _SHRINKAGE)

@@ -116,15 +116,14 @@ def _scored(name: str, verdicts: Sequence[Verdict], config: ScoreConfig) -> dict
 def _episodes(config: ScoreConfig) -> tuple[str, list[Verdict]]:
     """The name of a verifier that needs no demonstration (its method `grade`), and its verdicts on whole episodes."""
     verifier = parts.build("verifiers", config.verifier)
-    with contextlib.closing(verifier) if hasattr(verifier, "close") else contextlib.nullcontext():
-        grade = getattr(verifier, "grade", None)
-        if grade is None:
-            hint = "name the demonstrated actions with --gold"
-            raise ConfigError(f"{config.verifier.name!r} compares with a demonstration", field="gold", hint=hint)
+    if not isinstance(verifier, TurnVerifier) or not verifier.whole_episodes:
+        hint = "name the demonstrated actions with --gold"
+        raise ConfigError(f"{config.verifier.name!r} compares with a demonstration", field="gold", hint=hint)
+    with contextlib.closing(verifier):
         declared = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
         told = [_episode(row, path, n, declared) for path, n, row in _rows(Path(config.candidate))]
-        with ThreadPoolExecutor(getattr(verifier, "concurrency", 1), thread_name_prefix="turntree-verdicts") as pool:
-            return verifier.name, list(pool.map(lambda each: grade(*each), told))
+        with ThreadPoolExecutor(verifier.concurrency, thread_name_prefix="turntree-verdicts") as pool:
+            return verifier.name, list(pool.map(lambda each: verifier.grade(*each), told))
 
 
 def _episode(

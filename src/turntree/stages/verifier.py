@@ -11,7 +11,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
 from turntree.rollouts.live import EpisodeConfig
-from turntree.verifiers.user import UserBatchVerifier, UserVerifier
+from turntree.verifiers.user import wrapped
 
 if TYPE_CHECKING:  # torch comes with it, and verifiers are opened where there is none
     from turntree.stages.policy import Policy, Speaker
@@ -44,24 +44,12 @@ def open_verifier(
     episodes: EpisodeConfig | None = None,
 ) -> Iterator[TurnVerifier]:
     """The verifier, closed after the block where it can be. `environment` is the one that a verifier may play actions
-    in, `policy` what it may play on with, and `episodes` how the run plays. A user's function is wrapped
-    (`UserVerifier`), and so is the `judge` of an object: an exception is counted and gives no reward. Raises
-    `InputError` for an object that is not a verifier and `ConfigError` for an unknown option."""
+    in, `policy` what it may play on with, and `episodes` how the run plays (`wrapped`).
+    Raises `InputError` for an object that is not a verifier and `ConfigError` for an unknown option."""
     loaded = parts.load("verifiers", verifier.name)
     speaking = {} if policy is None else {"engine": policy.engine, "renderer": policy.renderer}
     built = loaded.build(verifier.options, {"environment": environment, "episodes": episodes, **speaking})
+    options = [f"+{key}={value}" for key, value in sorted(loaded.resolved(verifier.options).items())]
+    opened = wrapped(built, verifier, "".join([loaded.identity, *options]))
     with contextlib.closing(built) if hasattr(built, "close") else contextlib.nullcontext():
-        if is_registered(verifier) and hasattr(built, "judge"):
-            yield built
-            return
-        function = getattr(built, "judge", built)
-        if not callable(function):
-            problem = f"{verifier.name!r} is {type(built).__name__}, not a function"
-            raise InputError(problem, field="verifier", hint="a verifier is a function of (state, action)")
-        options = [f"+{key}={value}" for key, value in sorted(loaded.resolved(verifier.options).items())]
-        told = {key: getattr(built, key) for key in ("compares", "concurrency") if hasattr(built, key)}
-        name = "".join([loaded.identity, *options])
-        if hasattr(built, "judge_all"):
-            yield UserBatchVerifier(name, function, **told, together=built.judge_all)
-        else:
-            yield UserVerifier(name, function, **told)
+        yield opened

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import THOUGHT, Message, answer_text, whole_characters
+from turntree.core.protocols import TurnVerifier
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -40,7 +41,7 @@ class Vote(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class Asking:
+class Asking(TurnVerifier):
     """Options of everything that asks a language model (`judge`, `rubric`): they are fields of it."""
 
     url: str

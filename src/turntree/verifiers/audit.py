@@ -132,12 +132,12 @@ def audit_verifier(
 ) -> VerifierAudit:
     """Judge every demonstration, its mutations (default: `MUTATIONS`) and its equivalent `rewrites` (default: none).
     Keeps up to `worst` wrong verdicts of every kind. Deterministic, no sampling. An action that is text is rewritten as
-    the call that the verifier takes it for, where the verifier says so (`reads`)."""
+    the call that the verifier takes it for (`reads`)."""
     mutations, rewrites = MUTATIONS if mutations is None else mutations, rewrites or {}
     gold, broken = Tally(), {name: Tally() for name in mutations}
     same, strict, strict_refused, count = {name: Tally() for name in rewrites}, StrictMatch(), 0, 0
     kept: dict[str, list[Offender]] = {}
-    reads: Reader | None = getattr(verifier, "reads", None)
+    reads = verifier.reads
 
     def judged(state: TurnState, name: str, action: Message, tally: Tally, right: float) -> float | None:
         verdict = unreadable(state, action) or verifier.judge(state, action)
@@ -168,18 +168,18 @@ def audit_verifier(
 Reader = Callable[[Message, TurnState], Sequence[ToolCall] | None]
 
 
-def _written(state: TurnState, reads: Reader | None) -> ToolCall | None:
+def _written(state: TurnState, reads: Reader) -> ToolCall | None:
     """The call that the text of the demonstration is taken for. (A Terminus answer is rewritten as JSON.)"""
-    if reads is None or state.demonstration.tool_calls:
+    if state.demonstration.tool_calls:
         return None
     calls = reads(state.demonstration, state)
     return calls[0] if calls and len(calls) == 1 and calls[0].name != TERMINUS else None
 
 
-def _rewritten(state: TurnState, rewrite: Mutation, call: ToolCall | None, reads: Reader | None) -> Message | None:
+def _rewritten(state: TurnState, rewrite: Mutation, call: ToolCall | None, reads: Reader) -> Message | None:
     """The copy. Of a `call` that is written, the text with another argument in its place; None where that does not say
     the changed call."""
-    if reads is None or call is None:
+    if call is None:
         return rewrite(state)
     shown = state.demonstration
     copy = rewrite(dataclasses.replace(state, demonstration=dataclasses.replace(shown, tool_calls=(call,))))

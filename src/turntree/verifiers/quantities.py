@@ -181,7 +181,8 @@ _KINDS = {
     " inches, ft foot feet, yd yard, mi mile",
     "mass": "mg milligram, g gram, kg kilogram, oz ounce, lb lbs pound, t ton tonne",
     "time": "ms millisecond, s sec second, min minute, h hr hour, d day, wk week, mo month, yr year",
-    "volume": "ml mL milliliter millilitre, l L liter litre, gal gallon, qt quart, pt pint, cup",
+    "volume": "ml mL milliliter millilitre, ML megaliter megalitre, l L liter litre, gal gallon, qt quart, pt pint,"
+    " cup",
     "money": "$ dollar usd, ¢ cent, € euro eur, £ gbp, ¥ yen",
     "temperature": "C celsius, F fahrenheit, K kelvin",
     "angle": "° degree deg, rad radian",
@@ -194,6 +195,7 @@ _KNOWN = {
     for names in listed.split(",")
     for spelling in names.split()
 }
+_MILLI = frozenset({"mm", "mg", "ms", "ml"})  # with a capital M they would be a million, not a thousandth
 SIGNS = frozenset("%°$€£¥¢")
 _MAGNITUDES = frozenset({"dozen", "hundred", "thousand", "million", "billion", "trillion"})
 _SPACE = r"(?:\s|~|\\[,;:! ]|\\q?quad(?![a-z]))"
@@ -246,16 +248,11 @@ def are_units(text: str) -> bool:
 
 
 def _known(word: str) -> tuple[str, str] | None:
-    """The short name of a unit and its kind. Case counts in symbols (mW, MW), not in words."""
+    """The short name of a unit and its kind. Case counts in symbols (mW and MW, mL and ML), not in words."""
     small = word.casefold()
-    return _KNOWN.get(word) or next(
-        (
-            _KNOWN[one]
-            for one in (small, small.removesuffix("s"), small.removesuffix("es"))
-            if one in _KNOWN and len(small) > 1
-        ),
-        None,
-    )
+    if word in _KNOWN or len(small) < 2 or (small in _MILLI and word[0] == "M"):
+        return _KNOWN.get(word)
+    return next((_KNOWN[name] for ending in ("", "s", "es") if (name := small.removesuffix(ending)) in _KNOWN), None)
 
 
 _JOINING = {"square": 2, "sq": 2, "cubic": 3, "cu": 3, "per": 0}

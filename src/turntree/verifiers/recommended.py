@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind, answer_text
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
 from turntree.verifiers.edits import Files, same_result
@@ -133,7 +133,7 @@ class Recommended(Chained):
         usual = {"domain": "auto", "messages": "exact", "kinds": None, "idle": None, "folder": ""}
         options = [f"{key}={canonical_json(value)}" for key, value in told.items() if value and value != usual[key]]
         options += [f"wider_view={wider_view:g}"] if wider_view != 4.0 else []
-        self._played = None
+        self._played: TurnVerifier | None = None
         if effects == "auto" and environment is not None and (then is None or then.name != "executed"):
             self._played = build_verifier(Part("executed"), environment)
             options.append(f"effects={self._played.name}")
@@ -142,9 +142,8 @@ class Recommended(Chained):
 
     def close(self) -> None:
         super().close()
-        close = getattr(self._played, "close", None)
-        if callable(close):
-            close()
+        if self._played is not None:
+            self._played.close()
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         if (verdict := unreadable(state, action)) is not None:

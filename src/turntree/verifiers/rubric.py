@@ -72,6 +72,8 @@ class Rubric(Asking):
     longest: int = 4000
     """How many characters of a message are shown."""
 
+    whole_episodes = True
+
     def __post_init__(self) -> None:
         if not 0 < self.judged <= 1 or self.longest < 2:
             raise ConfigError("impossible rubric settings", field="judged", hint="0 < judged <= 1, longest >= 2")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turntree.core.messages import Message, action_kind
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 
 MALFORMED = "(arguments that are not JSON)"
@@ -28,15 +28,13 @@ def unreadable(state: TurnState, action: Message) -> Verdict | None:
 
 
 @dataclass(frozen=True)
-class StrictMatch:
+class StrictMatch(TurnVerifier):
     """1 iff the stripped text is equal and the calls are equal in order, name and canonical JSON of arguments.
 
     Call ids are ignored: they are drawn at random.
     """
 
-    @property
-    def name(self) -> str:
-        return "strict/1"
+    name = "strict/1"
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         expected = state.demonstration

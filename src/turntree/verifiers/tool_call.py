@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verifiers.arguments import Folding, SchemaUnusable, rules_of
 from turntree.verifiers.strict import canonical_json, unreadable
@@ -43,7 +43,7 @@ class Remembered(Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolCallMatch:
+class ToolCallMatch(TurnVerifier):
     """1 iff the action makes the demonstrated calls: the same tools with arguments that mean the same, one to one.
 
     "Mean the same" is an equivalence (see `arguments`), so that a one-to-one matching exists exactly when both sides

@@ -22,13 +22,13 @@ from turntree.core.verdict import Verdict
 
 
 @dataclass(frozen=True)
-class UserVerifier:
+class UserVerifier(TurnVerifier):
     """Wraps a user's function. `name` names its code too (`core.parts.Loaded.identity`): an edited rule has a new
     name."""
 
     name: str
     function: Callable[[TurnState, Message], Any]
-    compares: bool = True  # with the demonstration
+    compares: bool = True
     concurrency: int = 1
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
@@ -68,6 +68,7 @@ class UserBatchVerifier(UserVerifier):
     """Wraps an object of a user's that judges many actions at once: `together(pairs, seed)` gives an answer for each,
     as `function` would."""
 
+    batches = True
     together: Callable[[Sequence[tuple[TurnState, Message]], int], Sequence[Any]] = field(kw_only=True)
 
     def judge_all(self, pairs: Sequence[tuple[TurnState, Message]], seed: int = 0) -> list[Verdict]:
@@ -83,29 +84,35 @@ class UserBatchVerifier(UserVerifier):
 
 
 def build_verifier(part: Part, environment: Part | None = None) -> TurnVerifier:
-    """A verifier that another one asks (`then`). A plain function is wrapped, and so is the `judge` of an object of the
-    user's own."""
+    """A verifier that another one asks (`then`)."""
     loaded = parts.load("verifiers", part.name)
-    built = loaded.build(part.options, {"environment": environment})
-    if part.name in parts.names("verifiers") and hasattr(built, "judge"):
+    return wrapped(loaded.build(part.options, {"environment": environment}), part, loaded.identity)
+
+
+def wrapped(built: Any, part: Part, name: str) -> TurnVerifier:
+    """An installed verifier as it is. A function of the user's own is wrapped, and so is the `judge` of an object: an
+    exception is counted and gives no reward. Raises `InputError` for what is neither."""
+    if part.name in parts.names("verifiers") and isinstance(built, TurnVerifier):
         return built
-    return UserVerifier(loaded.identity, getattr(built, "judge", built))
+    function = getattr(built, "judge", built)
+    if not callable(function):
+        problem = f"{part.name!r} is {type(built).__name__}, not a function"
+        raise InputError(problem, field="verifier", hint="a verifier is a function of (state, action)")
+    options: dict[str, Any] = {key: getattr(built, key) for key in ("compares", "concurrency") if hasattr(built, key)}
+    if getattr(built, "batches", hasattr(built, "judge_all")):
+        return UserBatchVerifier(name, function, **options, together=built.judge_all)
+    return UserVerifier(name, function, **options)
 
 
-class Chained:
+class Chained(TurnVerifier):
     """A verifier whose rules leave something open, about which it may ask another one (`then`). `named` is its rule
     and the options that are not usual: its name, with that of `then`."""
 
     def __init__(self, then: Part | None, environment: Part | None, named: Sequence[str]) -> None:
         self._then = None if then is None else build_verifier(then, environment)
         self.name = "+".join([*named, *([f"then={self._then.name}"] if self._then else [])])
-
-    @property
-    def concurrency(self) -> int:
-        """How many verdicts are worth asking for at the same time: those of `then`."""
-        return getattr(self._then, "concurrency", 1)
+        self.concurrency = 1 if self._then is None else self._then.concurrency
 
     def close(self) -> None:
-        close = getattr(self._then, "close", None)
-        if callable(close):
-            close()
+        if self._then is not None:
+            self._then.close()

@@ -22,7 +22,7 @@ A command that changes nothing, repeats or undoes has a reward of 0 unless it wa
 from __future__ import annotations
 
 from turntree.core.messages import Message, answer_text
-from turntree.core.protocols import TurnState
+from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree_worlds.household.distance import distance
 from turntree_worlds.household.environment import state_at
@@ -121,7 +121,7 @@ def search_effort(state: State) -> int:
     return len(hidden) + doors - (state.location in hidden)
 
 
-class HouseholdVerifier:
+class HouseholdVerifier(TurnVerifier):
     """`judge` for turns of traces (protocol `TurnVerifier`): the state is rebuilt by replaying the trace's history.
 
     Rebuilt states are remembered, since a pivot is judged once per sample.
