@@ -34,11 +34,11 @@ class Unusable(Exception):
 class AnswerReader:
     """Reads the answers of one model. `top_logprobs` of them are used for the entropy of a token."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], top_logprobs: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], top_logprobs: int = 5) -> None:
         self.stop_ids, self.exact, self.vocabulary = frozenset(stop_ids), True, len(tokenizer)
         self.reported = True  # whether every log-probability so far was the server's
         self.known = max(tokenizer.get_vocab().values()) + 1  # above `vocabulary` where ids have gaps (Phi-4-mini)
-        self._tokenizer, self._top_logprobs = tokenizer, top_logprobs
+        self._tokenizer, self.top_logprobs = tokenizer, top_logprobs
 
     def read(self, request: GenerationRequest, answer: Answer, version: int) -> Completion:
         """Raises `Unusable`, naming what is wrong, for whatever is not one completion of this request."""
@@ -111,7 +111,7 @@ class AnswerReader:
             raise Unusable("the server reports log-probabilities that are not finite: its policy may have diverged")
         if own <= _NEVER:
             raise Unusable(f"the server says that it drew a token of probability 0 (log-probability {own:g})")
-        low, high = entropy_bounds(sorted(likeliest, reverse=True)[: self._top_logprobs], self.vocabulary)
+        low, high = entropy_bounds(sorted(likeliest, reverse=True)[: self.top_logprobs], self.vocabulary)
         return own, (low + high) / 2
 
     def _unreported(self) -> tuple[float, float]:

@@ -55,14 +55,12 @@ class EndpointConfig:
     """How often a failed request is repeated, with growing pauses."""
     timeout: float = 120.0
     """Seconds of one try."""
-    top_logprobs: int = 5
-    """Log-probabilities asked for at each token; entropies are estimated from them."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.url!r} is not a URL", field="endpoint", hint="write http://host:port/v1")
         at_least(self, "endpoint.", max_context=0)
-        if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0 or self.top_logprobs < 1:
+        if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0:
             raise ConfigError("impossible endpoint settings", field="endpoint", hint="concurrency >= 1, timeout > 0")
 
 
@@ -254,7 +252,7 @@ class ServerEngine:
     async def _complete(self, request: GenerationRequest) -> Completion:
         raise NotImplementedError
 
-    def _fields(self, request: GenerationRequest, top_logprobs: int) -> dict[str, Any]:
+    def _fields(self, request: GenerationRequest) -> dict[str, Any]:
         """The body of a request, without its model."""
         sampling = request.sampling
         return {
@@ -267,7 +265,7 @@ class ServerEngine:
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "seed": request.seed & _SEED_BITS,
-            "logprobs": top_logprobs,
+            "logprobs": self._reader.top_logprobs,
             "stop_token_ids": sorted(self.stop_ids),
             "ignore_eos": True,  # the renderer's stop tokens end a turn, as in training, and no others
             "return_tokens_as_token_ids": True,
@@ -284,17 +282,17 @@ class EndpointEngine(ServerEngine):
         server = Server(
             config.url, model, concurrency=config.concurrency, timeout=config.timeout, retries=config.retries
         )
-        reader = AnswerReader(tokenizer, stop_ids, config.top_logprobs)
+        reader = AnswerReader(tokenizer, stop_ids)
         super().__init__([server], reader, config.max_context or _context_of(tokenizer, Path(config.tokenizer)))
         self.identity = f"endpoint:{model}"
-        self._server, self._top_logprobs, self._warned = server, config.top_logprobs, set[str]()
+        self._server, self._warned = server, set[str]()
 
     def update_weights(self, model: Any, policy_version: int) -> None:
         raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
 
     async def _complete(self, request: GenerationRequest) -> Completion:
         async with self._server.places:
-            answer = await self._server.ask({**self._fields(request, self._top_logprobs), "return_token_ids": True})
+            answer = await self._server.ask({**self._fields(request), "return_token_ids": True})
         completion = self._reader.read(request, answer, self._version)
         asked, model = self._server.model, answer.get("model")
         if model not in (None, asked):

@@ -327,14 +327,14 @@ class VllmEngine(ServerEngine):
     def _probe(self, prompt: tuple[int, ...], temperature: float = 1.0) -> dict[str, Any]:
         """A short request behind a prompt, whose blocks the server finds in its cache as it would for any other."""
         request = GenerationRequest(prompt_ids=prompt, sampling=Sampling(temperature=temperature), seed=0)
-        return {**self._fields(request, 1), "max_tokens": _PROBED, "stop_token_ids": []}
+        return {**self._fields(request), "logprobs": 1, "max_tokens": _PROBED, "stop_token_ids": []}
 
     # one request
 
     async def _complete(self, request: GenerationRequest) -> Completion:
         import openai
 
-        fields = self._fields(request, self._config.top_logprobs)
+        fields = self._fields(request)
         broken = 0  # tries of this request, at servers that work
         while True:
             server = self._router.choose(request.prompt_ids, await self._some_up())
