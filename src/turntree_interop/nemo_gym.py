@@ -293,7 +293,7 @@ class Nemo(TurnVerifier):
         self._similarity = self._usual if similarity is None else similarity
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         options = [f"domain={self._domain}", f"similarity={self._similarity:g}"]
         options += [f"counting={self._counting}"] if self._counting != "ignore" else []
         options += ["allow_subset"] if self._subset else []

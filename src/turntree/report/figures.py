@@ -101,7 +101,7 @@ class Chart:
 
 @contextlib.contextmanager
 def drawing(
-    name: str, width: float, height: float, layout: Literal["constrained", "none"] = "constrained"
+    name: str, width: float, height: float, layout: Literal["constrained"] | None = "constrained"
 ) -> Iterator[tuple[Figure, list[str]]]:
     """A figure of `width` x `height` inches; after the block its SVG is the one element of the list.
 

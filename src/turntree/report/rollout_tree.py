@@ -207,7 +207,7 @@ def rollout_tree(kept: KeptTree) -> Chart:
     columns = max((node.turn for node in tree.nodes), default=0)
     width, height = LEFT + COLUMN * columns + ENDING, TOP + ROW * len(tree.leaves)
     mean = sum(scored) / len(scored) if scored else 0.0
-    with drawing("tree", width, height, "none") as (figure, made):
+    with drawing("tree", width, height, None) as (figure, made):
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
         axes.set_axis_off()
         for turn in range(1, columns + 1):

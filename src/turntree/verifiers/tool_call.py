@@ -68,7 +68,7 @@ class ToolCallMatch(TurnVerifier):
             raise ConfigError(f"is {self.messages!r}", field="messages", hint="use 'exact' or 'any'")
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         options = [f"messages={self.messages}"] if self.messages != "exact" else []
         options += [option for option in ("ignore_case", "ignore_whitespace") if getattr(self, option)]
         return "+".join(["tool_call/1", *options])
