@@ -131,7 +131,7 @@ def passes(model: PreTrainedModel, tokens: int, repeats: int, clock: Clock) -> d
 
 
 def siblings(model: PreTrainedModel, case: Turns, repeats: int, clock: Clock, llama: bool) -> dict[str, Any]:
-    engine = HFEngine(model, (), pad_id=0)
+    engine = HFEngine(model, ())
     sides = case.sides(model, engine)
     if llama:
         sides |= llama_sides(case, model.config.vocab_size)

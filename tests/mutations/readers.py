@@ -352,7 +352,7 @@ def read_overrides(path: Path) -> object:
     lines = path.read_bytes().decode("utf-8", "surrogateescape").splitlines()  # as Python decodes a command line
     values = to_mapping(TrainPivotConfig(pivots="p"))
     for line in lines:
-        values = overlaid(TrainPivotConfig, values, nested(*assignment(line, "--set")))
+        values = overlaid(values, nested(*assignment(line, "--set")))
     return parts.resolved(from_mapping(TrainPivotConfig, values))
 
 

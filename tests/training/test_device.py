@@ -57,7 +57,7 @@ def test_sampling_with_kept_and_shared_prefixes() -> None:
         return GenerationRequest(prompt_ids=prompt, sampling=sampling, **more)
 
     def sample(device):
-        engine = HFEngine(placed(device), (5,), pad_id=0)
+        engine = HFEngine(placed(device), (5,))
         samplings = [
             Sampling(max_tokens=9),
             Sampling(temperature=0.0, max_tokens=5),

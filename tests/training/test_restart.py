@@ -96,12 +96,9 @@ def test_the_drill_saves_an_adapter(uninterrupted) -> None:
     assert "model/adapter_model.safetensors" in uninterrupted["sft of an adapter"]
 
 
-def test_the_drill_exercises_what_has_a_memory(uninterrupted) -> None:
+def test_the_drill_checks_on_the_way_and_keeps_the_trees_of_every_step(uninterrupted) -> None:
     rows = uninterrupted["pivot"]["metrics.jsonl"]
-    assert sum(row.get("replaced_turns", 0) for row in rows) > 0
-    assert max(row.get("retired_pivots", 0) for row in rows) > 0
     assert all("held_out_success" in row for row in rows if row["step"] in (0, 3, 5))
     kept = uninterrupted["pivot"]["trees.jsonl"]
     assert {tree["iteration"] for tree in kept} == {1, 2, 3, 4, 5}
-    assert {tree["credit"] is None for tree in kept} == {True, False}, "replaced groups have no credit"
     assert not any(name.startswith("checkpoints") for name in uninterrupted["pivot"])
