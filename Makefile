@@ -38,7 +38,7 @@ test-environments:  ## Environments of other packages, on the real packages (ins
 	  test -x $(ENVS)/$$extras/bin/python || $(PYTHON) -m venv $(ENVS)/$$extras || exit 1; \
 	  pip="$(ENVS)/$$extras/bin/python -m pip install --quiet -c constraints.txt"; \
 	  $$pip torch && $$pip pytest pytest-timeout hypothesis --editable ".[$$extras]" || exit 1; \
-	  $(ENVS)/$$extras/bin/python -m pytest tests/environments/test_packages.py -rs || exit 1; \
+	  $(ENVS)/$$extras/bin/python -m pytest tests/env/test_packages.py -rs || exit 1; \
 	done
 
 # an environment of its own, because vLLM pins packages; torchvision and the like do not load beside torch for CPUs
@@ -53,7 +53,7 @@ $(VLLM)/.installed:
 	@touch $@
 
 test-vllm: install vllm  ## The engine vllm against a real server (installs it: 3.4 GB; a few minutes)
-	TURNTREE_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m vllm -s tests/engines tests/contracts/test_engine_contract.py
+	TURNTREE_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m vllm -s tests/engine tests/contracts/test_engine_contract.py
 
 AGENTS := .venv-agents
 test-agents: install  ## Agents of other packages through the gateway (installs them into .venv-agents)
@@ -74,13 +74,13 @@ test-exports:  ## Exports in the real TRL, verl, SkyRL and NeMo Gym (installs th
 
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers
-	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/renderers/test_real_tokenizers.py
+	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/render/test_real_tokenizers.py
 
 test-pairs: install  ## No program in the sandbox changes another one's answer: all pairs (half an hour)
 	TURNTREE_PAIRS=1 $(BIN)/python -m pytest tests/sandboxes
 
 test-network: install  ## A Ray node that the network loses and finds again (needs root and iproute2)
-	TURNTREE_NETWORK_DRILL=1 $(BIN)/python -m pytest tests/cluster/test_network.py -s
+	TURNTREE_NETWORK_DRILL=1 $(BIN)/python -m pytest tests/rollout/test_network.py -s
 
 # forks one process a mutant and runs the tests that reach it; `mutmut show NAME` says what a survivor changed
 mutants: install  ## What could be changed in small files unnoticed (installs mutmut; an hour)

@@ -40,12 +40,12 @@ from turntree.experiments.paired import (
     ratio_over_seeds,
     task_matrix,
 )
-from turntree.observe.loggers import RunInfo
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import SchedulerConfig
+from turntree.run.loggers import RunInfo
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
-from turntree.training.config import OnlineConfig, OptimizerConfig
+from turntree.train.config import OnlineConfig, OptimizerConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from examples.hide_and_seek import HideAndSeek, tasks

@@ -23,7 +23,7 @@ from turntree.cli.common import finish
 from turntree.core.config import Part
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
-from turntree.environments.tasks import TRAIN, open_tasks
+from turntree.env.tasks import TRAIN, open_tasks
 
 
 def timed(times: list[float], call: Callable[..., Any], *arguments: Any) -> Any:

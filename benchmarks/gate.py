@@ -30,9 +30,9 @@ from update_step import arguments_of
 from turntree.cli.common import finish
 from turntree.core import seeds
 from turntree.core.protocols import Gate, GroupProgress
-from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.decide.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree_worlds.household.door import GamesConfig, games
 from turntree_worlds.household.environment import HouseholdEnvironment

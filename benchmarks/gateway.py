@@ -39,14 +39,14 @@ import httpx
 from turntree.cli.common import finish
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
-from turntree.engines.checkpoint import load_tokenizer
-from turntree.engines.scripted import ScriptedEngine
+from turntree.engine.checkpoint import load_tokenizer
+from turntree.engine.scripted import ScriptedEngine
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.sampling import EngineDriver
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import SessionStore, read_session
-from turntree.renderers.template import ChatRenderer
+from turntree.render.template import ChatRenderer
 from turntree.stages.policy import resolve
 
 ADMIN = "the key of this benchmark"

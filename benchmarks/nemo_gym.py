@@ -24,7 +24,7 @@ import pytest
 from turntree.cli.common import finish
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.verifiers.recommended import Recommended
+from turntree.verify.recommended import Recommended
 from turntree_interop.nemo_gym import MALFORMED, Nemo
 
 SINGLE = "resources_servers.single_step_tool_use_with_argument_comparison.common.verification_utils"

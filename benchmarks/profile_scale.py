@@ -27,7 +27,7 @@ from typing import Any
 
 from turntree.cli.common import finish
 from turntree.core.messages import Message
-from turntree.engines.scripted import ScriptedEngine
+from turntree.engine.scripted import ScriptedEngine
 
 TURNS, ROLLOUTS, WAVE = 10, 2, 32
 SEEDS = "TURNTREE_BENCHMARK_SEEDS"  # the folder in which every process of the engine writes down the seeds it was given

@@ -51,14 +51,14 @@ from update_step import (
 )
 
 from turntree.cli.common import finish
-from turntree.engines.checkpoint import load_model
-from turntree.engines.hf import HFEngine
+from turntree.engine.checkpoint import load_model
+from turntree.engine.hf import HFEngine
+from turntree.pack.attention import set_tree_attention
+from turntree.pack.head import head_logits, token_scores
+from turntree.pack.packing import flat_batches, pack
 from turntree.stages.models import smollm2_file
-from turntree.training.attention import set_tree_attention
-from turntree.training.head import head_logits, token_scores
-from turntree.training.optimizer import OptimizerConfig, build_optimizer
-from turntree.training.packing import flat_batches, pack
-from turntree.training.update import update_step
+from turntree.train.optimizer import OptimizerConfig, build_optimizer
+from turntree.train.update import update_step
 
 Attention = Literal["sdpa", "flex_attention"]
 SIBLINGS = Turns("siblings_16", sequences=16, prompt=300, new=24)

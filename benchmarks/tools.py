@@ -7,7 +7,7 @@ by the call, so that a call takes equally long wherever it is made: always the m
 Pareto (alpha 1.5) tail of the same mean, capped at 20 times that. The policy is scripted: experts who slip. Its engine
 has as many rows as rollouts are played at once and takes real time: a step for every token, whatever the batch.
 
-- `overlapped`: `rollouts.scheduler.Scheduler` with `environments.local.LocalPool`, with `deterministic` off.
+- `overlapped`: `rollout.scheduler.Scheduler` with `env.local.LocalPool`, with `deterministic` off.
 - `deterministic`: the same with `deterministic` on: answers are taken `overlap` generations after their calls.
 - `barrier`: all rollouts of a batch of prompts take their turns together; the tools of a turn run at the same time, and
   the next turn begins when the last of them answered. The next batch begins when the last rollout ended.
@@ -40,15 +40,15 @@ from turntree.cli.common import finish
 from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
-from turntree.engines.scripted import ScriptedEngine
-from turntree.environments.local import LocalPool
-from turntree.environments.pool import Answer
-from turntree.renderers.tool_calls import parse_message
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.tools.runtime import ToolCounts, ToolRuntime
-from turntree.tools.tool import Tool, ToolOutput
+from turntree.engine.scripted import ScriptedEngine
+from turntree.env.local import LocalPool
+from turntree.env.pool import Answer
+from turntree.env.tools.runtime import ToolCounts, ToolRuntime
+from turntree.env.tools.tool import Tool, ToolOutput
+from turntree.render.tool_calls import parse_message
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, environments
 from turntree_worlds.qa.environment import QaEnvironment
 from turntree_worlds.qa.experts import play

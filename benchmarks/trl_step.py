@@ -11,9 +11,9 @@ from trl import GRPOConfig, GRPOTrainer
 
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
-from turntree.engines.checkpoint import load_tokenizer
-from turntree.training.losses import LossConfig
-from turntree.training.optimizer import OptimizerConfig
+from turntree.engine.checkpoint import load_tokenizer
+from turntree.train.losses import LossConfig
+from turntree.train.optimizer import OptimizerConfig
 from turntree_worlds.household.door import POLICY as EMBEDDED
 
 

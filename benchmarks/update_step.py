@@ -39,11 +39,11 @@ import transformers
 from turntree.cli.common import finish
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.training.attention import set_tree_attention
-from turntree.training.losses import LossConfig, loss_normalizer
-from turntree.training.optimizer import OptimizerConfig, build_optimizer
-from turntree.training.packing import PackedBatch, flat_batches, pack
-from turntree.training.update import batch_loss, update_step
+from turntree.pack.attention import set_tree_attention
+from turntree.pack.packing import PackedBatch, flat_batches, pack
+from turntree.train.losses import LossConfig, loss_normalizer
+from turntree.train.optimizer import OptimizerConfig, build_optimizer
+from turntree.train.update import batch_loss, update_step
 
 if TYPE_CHECKING:
     from trl_step import TRLStep

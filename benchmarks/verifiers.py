@@ -24,8 +24,8 @@ from rapidfuzz.distance import Indel
 from turntree.cli.common import finish
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.verifiers.recommended import Recommended
-from turntree.verifiers.tool_call import ToolCallMatch
+from turntree.verify.recommended import Recommended
+from turntree.verify.tool_call import ToolCallMatch
 
 SAMPLES = 16
 Pair = tuple[TurnState, Message]

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turntree.observe.files import read_json, write_json
+from turntree.run.files import read_json, write_json
 
 GIVEN = ("given",)  # the command of a stage that is there from the start, and is only part of others' keys
 

@@ -22,13 +22,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from turntree.advantages.comparisons import across_starts, rloo
-from turntree.advantages.config import CreditConfig
-from turntree.advantages.credit import CreditRule
-from turntree.advantages.scored import LeafWeighting, path_weighted
 from turntree.core.labels import Rewards
 from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.credit.comparisons import across_starts, rloo
+from turntree.credit.config import CreditConfig
+from turntree.credit.credit import CreditRule
+from turntree.credit.scored import LeafWeighting, path_weighted
 
 # The toy: states are the tokens sampled so far, tokens are bits; P[state] is the probability of a one.
 P = {(): 0.4, (0,): 0.5, (1,): 0.7, (0, 0): 0.9, (0, 1): 0.45, (1, 0): 0.15, (1, 1): 0.55}

@@ -31,10 +31,10 @@ from book import GIVEN, Book, Stage, words
 
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message
-from turntree.observe.artifacts import PROFILE
-from turntree.observe.files import read_json
-from turntree.observe.statistics import clustered_wilson, t_interval
-from turntree.profiling.select import is_pivot
+from turntree.pivots.select import is_pivot
+from turntree.run.artifacts import PROFILE
+from turntree.run.files import read_json
+from turntree.run.statistics import clustered_wilson, t_interval
 from turntree.stages.policy import resolve
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces

@@ -22,11 +22,11 @@ import numpy as np
 from turntree.core.completion import Sampling
 from turntree.core.outcome import group_outcome
 from turntree.core.protocols import Gate
-from turntree.gates.divergence import PrefixDivergenceGate
-from turntree.observe.statistics import percentile_interval, resampled, wilson
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.decide.gates.divergence import PrefixDivergenceGate
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.run.statistics import percentile_interval, resampled, wilson
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree_worlds.household.door import GamesConfig, games
 from turntree_worlds.household.environment import HouseholdEnvironment

@@ -1,7 +1,7 @@
 """GRPO in one file: sample a group, score it, compare siblings, step. Nothing of turntree is imported.
 
 A tiny decoder from scratch learns to repeat the digit that its prompt names. The library does the same update with
-every shared token computed once (`turntree.training`); a test runs both on the same tokens and compares loss and
+every shared token computed once (`turntree.train`); a test runs both on the same tokens and compares loss and
 gradient.
 
     python recipes/grpo_one_file.py --steps 150

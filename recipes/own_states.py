@@ -44,8 +44,8 @@ from typing import Any
 from book import Book, Stage, words
 
 from turntree.experiments.paired import Outcomes, over_seeds_and_tasks, paired_outcomes, task_matrix
-from turntree.observe.artifacts import PROFILE
-from turntree.observe.files import read_json
+from turntree.run.artifacts import PROFILE
+from turntree.run.files import read_json
 
 HERE = Path(__file__).resolve().parent
 BASE = "base"

@@ -34,9 +34,9 @@ from turntree.core import seeds
 from turntree.core.completion import Sampling
 from turntree.core.labels import Rewards
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.players import grow
+from turntree.render.template import ChatRenderer
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import grow
 from turntree.stages.policy import Device, load_policy
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree_worlds.qa.environment import QaEnvironment

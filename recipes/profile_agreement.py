@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from turntree.observe.files import stream_table
-from turntree.profiling.profile import SCHEMA
-from turntree.profiling.select import classify
+from turntree.pivots.profile import SCHEMA
+from turntree.pivots.select import classify
+from turntree.run.files import stream_table
 
 WAYS = {"all succeed": "mastered", "mixed but easy": "mastered"}
 THRESHOLD = 0.6

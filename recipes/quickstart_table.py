@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from turntree.experiments.paired import Outcomes, over_seeds_and_tasks, paired_outcomes, task_matrix
-from turntree.observe.files import read_json
+from turntree.run.files import read_json
 
 ARMS = {"base": "base", "sft": "SFT", "random": "random pivots", "pivotrl": "PivotRL"}
 

@@ -19,6 +19,8 @@ from configs import ComposeConfig, chain, playing
 
 from turntree.cli.experiment import edges, in_points
 from turntree.core.config import Part, to_mapping
+from turntree.decide.filters.dapo import DapoFilter
+from turntree.decide.filters.greso import GresoConfig
 from turntree.experiments.paired import (
     arm_folder,
     claim_policy,
@@ -30,17 +32,15 @@ from turntree.experiments.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.filters.dapo import DapoFilter
-from turntree.filters.greso import GresoConfig
-from turntree.observe.files import read_table
-from turntree.observe.run import RunDirectory
-from turntree.profiling import profile as profiling
+from turntree.pivots import profile as profiling
+from turntree.run.files import read_table
+from turntree.run.folder import RunDirectory
 from turntree.stages import profile, select
 from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
-from turntree.training.config import LocalConfig
+from turntree.train.config import LocalConfig
 
 SCHEMA = "turntree.compose/1"
 UNITS = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens", "tool_calls", "seconds")

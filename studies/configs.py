@@ -9,7 +9,7 @@ from typing import Any, Literal
 from turntree.core import parts
 from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError
-from turntree.environments.tasks import TRAIN
+from turntree.env.tasks import TRAIN
 from turntree.experiments.config import (
     ANSWER,
     COMMAND,
@@ -20,11 +20,11 @@ from turntree.experiments.config import (
     household_selection,
     online_config,
 )
-from turntree.profiling.profile import ProfileConfig
-from turntree.profiling.select import SelectConfig
-from turntree.rollouts.live import EpisodeConfig
+from turntree.pivots.profile import ProfileConfig
+from turntree.pivots.select import SelectConfig
+from turntree.rollout.live import EpisodeConfig
 from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
-from turntree.training.config import PivotConfig
+from turntree.train.config import PivotConfig
 
 LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 

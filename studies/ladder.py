@@ -6,8 +6,8 @@ turn), so the billed arms meet the same moments again, and an oracle may look th
 saw are never those that it is billed for: the first branch of a fork is left out of what is known. So the oracle knows
 the variance, not the outcome, and its forks are as unbiased as a coin's.
 
-The arms fork by the same pace and budget (`branching.rules.Pace`). If the oracle is worth no more than a coin, no rule
-that guesses the variance can be.
+The arms fork by the same pace and budget (`decide.branching.rules.Pace`). If the oracle is worth no more than a coin,
+no rule that guesses the variance can be.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from numpy.typing import NDArray
 from premise import ForkSeen, against_variance
 from theory_spaces import Group, Vector, cosine, gradient_of
 
-from turntree.advantages.config import CreditConfig
-from turntree.branching.rules import EntropyBrancher, Paced, RandomBrancher, bounded, drawn
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
 from turntree.core.progress import notice
 from turntree.core.protocols import BranchDecision, Brancher, Environment, ForkMoment
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
+from turntree.credit.config import CreditConfig
+from turntree.decide.branching.rules import EntropyBrancher, Paced, RandomBrancher, bounded, drawn
+from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.experiments.paired import claim, over_seeds
-from turntree.observe.files import read_json, write_json
-from turntree.rollouts.accounting import account
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.accounting import account
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.run.files import read_json, write_json
 from turntree.stages.policy import Policy, load_sharing, policy_name
-from turntree.training.config import LossConfig
+from turntree.train.config import LossConfig
 
 SCHEMA = "turntree.ladder/1"
 _CREDITS = {  # ARPO's soft estimator, and the unbiased one

@@ -19,15 +19,15 @@ import numpy as np
 from configs import PremiseConfig
 from scipy.stats import rankdata
 
-from turntree.branching.rules import RandomBrancher
 from turntree.core.config import to_mapping
 from turntree.core.labels import Rewards
 from turntree.core.progress import progress
 from turntree.core.tree import Node, NodeKind, RolloutTree
-from turntree.environments.tasks import TRAIN, open_tasks
-from turntree.observe.files import write_json
-from turntree.observe.statistics import percentile_interval, resampled, spearman
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.decide.branching.rules import RandomBrancher
+from turntree.env.tasks import TRAIN, open_tasks
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.run.files import write_json
+from turntree.run.statistics import percentile_interval, resampled, spearman
 from turntree.stages.policy import load_policy, policy_name
 
 SCHEMA = "turntree.premise/1"

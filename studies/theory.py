@@ -37,22 +37,22 @@ from theory_spaces import (
     spaces_of,
 )
 
-from turntree.advantages.comparisons import Advantages, grpo_advantages, rloo
-from turntree.advantages.config import Normalizer
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import TurnVerifier
+from turntree.credit.comparisons import Advantages, grpo_advantages, rloo
+from turntree.credit.config import Normalizer
 from turntree.experiments.config import COMMAND, household_pivots
-from turntree.observe.files import write_json
-from turntree.observe.statistics import spearman
-from turntree.rollouts.local import sample_local, score_wave
+from turntree.rollout.local import sample_local, score_wave
+from turntree.run.files import write_json
+from turntree.run.statistics import spearman
 from turntree.stages.policy import Policy, load_sharing
 from turntree.stages.verifier import open_verifier
-from turntree.training.config import LossConfig
-from turntree.training.loop import Hooks, Trainee, train
-from turntree.training.lora import Reference
-from turntree.training.pivot import Pivot, PivotRL
+from turntree.train.config import LossConfig
+from turntree.train.loop import Hooks, Trainee, train
+from turntree.train.lora import Reference
+from turntree.train.pivot import Pivot, PivotRL
 
 SCHEMA = "turntree.theory/1"
 _GAIN = 0.01  # that a step is to bring, on average over states

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turntree.advantages.comparisons import grpo_advantages, mean_centred, rloo
+from turntree.credit.comparisons import grpo_advantages, mean_centred, rloo
 
 Floats = NDArray[np.float64]
 

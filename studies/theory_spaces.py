@@ -20,23 +20,23 @@ import torch
 from configs import TheoryConfig
 from numpy.typing import NDArray
 
-from turntree.advantages.config import CreditConfig
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.protocols import TurnVerifier
 from turntree.core.tree import Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.credit.config import CreditConfig
 from turntree.experiments.config import COMMAND
-from turntree.rollouts.local import Limits, Prompted, sample_local, score_wave, that_fit
+from turntree.pack.packing import pack
+from turntree.rollout.local import Limits, Prompted, sample_local, score_wave, that_fit
 from turntree.stages.candidates import read_candidates
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Policy
-from turntree.training.config import LossConfig
-from turntree.training.forward import policy_logprobs
-from turntree.training.lora import Reference
-from turntree.training.packing import pack
-from turntree.training.update import gradient, taken
+from turntree.train.config import LossConfig
+from turntree.train.forward import policy_logprobs
+from turntree.train.lora import Reference
+from turntree.train.update import gradient, taken
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]

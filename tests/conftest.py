@@ -59,7 +59,7 @@ def bubblewrap() -> None:
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
     """A real vLLM server of a tiny model, kept alive, and the model (`make test-vllm`)."""
     from tiny_models import tiny_model, tiny_tokenizer
-    from turntree.engines.vllm_server import ServeConfig, serving
+    from turntree.engine.vllm_server import ServeConfig, serving
 
     folder, model = tmp_path_factory.mktemp("real-vllm"), tiny_model(hidden_size=128)
     model.save_pretrained(folder / "model")
@@ -78,8 +78,8 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any,
 def real_vllm(real_server: tuple[Any, Any]) -> tuple[str, Any]:
     """The URL of the server, which is brought to its first weights again, and a copy of its model."""
     from tiny_models import tiny_tokenizer
-    from turntree.engines.limits import VllmConfig
-    from turntree.engines.vllm import VllmEngine
+    from turntree.engine.limits import VllmConfig
+    from turntree.engine.vllm import VllmEngine
 
     server, model = real_server
     VllmEngine(VllmConfig(url=server.url), model, tiny_tokenizer(), {9}).close()

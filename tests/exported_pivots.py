@@ -6,9 +6,9 @@ from pathlib import Path
 
 from turntree.core.config import Part, to_mapping, to_value
 from turntree.core.messages import Message, ToolCall
-from turntree.observe.artifacts import PIVOTS
-from turntree.observe.files import file_hash
-from turntree.profiling.select import SelectConfig
+from turntree.pivots.select import SelectConfig
+from turntree.run.artifacts import PIVOTS
+from turntree.run.files import file_hash
 from turntree.traces.schema import Trace, write_traces
 
 TOOLS = tuple(

@@ -183,7 +183,7 @@ def running(fake: FakeVllm, port: int = 0) -> Iterator[str]:
 if __name__ == "__main__":
     import uuid
 
-    from turntree.engines.checkpoint import load_model
+    from turntree.engine.checkpoint import load_model
 
     with running(FakeVllm(load_model(sys.argv[1]), boot=uuid.uuid4().hex), int(sys.argv[2])):
         threading.Event().wait()

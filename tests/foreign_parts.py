@@ -20,7 +20,6 @@ import pytest
 from fault_drill import Corridor
 from faults import FAULTS, Behave, Named, Odd
 from tiny_models import tiny_tokenizer
-from turntree.adapters.base import AdaptedEnvironment, Scored
 from turntree.core.completion import Completion, Finished, Sampling
 from turntree.core.config import Part
 from turntree.core.errors import InputError, TurntreeError
@@ -29,17 +28,18 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import FinishedGroup, Observation, TurnState
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
-from turntree.engines.scripted import ScriptedEngine
-from turntree.environments.local import LocalPool
-from turntree.environments.processes import ProcessPool, ProcessPoolConfig
-from turntree.environments.tool_environment import ToolEnvironment
-from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.rewards import RewardSum, WeightedReward
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
-from turntree.tools.tool import ToolOutput, ToolSpec
-from turntree.verifiers.user import UserBatchVerifier, UserVerifier
+from turntree.engine.scripted import ScriptedEngine
+from turntree.env.adapted import AdaptedEnvironment, Scored
+from turntree.env.local import LocalPool
+from turntree.env.processes import ProcessPool, ProcessPoolConfig
+from turntree.env.tool_environment import ToolEnvironment
+from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.env.tools.tool import ToolOutput, ToolSpec
+from turntree.render.template import ChatRenderer
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.rewards import RewardSum, WeightedReward
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.verify.user import UserBatchVerifier, UserVerifier
 
 NOT_HERE = "cannot happen here, or nothing limits its time"
 CENSORED, ENDS, TOLD, REFUSED, OFF, GOES_ON, NOTHING = (
@@ -104,7 +104,7 @@ def stepped(environment: Any, action: Message = LEFT) -> str:
     assert answer.observation is not None
     told = answer.observation
     if told.done and told.reward is None and told.success is None:
-        return CENSORED  # as an end without a word (tests/rollouts/test_what_is_known.py)
+        return CENSORED  # as an end without a word (tests/rollout/test_what_is_known.py)
     return f"rewarded {told.reward}" if told.done else GOES_ON
 
 
@@ -498,7 +498,7 @@ def _(behave: Behave) -> str:
 
 @part("verifier: `then`")
 def _(behave: Behave) -> str:
-    from turntree.verifiers.user import build_verifier
+    from turntree.verify.user import build_verifier
 
     with modules(foreign_then={"judge": lambda state, action: behave()}):
         return of_verdicts([build_verifier(Part("foreign_then:judge")).judge(STATE, LEFT)])
@@ -507,15 +507,15 @@ def _(behave: Behave) -> str:
 @part("verifier of a package: it raises")
 def _(behave: Behave) -> str:
     """Not wrapped: what it gives is a verdict."""
-    from turntree.rollouts.local import judge_turn
+    from turntree.rollout.local import judge_turn
 
     own: Any = SimpleNamespace(name="own", judge=lambda *_: Verdict(None, f"gave {behave()}"))
     return of_verdicts([judge_turn(own, STATE, LEFT)])
 
 
 def _judge(behave: Behave, content: bool) -> str:
-    from turntree.rollouts.local import judge_turn
-    from turntree.verifiers.judge import LlmJudge
+    from turntree.rollout.local import judge_turn
+    from turntree.verify.judge import LlmJudge
 
     judge = LlmJudge(url="http://127.0.0.1:1/v1", model="m")
 
@@ -547,8 +547,8 @@ def _(behave: Behave) -> str:
 
 @part("verifier `executed`: its environment")
 def _(behave: Behave) -> str:
-    from turntree.environments.tasks import environment_record
-    from turntree.rollouts.executed import Executed
+    from turntree.env.tasks import environment_record
+    from turntree.rollout.executed import Executed
 
     class Turns(Plain):
         def step(self, action: Message) -> Observation:
@@ -564,7 +564,7 @@ def _(behave: Behave) -> str:
 
 @part("teacher")
 def _(behave: Behave) -> str:
-    from turntree.rollouts.teachers import _said
+    from turntree.rollout.teachers import _said
 
     said = _said(lambda *_: behave(), Corridor(), ASKED)
     return "a label" if isinstance(said, Message) else CENSORED  # `labelled` counts it, with what was given
@@ -650,7 +650,7 @@ def _(behave: Behave) -> str:
 
 @part("filter")
 def _(behave: Behave) -> str:
-    from turntree.training.prompts import first_reason
+    from turntree.train.prompts import first_reason
 
     group = FinishedGroup(task_id="a", iteration=1, rewards=(0.0, 1.0))
     found = first_reason([SimpleNamespace(drop=lambda group: behave())], lambda one: one.drop(group))  # type: ignore[list-item]
@@ -659,14 +659,14 @@ def _(behave: Behave) -> str:
 
 @part("estimator")
 def _(behave: Behave) -> str:
-    from turntree.training.update import credit_of
+    from turntree.train.update import credit_of
 
     return f"{credit_of(lambda tree, rewards: behave(), RolloutTree('a'), Rewards({}))}"
 
 
 @part("environment: its module and its tasks")
 def _(behave: Behave) -> str:
-    from turntree.environments.tasks import open_tasks
+    from turntree.env.tasks import open_tasks
 
     class Loader:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -694,7 +694,7 @@ def _(behave: Behave) -> str:
 
 @part("logger")
 def _(behave: Behave) -> str:
-    from turntree.observe.loggers import _Followers
+    from turntree.run.loggers import _Followers
 
     followers = object.__new__(_Followers)
     followers._live = {"mine": SimpleNamespace(log=lambda *_: behave(), close=lambda: None)}  # type: ignore[dict-item]

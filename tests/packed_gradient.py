@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from turntree.training.losses import LossConfig, loss_normalizer
-from turntree.training.packing import PackedBatch
-from turntree.training.update import batch_loss
+from turntree.pack.packing import PackedBatch
+from turntree.train.losses import LossConfig, loss_normalizer
+from turntree.train.update import batch_loss
 
 
 def library_gradient(model, reference, batches: list[PackedBatch], config: LossConfig) -> tuple[float, torch.Tensor]:

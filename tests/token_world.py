@@ -13,8 +13,8 @@ from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
-from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
-from turntree.rollouts.live import EpisodeConfig
+from turntree.engine.scripted import ScriptedAnswer, ScriptedEngine
+from turntree.rollout.live import EpisodeConfig
 
 STOP, TASK, TOLD, CALM, WILD = range(5)
 VOCABULARY = 5

@@ -45,7 +45,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from turntree.observe.files import read_json
+from turntree.run.files import read_json
 from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace, read_traces, write_traces
 

@@ -31,10 +31,10 @@ from instructions import ASKED
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
-from turntree.observe.files import write_json
+from turntree.run.files import write_json
 from turntree.stages.config import Device
 from turntree.stages.policy import Policy, load_policy
-from turntree.training.sft import Example, negative_log_likelihood
+from turntree.train.sft import Example, negative_log_likelihood
 
 PASSAGE = 128  # tokens
 REPLY, SOLUTION = 64, 256

@@ -20,9 +20,9 @@ from typing import Any
 from instructions import followed
 from retention import last_number
 
-from turntree.observe.files import read_json, stream_table, write_json
-from turntree.observe.statistics import percentile_interval, resampled
-from turntree.profiling.rows import SCHEMA
+from turntree.pivots.rows import SCHEMA
+from turntree.run.files import read_json, stream_table, write_json
+from turntree.run.statistics import percentile_interval, resampled
 
 BASE, BEFORE = "base", "warm"
 TEXTS = ("wiki", "gsm8k", "math")

@@ -25,10 +25,10 @@ _WHERE = {
     "ToolCall": "turntree.core.messages",
     "Observation": "turntree.core.protocols",
     "Environment": "turntree.core.protocols",
-    "ToolEnvironment": "turntree.environments.tool_environment",
+    "ToolEnvironment": "turntree.env.tool_environment",
     "EnvironmentFault": "turntree.core.foreign",
-    "TaskSet": "turntree.environments.tasks",
-    "check_environment": "turntree.environments.check",
+    "TaskSet": "turntree.env.tasks",
+    "check_environment": "turntree.env.check",
     "RolloutTree": "turntree.core.tree",
     "KeptTree": "turntree.logs.trees",
     "read_trees": "turntree.logs.trees:read",
@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     )
     from turntree.core.tree import RolloutTree
     from turntree.core.verdict import Verdict
-    from turntree.environments.check import check_environment
-    from turntree.environments.tasks import TaskSet
-    from turntree.environments.tool_environment import ToolEnvironment
+    from turntree.env.check import check_environment
+    from turntree.env.tasks import TaskSet
+    from turntree.env.tool_environment import ToolEnvironment
     from turntree.logs.trees import KeptTree
     from turntree.logs.trees import read as read_trees
     from turntree.report.html import build_report

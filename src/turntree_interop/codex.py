@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import joined_text
-from turntree.observe.jsonl import parse_object
+from turntree.run.jsonl import parse_object
 from turntree.traces.formats.responses import read_item
 from turntree.traces.formats.row import (
     FAILED,

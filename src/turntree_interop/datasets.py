@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from turntree.observe.files import write_text
+from turntree.run.files import write_text
 from turntree.stages.export import Bundle
 from turntree_interop.rows import row_of, write_parquet
 

@@ -20,9 +20,9 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import THOUGHT, Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.observe.files import write_text
-from turntree.renderers.tool_calls import ToolFormat, parse_message
-from turntree.rollouts.local import CutTurns, judge_turns
+from turntree.render.tool_calls import ToolFormat, parse_message
+from turntree.rollout.local import CutTurns, judge_turns
+from turntree.run.files import write_text
 from turntree.stages.verifier import open_verifier
 
 _BEGUN = "<think>"
@@ -53,7 +53,7 @@ class Judge:
     """The verifier `verifier` for texts. It is built at the first verdict, so that every worker process of a framework
     has its own. Safe to call from many threads.
 
-    `tool_format` is how the policy writes tool calls (`renderers.tool_calls`).
+    `tool_format` is how the policy writes tool calls (`render.tool_calls`).
     """
 
     def __init__(

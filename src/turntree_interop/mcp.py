@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentGone, reason_of
-from turntree.tools.tool import ToolOutput, ToolSpec
+from turntree.env.tools.tool import ToolOutput, ToolSpec
 
 if TYPE_CHECKING:
     from mcp import Client, StdioServerParameters
@@ -35,13 +35,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from turntree.adapters.base import AdaptedEnvironment, named, prompt_of, rows_of, scored
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.tasks import TaskSet
-from turntree.tools.runtime import ToolRuntime
-from turntree.tools.tool import ToolStatus
+from turntree.env.adapted import AdaptedEnvironment, named, prompt_of, rows_of, scored
+from turntree.env.tasks import TaskSet
+from turntree.env.tools.runtime import ToolRuntime
+from turntree.env.tools.tool import ToolStatus
 
 
 class McpServer:

@@ -43,11 +43,11 @@ from turntree.logs.rows import (
     reward,
     text,
 )
-from turntree.observe.jsonl import write_lines
+from turntree.run.jsonl import write_lines
 from turntree.stages.export import Bundle, ExportedPivot
-from turntree.verifiers.matching import most_pairs
-from turntree.verifiers.strict import MALFORMED
-from turntree.verifiers.texts import terminus_in
+from turntree.verify.matching import most_pairs
+from turntree.verify.strict import MALFORMED
+from turntree.verify.texts import terminus_in
 from turntree_interop.rows import columns
 
 AGENT = "single_step_tool_use_with_argument_comparison_agent"

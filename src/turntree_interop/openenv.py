@@ -20,15 +20,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
 
-from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
-from turntree.environments.loop import run, start
-from turntree.tools.tool import ToolSpec
+from turntree.env.adapted import AdaptedEnvironment, named, package
+from turntree.env.loop import run, start
+from turntree.env.tools.tool import ToolSpec
 
 _REFUSED = "(code: VALIDATION_ERROR)"  # the server's word on an action that it does not take, in the client's error
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy

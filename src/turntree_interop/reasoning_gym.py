@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from turntree.adapters.base import AdaptedEnvironment, named, of_split, package
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number
 from turntree.core.seeds import derive
+from turntree.env.adapted import AdaptedEnvironment, named, of_split, package
 
 DRAWN_PER_TASK = 100  # how many questions are drawn for each that is wanted, before a dataset counts as too small
 

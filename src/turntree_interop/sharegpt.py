@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_json
+from turntree.run.jsonl import parse_json
 from turntree.traces.formats.row import (
     CALL_IN_TEXT,
     ChatRow,

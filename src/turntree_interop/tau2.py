@@ -33,13 +33,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from turntree.adapters.base import AdaptedEnvironment, named, of_split
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, is_of_the_machine, reason_of
 from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_truth
-from turntree.observe.jsonl import LONGEST, parse_json, read_chunks, too_long
+from turntree.env.adapted import AdaptedEnvironment, named, of_split
+from turntree.run.jsonl import LONGEST, parse_json, read_chunks, too_long
 from turntree.traces.formats.row import (
     FAILED,
     SKIP,
@@ -249,7 +249,7 @@ class _Domain:
 
 @dataclass
 class _Conversation:
-    """One episode (`adapters.base.Game`)."""
+    """One episode (`env.adapted.Game`)."""
 
     domain: _Domain
     case: _Case

@@ -10,13 +10,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from turntree.adapters.base import AdaptedEnvironment, named, package
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
+from turntree.env.adapted import AdaptedEnvironment, named, package
 
 
 def tasks(split: str, count: int, *, seed: int, argument: str | None) -> list[AdaptedEnvironment]:

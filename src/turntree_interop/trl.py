@@ -29,14 +29,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from turntree.adapters.base import named, prompt_of, rows_of, scored
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.protocols import Environment
-from turntree.environments.tool_environment import ToolEnvironment
-from turntree.renderers.tool_calls import ToolFormat
-from turntree.rollouts.local import CutTurns
+from turntree.env.adapted import named, prompt_of, rows_of, scored
+from turntree.env.tool_environment import ToolEnvironment
+from turntree.render.tool_calls import ToolFormat
+from turntree.rollout.local import CutTurns
 from turntree.stages.export import Bundle, ExportConfig, ExportedPivot, bundle_of
 from turntree_interop.judging import Judge, write_reward
 from turntree_interop.rows import row_of, write_parquet
@@ -69,8 +69,8 @@ from turntree.logs.rows import (
     reward,
     split,
 )
-from turntree.observe.jsonl import read_bytes
-from turntree.observe.opening import parquet_rows
+from turntree.run.jsonl import read_bytes
+from turntree.run.opening import parquet_rows
 
 PromptForm = Literal["auto", "messages", "text"]
 """messages: TRL applies the chat template, to which it passes no tools. text: rendered here, exact with tools too.

@@ -24,16 +24,16 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
-from turntree.adapters.base import AdaptedEnvironment, held_apart, named, of_split, package
 from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
-from turntree.environments.loop import run, start
-from turntree.observe.jsonl import parse_json
-from turntree.tools.tool import ToolSpec
+from turntree.env.adapted import AdaptedEnvironment, held_apart, named, of_split, package
+from turntree.env.loop import run, start
+from turntree.env.tools.tool import ToolSpec
+from turntree.run.jsonl import parse_json
 from turntree.traces.formats.row import (
     ChatRow,
     chat_tools,

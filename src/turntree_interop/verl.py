@@ -27,8 +27,8 @@ from turntree.logs.rows import (
     split,
     text,
 )
-from turntree.renderers.tool_calls import ToolFormat
-from turntree.rollouts.local import CutTurns
+from turntree.render.tool_calls import ToolFormat
+from turntree.rollout.local import CutTurns
 from turntree.stages.export import Bundle
 from turntree_interop.judging import Judge, pack_state, required, write_reward
 from turntree_interop.rows import columns, write_parquet

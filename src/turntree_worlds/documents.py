@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.observe.files import parse_line
-from turntree.observe.jsonl import read_lines, read_text
+from turntree.run.files import parse_line
+from turntree.run.jsonl import read_lines, read_text
 
 _TEXT = (".txt", ".md", ".rst")
 _KEYS = {"id", "title", "text"}

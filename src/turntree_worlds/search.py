@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import replacing
+from turntree.run.jsonl import replacing
 from turntree_worlds.documents import Document
 
 SCHEMA = "turntree/search-index/1"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from turntree.tools.tool import ToolOutput, ToolSpec
+from turntree.env.tools.tool import ToolOutput, ToolSpec
 from turntree_worlds.sandboxes.limits import Execution
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.search import SearchIndex

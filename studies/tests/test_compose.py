@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from compose import UNITS, Point, at_equal_cost, to_target
 from configs import ComposeConfig
-from run import studies
-
 from observe.test_coverage import TASK_SD, chances, share
+
+from run import studies
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.filters.dapo import DapoFilter
+from turntree.decide.filters.dapo import DapoFilter
 
 UNIT = "decoded_tokens"
 

@@ -5,16 +5,16 @@ import json
 import ladder
 import numpy as np
 import pytest
+from branching.moments import moments
 from configs import LadderConfig
 from ladder import Foresight, ForkAt, OracleBrancher
 
-from branching.moments import moments
 from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
-from turntree.branching.rules import RandomBrancher
 from turntree.cli.main import main
 from turntree.core.errors import InputError
 from turntree.core.tree import RolloutTree
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.decide.branching.rules import RandomBrancher
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
 

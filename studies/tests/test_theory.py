@@ -9,8 +9,8 @@ import theory_finite as finite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.advantages.comparisons import grpo_advantages
 from turntree.cli.main import main
+from turntree.credit.comparisons import grpo_advantages
 
 rates = st.floats(0.01, 0.99)
 sizes = st.integers(2, 24)

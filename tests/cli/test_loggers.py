@@ -14,10 +14,10 @@ import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.observe.loggers import check, flat, following
-from turntree.observe.run import open_run
+from turntree.run.folder import open_run
+from turntree.run.loggers import check, flat, following
 from turntree.stages import train_pivot as pivot_stage
-from turntree.training.checkpoints import Checkpoints
+from turntree.train.checkpoints import Checkpoints
 
 PIVOT = ("--steps", 2, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=2")
 MODULE = '''

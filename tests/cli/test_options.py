@@ -13,7 +13,7 @@ from turntree.cli.options import Constant, default_text, key_of
 from turntree.core import parts
 from turntree.core.config import Part, section_of, to_value
 from turntree.core.keys import argument_meanings, keys, option_meanings
-from turntree.training.config import LossConfig, PivotConfig
+from turntree.train.config import LossConfig, PivotConfig
 
 STAGES = dict(stage_commands(cli))
 

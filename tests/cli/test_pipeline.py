@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from turntree.observe.files import read_table
+from turntree.run.files import read_table
 from turntree.stages.evaluate import _share
 
 TRAIN = ("--steps", 2, "--set", "train.states=4", "--set", "train.group_size=4")

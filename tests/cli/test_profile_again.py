@@ -5,7 +5,7 @@ import json
 import pytest
 
 from completions_server import completion, serve
-from turntree.observe.files import read_table
+from turntree.run.files import read_table
 from turntree_worlds.household.door import POLICY as EMBEDDED
 
 SHAPE = ("--max-tokens", 24, "--limit", 30)

@@ -159,7 +159,7 @@ def test_a_profile_by_execution_accepts_every_demonstration_and_says_who_judged(
 def test_training_by_execution_goes_on_after_a_stop_and_names_its_environment_itself(
     turntree, pivots, rooms, monkeypatch
 ):
-    import turntree.training.pivot as training
+    import turntree.train.pivot as training
 
     arguments = ("train", "pivot", pivots, "--steps", 2, "--max-tokens", 24, "--set", "train.states=2")
     arguments = (*arguments, "--set", "train.group_size=4", "--set", "checkpoints.every=1")

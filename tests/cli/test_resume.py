@@ -28,7 +28,7 @@ def train(turntree, household):
 
 @pytest.fixture(scope="module")
 def left_over(train, turntree, tmp_path_factory):
-    """A run that came to its last step and no further (how a dead process leaves it: tests/training/test_restart)."""
+    """A run that came to its last step and no further (how a dead process leaves it: tests/train/test_restart)."""
     run = tmp_path_factory.mktemp("left") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_stage, "save_model", interrupt)

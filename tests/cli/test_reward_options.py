@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from turntree.training.checkpoints import Checkpoints
+from turntree.train.checkpoints import Checkpoints
 
 SMALL = (
     *("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 3, "--max-tokens", 16, "--count", 4),

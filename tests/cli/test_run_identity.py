@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.environments.processes import ProcessPool
+from turntree.env.processes import ProcessPool
 from turntree.stages import training as training_stage
 from turntree_worlds.household.door import POLICY as EMBEDDED
 from turntree_worlds.sandboxes.sandbox import Sandbox
@@ -154,7 +154,7 @@ def test_training_on_pivots_does_not_go_on_with_other_tasks_to_check_on(monkeypa
 CHECKS = """
 import contextlib
 import turntree as tt
-from turntree.environments.tasks import TaskSet, contents
+from turntree.env.tasks import TaskSet, contents
 
 class Find:
     def reset(self):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from chromium import browser
-from turntree.advantages.config import CreditConfig
 from turntree.core.errors import InputError
+from turntree.credit.config import CreditConfig
 from turntree.logs import trees
-from turntree.training.losses import LossConfig
+from turntree.train.losses import LossConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
 SMALL = (

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fake_vllm import FakeVllm, running
-from turntree.engines.checkpoint import load_model
+from turntree.engine.checkpoint import load_model
 from turntree.stages.policy import resolve
 
 TESTS = Path(__file__).resolve().parents[1]

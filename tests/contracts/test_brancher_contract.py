@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
-from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
+from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 
 
 class WhereUnsure:

@@ -20,12 +20,12 @@ from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.protocols import Engine, StreamingEngine
 from turntree.core.seeds import generator
-from turntree.engines.hf import HFEngine
-from turntree.engines.limits import EngineConfig, VllmConfig
-from turntree.engines.plain import PlainEngine
-from turntree.engines.requests import ContextOverflow
-from turntree.engines.scripted import ScriptedEngine
-from turntree.engines.vllm import VllmEngine
+from turntree.engine.hf import HFEngine
+from turntree.engine.limits import EngineConfig, VllmConfig
+from turntree.engine.plain import PlainEngine
+from turntree.engine.requests import ContextOverflow
+from turntree.engine.scripted import ScriptedEngine
+from turntree.engine.vllm import VllmEngine
 
 STOP = 9
 CONTEXT = 64

@@ -22,10 +22,10 @@ from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentGone
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments import processes
-from turntree.environments.local import LocalPool
-from turntree.environments.pool import Answer, EnvironmentPool, Session
-from turntree.environments.processes import ProcessPool, ProcessPoolConfig
+from turntree.env import processes
+from turntree.env.local import LocalPool
+from turntree.env.pool import Answer, EnvironmentPool, Session
+from turntree.env.processes import ProcessPool, ProcessPoolConfig
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from doors.parts_of_ones_own import MODULES
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.protocols import Filter, FinishedGroup
-from turntree.filters.dapo import DapoFilter
-from turntree.filters.greso import Greso, GresoConfig
+from turntree.decide.filters.dapo import DapoFilter
+from turntree.decide.filters.greso import Greso, GresoConfig
 
 OWN: dict[str, Any] = {}
 exec(MODULES["door_rules"], OWN)

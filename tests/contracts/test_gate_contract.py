@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from group_progress import HORIZON, played_out, progress, stopped_at
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
-from turntree.gates.composed import AnyOf, AuditedGate, RandomGate
-from turntree.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
-from turntree.gates.signals import action_entropy, best_progress
+from turntree.decide.gates.composed import AnyOf, AuditedGate, RandomGate
+from turntree.decide.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
+from turntree.decide.gates.signals import action_entropy, best_progress
 
 PLAIN = PrefixDivergenceGate(turn=3, threshold=0.5)
 GATES: dict[str, Gate] = {

@@ -18,7 +18,7 @@ from tiny_models import CHAT_TEMPLATE
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Renderer
-from turntree.renderers.template import ChatRenderer
+from turntree.render.template import ChatRenderer
 
 OWN: dict[str, Any] = {}
 exec(MODULES["door_words"], OWN)

@@ -15,12 +15,12 @@ import pytest
 
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
-from turntree.verifiers.audit import MUTATIONS, audit_verifier
-from turntree.verifiers.paper import Paper
-from turntree.verifiers.recommended import Recommended
-from turntree.verifiers.strict import StrictMatch
-from turntree.verifiers.tool_call import ToolCallMatch
-from turntree.verifiers.user import UserVerifier
+from turntree.verify.audit import MUTATIONS, audit_verifier
+from turntree.verify.paper import Paper
+from turntree.verify.recommended import Recommended
+from turntree.verify.strict import StrictMatch
+from turntree.verify.tool_call import ToolCallMatch
+from turntree.verify.user import UserVerifier
 from turntree_worlds.household.environment import HouseholdEnvironment, build_game, generated_source
 from turntree_worlds.household.experts import shortest_plan
 from turntree_worlds.household.verifier import HouseholdVerifier

@@ -123,7 +123,7 @@ def centred(tree, rewards, *, scale: float = 1.0):
 AROUND = '''
 import json, os, signal
 
-from turntree.engines.hf import HFEngine
+from turntree.engine.hf import HFEngine
 
 class Counting:
     """An engine: that of turntree, as if it were elsewhere (it does not say which `model` it samples from)."""
@@ -265,7 +265,7 @@ class Older(Marked):
 
 SCRIPT = '''
 from turntree.core.messages import Message, ToolCall
-from turntree.engines.scripted import ScriptedEngine
+from turntree.engine.scripted import ScriptedEngine
 
 SAID = (Message("assistant", "", (ToolCall("search", {"query": "Ada"}, "1"),)), Message("assistant", "Oslo"))
 

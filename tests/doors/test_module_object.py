@@ -14,7 +14,7 @@ import pytest
 
 from doors.parts_of_ones_own import MODULES
 from turntree.traces.schema import read_traces
-from turntree.training.checkpoints import Checkpoints
+from turntree.train.checkpoints import Checkpoints
 
 TINY = (
     *("--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 3, "--max-tokens", 12, "--count", 4),

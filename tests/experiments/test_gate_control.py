@@ -12,10 +12,10 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
+from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.experiments import gate as experiment
 from turntree.experiments.config import GateExperimentConfig
 from turntree.experiments.gate import _random_gate, run_gate_experiment
-from turntree.gates.divergence import PrefixDivergenceGate
 from turntree.stages.config import TrainOnlineConfig
 
 TURN, GROUPS = 4, 2000

@@ -24,10 +24,10 @@ from turntree.experiments.paired import (
     run_or_reuse,
     write_experiment,
 )
-from turntree.observe.files import write_json
-from turntree.observe.run import open_run
-from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
 from turntree.report.html import build_report
+from turntree.run.files import write_json
+from turntree.run.folder import open_run
+from turntree.run.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.train_online import TrainOnlineConfig
 
 

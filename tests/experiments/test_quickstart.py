@@ -7,7 +7,7 @@ import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.environments.tasks import open_tasks
+from turntree.env.tasks import open_tasks
 from turntree.experiments.quickstart import (
     QuickstartConfig,
     demonstrator,

@@ -21,14 +21,14 @@ from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
-from turntree.engines.scripted import ScriptedEngine
+from turntree.engine.scripted import ScriptedEngine
 from turntree.gateway.calls import Call, Thoughts
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.sampling import EngineDriver
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import SessionStore
-from turntree.renderers.template import ChatRenderer
+from turntree.render.template import ChatRenderer
 
 HTTP = httpx.Client(timeout=30, trust_env=False)  # making one takes longer than most tests
 ADMIN = "the-admin-key"

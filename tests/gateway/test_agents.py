@@ -19,18 +19,18 @@ import pytest
 from gateway_world import World, renderer, tokenizer, world
 
 from tiny_models import tiny_model
-from turntree.advantages.credit import CreditRule
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import RolloutTree
-from turntree.engines.hf import HFEngine
-from turntree.engines.scripted import ScriptedEngine
+from turntree.credit.credit import CreditRule
+from turntree.engine.hf import HFEngine
+from turntree.engine.scripted import ScriptedEngine
 from turntree.gateway.calls import Session
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import Merged, merge
+from turntree.pack.packing import pack
 from turntree.stages.policy import Device, load_policy
-from turntree.training.forward import with_old_logprobs
-from turntree.training.packing import pack
+from turntree.train.forward import with_old_logprobs
 
 INTERPRETER, MODEL = os.environ.get("TURNTREE_AGENTS"), os.environ.get("TURNTREE_AGENTS_MODEL")
 SAMPLING = Sampling(max_tokens=12)

@@ -10,16 +10,16 @@ from typing import Any
 from examples.hide_and_seek import HideAndSeek, tasks
 from gateway_world import engine, renderer, spelled
 
-from turntree.advantages.credit import CreditRule
 from turntree.core.completion import Sampling
 from turntree.core.labels import Credit
-from turntree.environments.tasks import TRAIN, Replayed
+from turntree.credit.credit import CreditRule
+from turntree.env.tasks import TRAIN, Replayed
 from turntree.gateway.environment import AgentTasks
-from turntree.rollouts.accounting import account
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.players import player_of
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.rollout.accounting import account
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import player_of
+from turntree.rollout.scheduler import SchedulerConfig
 
 AGENT = Path(__file__).resolve().parents[2] / "examples" / "room_agent.py"
 SETTINGS = SchedulerConfig(group_size=2, episodes=EpisodeConfig(max_turns=2, sampling=Sampling(max_tokens=40)))

@@ -13,11 +13,11 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.tree import StopReason
-from turntree.environments.tasks import open_tasks
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.players import grow, player_of
-from turntree.rollouts.rewards import RewardSum, WeightedReward, build_rewards
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.env.tasks import open_tasks
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import grow, player_of
+from turntree.rollout.rewards import RewardSum, WeightedReward, build_rewards
+from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 
 AGENT = """
@@ -126,7 +126,7 @@ def played(agent, tmp_path, what, *, rewards=None, group_size=2, seed=0, policy=
 
 
 def test_every_end_of_an_agent_has_a_name_and_only_a_reward_that_was_given_counts(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("turntree.adapters.base.FRACTIONS", {"train": 1.0, "dev": 0.0, "test": 0.0})
+    monkeypatch.setattr("turntree.env.adapted.FRACTIONS", {"train": 1.0, "dev": 0.0, "test": 0.0})
     groups = played(agent, tmp_path, list(ENDS), group_size=1, seconds=8.0, agents=4)
     found = {group.task.row["do"]: group for group in groups}
     assert set(found) == set(ENDS)
@@ -239,7 +239,7 @@ def test_an_agent_that_never_asks_is_an_error_of_the_command_and_not_a_run_witho
 
 
 def test_a_task_that_breaks_its_agent_is_censored_also_where_it_is_the_first(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("turntree.adapters.base.FRACTIONS", {"train": 1.0, "dev": 0.0, "test": 0.0})
+    monkeypatch.setattr("turntree.env.adapted.FRACTIONS", {"train": 1.0, "dev": 0.0, "test": 0.0})
     groups = played(agent, tmp_path, ["nothing", "number", "object", "post"], group_size=1, agents=1)
     found = {group.task.row["do"]: one.reward for group in groups for one in group.rewards.verdicts.values()}
     assert found == {"nothing": None, "number": 0.5, "object": 1.0, "post": 0.75}

@@ -172,7 +172,7 @@ def test_a_template_that_drops_thoughts_rewrites_the_context_where_the_agent_goe
     whose environment is stepped, and the session needs room for what is new only."""
     pytest.importorskip("renderers", exc_type=ImportError)
     from family_tokenizers import with_tokens_of
-    from turntree.renderers.families import family
+    from turntree.render.families import family
 
     model = family(with_tokens_of("qwen3"), "qwen3", thoughts="model")
     for thoughts in ("fork", "keep"):

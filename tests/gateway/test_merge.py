@@ -14,24 +14,24 @@ from random_sessions import SYSTEM, Agent, Ids, sessions
 
 from packed_gradient import gradient, library_gradient
 from tiny_models import tiny_model
-from turntree.advantages.comparisons import rloo
-from turntree.advantages.config import CreditConfig
-from turntree.advantages.credit import CreditRule
-from turntree.advantages.scored import path_weighted
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
+from turntree.credit.comparisons import rloo
+from turntree.credit.config import CreditConfig
+from turntree.credit.credit import CreditRule
+from turntree.credit.scored import path_weighted
 from turntree.gateway.calls import Session
 from turntree.gateway.merge import Discarded, Merged, merge
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.trees import KeptTree
+from turntree.pack.packing import flat_batches, pack
 from turntree.report.browser import group_view
 from turntree.report.rollout_tree import tree_of
-from turntree.rollouts.accounting import account
-from turntree.training.losses import LossConfig
-from turntree.training.packing import flat_batches, pack
+from turntree.rollout.accounting import account
+from turntree.train.losses import LossConfig
 
 draws = st.randoms(use_true_random=False)
 
@@ -318,7 +318,7 @@ def group_advantages(rewards: list[float]) -> list[float]:
 
 def one_row_a_call(model: torch.nn.Module, made: list[Session], config: LossConfig) -> torch.Tensor:
     """The objective as if every call were a sample of its own with the advantage of its session, which is compared
-    once: nothing of `turntree.training`, no tree, no prefix shared."""
+    once: nothing of `turntree.train`, no tree, no prefix shared."""
     scored = [session for session in made if session.reward is not None]
     advantages = group_advantages([session.reward for session in scored if session.reward is not None])
     total = torch.tensor(0.0, dtype=torch.float64)

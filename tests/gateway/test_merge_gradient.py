@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from turntree.advantages.comparisons import rloo
-from turntree.advantages.credit import CreditRule
 from turntree.core.completion import Completion
+from turntree.credit.comparisons import rloo
+from turntree.credit.credit import CreditRule
 from turntree.gateway.calls import Call, Session
 from turntree.gateway.merge import Discarded, Merged, merge
 

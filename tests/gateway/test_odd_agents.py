@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from gateway_world import SAMPLING, SEARCH, World, engine, renderer, spelled, world
 
-from turntree.advantages.credit import CreditRule
 from turntree.core.config import Part
-from turntree.environments.tasks import open_tasks
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.players import player_of
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.credit.credit import CreditRule
+from turntree.env.tasks import open_tasks
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import player_of
+from turntree.rollout.scheduler import SchedulerConfig
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "cases" / "running" / "c24_agent" / "ag.py"
 KINDS = re.findall(r'K == "(\w+)"', SHARED.read_text()) if SHARED.is_file() else []

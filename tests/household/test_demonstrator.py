@@ -62,7 +62,7 @@ def test_a_trace_of_another_game_is_refused(tmp_path):
 
 def test_the_loss_of_fine_tuning_covers_the_candidates_only(tmp_path):
     from turntree.stages.policy import Device, load_policy
-    from turntree.training.sft import examples
+    from turntree.train.sft import examples
 
     renderer = load_policy("default", Device()).renderer
     for trace in traces(tmp_path, slips=0.3)[:6]:

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.adapters.base import AdaptedEnvironment, Scored, held_apart, key_of, of_split, rows_of
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.check import check_environment
-from turntree.environments.local import LocalPool
-from turntree.environments.tasks import Replayed
-from turntree.tools.runtime import ToolRuntime
+from turntree.env.adapted import AdaptedEnvironment, Scored, held_apart, key_of, of_split, rows_of
+from turntree.env.check import check_environment
+from turntree.env.local import LocalPool
+from turntree.env.tasks import Replayed
+from turntree.env.tools.runtime import ToolRuntime
 from turntree_interop.mcp import McpGame
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from turntree.core.config import Part
-from turntree.environments.check import check_environment
-from turntree.environments.tasks import open_tasks
+from turntree.env.check import check_environment
+from turntree.env.tasks import open_tasks
 
 
 def test_the_example_game_keeps_the_laws_and_its_splits_never_meet(monkeypatch: pytest.MonkeyPatch) -> None:

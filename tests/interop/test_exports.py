@@ -21,7 +21,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import PIVOTS
+from turntree.run.artifacts import PIVOTS
 from turntree.stages.export import MANIFEST, ExportConfig, bundle_of, run_export, tools_as_rendered
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace

@@ -17,12 +17,12 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.environments.check import check_environment
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.env.check import check_environment
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import run_train_online
-from turntree.training.config import OnlineConfig
+from turntree.train.config import OnlineConfig
 from turntree_interop import tau2
 
 SCHEMA = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}

@@ -10,7 +10,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.environments.check import check_environment
+from turntree.env.check import check_environment
 from turntree_interop import trl
 
 CLASS = '''

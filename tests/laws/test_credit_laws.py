@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turntree.advantages.comparisons import grpo_advantages, mean_centred, rloo
-from turntree.advantages.credit import CreditRule, hard, hard_dedup, soft, soft_credit
 from turntree.core.labels import Rewards
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.credit.comparisons import grpo_advantages, mean_centred, rloo
+from turntree.credit.credit import CreditRule, hard, hard_dedup, soft, soft_credit
 
 rewards_lists = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=16)
 leaves_below = st.lists(st.tuples(st.floats(0, 3), st.floats(-4, 4)), min_size=1, max_size=12)

@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 
 from fault_drill import Corridor, FaultPlan, Faulty
 from tiny_models import tiny_tokenizer
-from turntree.branching.published import PosthocBrancher, ReleasedArpoBrancher
-from turntree.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
 from turntree.core.tree import Role, RolloutTree, StopReason
-from turntree.engines.scripted import ScriptedAnswer, ScriptedEngine
-from turntree.environments.local import LocalPool
-from turntree.environments.pool import Answer, Session
-from turntree.gates.divergence import PrefixDivergenceGate
-from turntree.renderers.template import ChatRenderer
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.decide.gates.divergence import PrefixDivergenceGate
+from turntree.engine.scripted import ScriptedAnswer, ScriptedEngine
+from turntree.env.local import LocalPool
+from turntree.env.pool import Answer, Session
+from turntree.render.template import ChatRenderer
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from turntree.auditing.audit import AuditStageConfig, run_audit
-from turntree.auditing.played import play
+from turntree.audit.audit import AuditStageConfig, run_audit
+from turntree.audit.played import play
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
@@ -18,8 +18,8 @@ from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.read import AUTO, open_log
 from turntree.logs.rollouts import group_to_json
 from turntree.logs.trees import KeptTree
-from turntree.observe.files import write_json
 from turntree.report.audit import build_audit_page
+from turntree.run.files import write_json
 
 GOOD = {"group": "a", "reward": 1.0, "iteration": 0, "actions": ["go"], "turn_tokens": [3], "completed": True}
 HUGE = 10**400

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.auditing.audit import AuditStageConfig, run_audit
+from turntree.audit.audit import AuditStageConfig, run_audit
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.logs.read import open_log

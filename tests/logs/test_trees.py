@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
-from turntree.advantages.credit import CreditRule
-from turntree.branching.rules import RandomBrancher
 from turntree.core.errors import InputError
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.credit.credit import CreditRule
+from turntree.decide.branching.rules import RandomBrancher
 from turntree.logs import trees
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.trees import KeptTree
-from turntree.observe.jsonl import write_lines
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.run.jsonl import write_lines
 
 
 def grown(count: int = 3, iteration: int = 1) -> list[KeptTree]:

@@ -79,15 +79,15 @@ def read_open_session(path: Path) -> object:
 
 
 def trainers() -> Any:
-    from turntree.training.optimizer import Optimizer, OptimizerConfig
-    from turntree.training.trainer import Trainer, Trainers
+    from turntree.train.optimizer import Optimizer, OptimizerConfig
+    from turntree.train.trainer import Trainer, Trainers
 
     model = tiny_model(vocab_size=40, layers=1).requires_grad_(True)
     return Trainers(Trainer(model, None, Optimizer(model.parameters(), OptimizerConfig(), 10)))
 
 
 def _checkpoint(folder: Path) -> Path:
-    from turntree.training.checkpoints import CheckpointConfig, Checkpoints
+    from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 
     Checkpoints(folder, CheckpointConfig()).save(3, trainers(), {"place": [1, 2], "pool": {"a": 0.5}})
     return folder / "step-00000003"
@@ -110,8 +110,8 @@ def restoring(make: Callable[[Path], Path], *, sealed: bool = True) -> Callable[
     """`sealed` False: the checksums are made to fit, as a program would that writes checkpoints of its own."""
 
     def read(path: Path) -> object:
-        from turntree.observe.identity import file_digest
-        from turntree.training.checkpoints import CheckpointConfig, Checkpoints, _digest
+        from turntree.run.identity import file_digest
+        from turntree.train.checkpoints import CheckpointConfig, Checkpoints, _digest
 
         made = path.parent / f"{path.name}.made"
         place = next(made.glob(f"step-*/{'state.json' if make is checkpoint_state else '*.safetensors'}"))
@@ -135,8 +135,8 @@ def model_file(name: str) -> Callable[[Path], None]:
     def make(folder: Path) -> Path:
         base = save_tiny_checkpoint(folder / "base")
         if name.startswith("adapter"):
-            from turntree.engines.checkpoint import load_model, load_tokenizer, save_model
-            from turntree.training.lora import LoRAConfig, add_adapter
+            from turntree.engine.checkpoint import load_model, load_tokenizer, save_model
+            from turntree.train.lora import LoRAConfig, add_adapter
 
             model = load_model(base)
             add_adapter(model, LoRAConfig(rank=2))
@@ -150,9 +150,9 @@ def model_file(name: str) -> Callable[[Path], None]:
 
 def loading(name: str) -> Callable[[Path], object]:
     def read(path: Path) -> object:
-        from turntree.engines.checkpoint import load_model, load_tokenizer
-        from turntree.engines.hub import context_of
-        from turntree.renderers.choice import choose
+        from turntree.engine.checkpoint import load_model, load_tokenizer
+        from turntree.engine.hub import context_of
+        from turntree.render.choice import choose
 
         folder = path.parent / f"{path.name}.made" / "model"
         shutil.copyfile(path, folder / name)
@@ -185,7 +185,7 @@ def read_search_index(path: Path) -> object:
 
 
 def judge_cache(path: Path) -> None:
-    from turntree.verifiers.asking import _Cache
+    from turntree.verify.asking import _Cache
 
     path.unlink(missing_ok=True)
     cache = _Cache(path)
@@ -194,7 +194,7 @@ def judge_cache(path: Path) -> None:
 
 
 def read_judge_cache(path: Path) -> object:
-    from turntree.verifiers.asking import _Cache
+    from turntree.verify.asking import _Cache
 
     cache = _Cache(path)
     try:
@@ -255,8 +255,8 @@ def metric_rows(path: Path) -> None:
 
 
 def read_metric_rows(path: Path) -> object:
-    from turntree.observe.run import RunDirectory
     from turntree.report.read import read_metrics
+    from turntree.run.folder import RunDirectory
 
     run = RunDirectory(path.parent)
     run._metrics = path
@@ -297,8 +297,8 @@ def settings_table(path: Path) -> None:
 
 
 def read_settings_table(path: Path) -> object:
-    from turntree.observe.jsonl import read_toml
-    from turntree.verifiers.rubric import read_rubric
+    from turntree.run.jsonl import read_toml
+    from turntree.verify.rubric import read_rubric
 
     table = read_toml(path)
     only = path.with_name("rubric.toml")

@@ -13,15 +13,15 @@ from mutations.more_readers import MORE
 from turntree.core.cost import NO_COST
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import PROFILE
-from turntree.observe.files import file_hash
-from turntree.profiling.profile import Draft, Judge
-from turntree.profiling.samples import Sample
-from turntree.profiling.select import SelectConfig
-from turntree.profiling.summary import ProfileSummary
+from turntree.pivots.profile import Draft, Judge
+from turntree.pivots.samples import Sample
+from turntree.pivots.select import SelectConfig
+from turntree.pivots.summary import ProfileSummary
+from turntree.run.artifacts import PROFILE
+from turntree.run.files import file_hash
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces, write_traces
-from turntree.verifiers.strict import StrictMatch
+from turntree.verify.strict import StrictMatch
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 MESSAGES = (
@@ -83,7 +83,7 @@ def write_profile_file(path: Path) -> None:
         rows.append(json.loads(json.dumps(draft.finish(4, NO_COST).to_json())))
         found.add(rows[-1])
     from turntree.core.config import Part, to_mapping
-    from turntree.profiling.profile import ProfileConfig
+    from turntree.pivots.profile import ProfileConfig
     from turntree.stages.profile import ProfileStageConfig
 
     config = ProfileStageConfig(traces=str(traces), verifier=Part("strict"), profile=ProfileConfig(rollouts=4))
@@ -108,7 +108,7 @@ def read_by_selecting(path: Path) -> object:
 def read_as_store(path: Path) -> object:
     from turntree.core.completion import Sampling
     from turntree.core.errors import InputError
-    from turntree.profiling.rows import StoredProfile
+    from turntree.pivots.rows import StoredProfile
 
     stored = StoredProfile(path)
     try:
@@ -139,7 +139,7 @@ def read_for_training(path: Path) -> object:
     from turntree.stages import train_pivot
     from turntree.stages.candidates import read_selected
     from turntree.stages.verifier import chosen_verifier
-    from turntree.training.curriculum import Curriculum
+    from turntree.train.curriculum import Curriculum
 
     config = train_pivot.TrainPivotConfig(pivots=str(path), traces=str(path.parent / "traces.jsonl"), allow_stale=True)
     header, selected = read_selected(str(path), config.traces)
@@ -152,7 +152,7 @@ def read_for_training(path: Path) -> object:
 
 
 def write_wave_log(path: Path) -> None:
-    from turntree.observe.wave_log import open_log
+    from turntree.run.wave_log import open_log
 
     with open_log(path, {"a": {"b": 1}}) as log:
         log.append({"rows": [{"x": 1}], "skipped": {}, "timing": {}})
@@ -160,20 +160,20 @@ def write_wave_log(path: Path) -> None:
 
 
 def read_wave_log(path: Path) -> object:
-    from turntree.observe.wave_log import open_log
+    from turntree.run.wave_log import open_log
 
     with open_log(path, {"a": {"b": 1}}) as log:
         return [dict(wave) for wave in log]
 
 
 def write_run_config(path: Path) -> None:
-    from turntree.observe.files import write_json
+    from turntree.run.files import write_json
 
     write_json(path, {"stage": "sft", "config": {"seed": 0, "sft": {"epochs": 2}}})
 
 
 def read_run_config(path: Path) -> object:
-    from turntree.observe.files import read_json
+    from turntree.run.files import read_json
 
     return read_json(path)
 
@@ -247,7 +247,7 @@ def feature_table(path: Path) -> None:
 
 
 def read_feature_table(path: Path) -> object:
-    from turntree.gates.features import read_features
+    from turntree.decide.gates.features import read_features
 
     return read_features(path)
 
@@ -302,7 +302,7 @@ def chat_template(path: Path) -> None:
 
 def read_chat_template(path: Path) -> object:
     from chat_templates import tokenizer_of
-    from turntree.renderers.template import ChatRenderer
+    from turntree.render.template import ChatRenderer
 
     try:
         source = path.read_text(encoding="utf-8")
@@ -320,7 +320,7 @@ def read_chat_template(path: Path) -> object:
 def settings(path: Path) -> None:
     """The values of a training configuration, as `--set` would give them."""
     from turntree.core.config import to_mapping
-    from turntree.training.pivot import PivotConfig
+    from turntree.train.pivot import PivotConfig
 
     path.write_text(json.dumps(to_mapping(PivotConfig()), indent=1), encoding="utf-8")
 
@@ -329,9 +329,9 @@ def read_settings(path: Path) -> object:
     import torch
 
     from turntree.core.config import from_mapping, to_mapping
-    from turntree.observe.files import read_json
-    from turntree.training.optimizer import Optimizer
-    from turntree.training.pivot import PivotConfig
+    from turntree.run.files import read_json
+    from turntree.train.optimizer import Optimizer
+    from turntree.train.pivot import PivotConfig
 
     config = from_mapping(PivotConfig, read_json(path), path=path)
     weight = torch.nn.Parameter(torch.ones(2))
@@ -384,7 +384,7 @@ def _group(i: int) -> dict[str, Any]:
         {"actions": ["a", "b"], "reward": float(j), "completed": True, "turn_tokens": [3, 4],
          "observations": ["x", "y"], "stop": "completed", "forked": False, "refill": False} for j in range(2)
     ]  # fmt: skip
-    return {"schema": "turntree.rollouts/1", "id": f"{i}/t", "task": "t", "iteration": i, "rollouts": rollouts}
+    return {"schema": "turntree.rollout/1", "id": f"{i}/t", "task": "t", "iteration": i, "rollouts": rollouts}
 
 
 OWN_LOG = [_group(i) for i in range(3)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.tools.runtime import ToolRuntime
+from turntree.env.tools.runtime import ToolRuntime
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, open_tools
 from turntree_worlds.sandboxes.limits import SandboxConfig
 from turntree_worlds.search import SearchIndex

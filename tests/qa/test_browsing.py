@@ -12,8 +12,8 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation
-from turntree.environments.check import check_environment
-from turntree.environments.tasks import TRAIN, open_tasks
+from turntree.env.check import check_environment
+from turntree.env.tasks import TRAIN, open_tasks
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment
-from turntree.environments.local import LocalPool
-from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
-from turntree.tools.tool import ToolFailed, ToolOutput, ToolSpec
+from turntree.env.local import LocalPool
+from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.env.tools.tool import ToolFailed, ToolOutput, ToolSpec
 from turntree.traces.schema import Trace
 from turntree_worlds.qa.build import QaWorld, environments
 from turntree_worlds.qa.demonstrator import QaDemonstrator

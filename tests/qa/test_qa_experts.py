@@ -8,8 +8,8 @@ import pytest
 
 from turntree.core import seeds
 from turntree.core.config import Part
-from turntree.rollouts.rebuild import Rebuilder
-from turntree.tools.runtime import ToolRuntime
+from turntree.env.tools.runtime import ToolRuntime
+from turntree.rollout.rebuild import Rebuilder
 from turntree.traces.candidates import states_of
 from turntree_worlds.documents import Document
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools

@@ -8,10 +8,10 @@ import turntree_worlds
 from turntree.core.completion import Sampling
 from turntree.core.messages import Message
 from turntree.core.tree import NodeKind
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.players import grow
+from turntree.env.tools.runtime import ToolRuntime
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import grow
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.tools.runtime import ToolRuntime
 from turntree_worlds.qa.build import QaWorld, environments
 from turntree_worlds.qa.experts import answer, compute, search
 

@@ -14,7 +14,7 @@ from turntree.core.messages import Message
 from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
-from turntree.observe.files import write_json
+from turntree.run.files import write_json
 from turntree.stages.config import TrainOnlineConfig
 
 TASKS = 4
@@ -161,7 +161,7 @@ def write_experiment(path: Path, half: float | None = 0.05) -> Path:
     far, near = over_seeds(0.10, half, [0.1, 0.1]), over_seeds(0.02, half, [0.0, 0.04])
     differences = {"matched_steps": {"by_seed": far}, "matched_calls": near, "mean_over_checks": near}
     summary = {
-        "schema": "turntree.branching/1",
+        "schema": "turntree.decide.branching/1",
         "seeds": [0, 1],
         "base_success": [0.25, 0.25],
         "arms": {"entropy": arm_totals(0.6, half), "random": arm_totals(0.5, half)},

@@ -9,9 +9,9 @@ from typing import Any
 
 from turntree.core.config import to_mapping
 from turntree.core.messages import Message
-from turntree.observe.files import file_hash, write_json, write_table
-from turntree.observe.statistics import wilson
-from turntree.profiling.select import SelectConfig, preview, select
+from turntree.pivots.select import SelectConfig, preview, select
+from turntree.run.files import file_hash, write_json, write_table
+from turntree.run.statistics import wilson
 from turntree.stages.config import EvaluateConfig
 from turntree.traces.schema import Trace, write_traces
 

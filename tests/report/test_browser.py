@@ -16,8 +16,8 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
-from turntree.observe.jsonl import write_lines
 from turntree.report.browser import PAGE, build_browser, render
+from turntree.run.jsonl import write_lines
 
 HOSTILE = "</script><script>document.title = 'taken'</script><b>bold</b>"
 

@@ -12,9 +12,9 @@ from online_directories import metrics, write_experiment, write_lines, write_onl
 from turntree.core.errors import InputError
 from turntree.core.tree import Decision
 from turntree.experiments.page import build_experiment_page, mean_curve, read_experiment
-from turntree.observe.files import read_json, write_json
 from turntree.report.html import build_report
 from turntree.report.online import cumulative, decisions, over
+from turntree.run.files import read_json, write_json
 
 
 def text_of(page: Path) -> str:

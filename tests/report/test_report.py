@@ -25,9 +25,9 @@ from run_directories import (
 )
 
 from turntree.core.errors import InputError
-from turntree.observe.files import read_json, write_json
 from turntree.report.html import build_report
 from turntree.report.results import Difference, Estimate
+from turntree.run.files import read_json, write_json
 
 
 def text_of(page: Path) -> str:

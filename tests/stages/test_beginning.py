@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.profiling.profile import ProfileConfig
-from turntree.profiling.select import SelectConfig
+from turntree.pivots.profile import ProfileConfig
+from turntree.pivots.select import SelectConfig
 from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.profile import run_profile
 from turntree.stages.select import run_select
 from turntree.stages.train_pivot import run_train_pivot
 from turntree.stages.unrewarded import CUT, STILL, Beginning, reasons, remedy, require_rewards
-from turntree.training.config import PivotConfig
+from turntree.train.config import PivotConfig
 
 MOVES, STANDS = {"kl": 1.0}, {"kl": STILL / 2}
 TAUGHT = {"trained_groups": 2, "zero_variance_fraction": 0.5, "reward_mean": 0.5, **MOVES}

@@ -16,7 +16,7 @@ from turntree.stages.config import (
     TrainPivotConfig,
 )
 from turntree.stages.gold import Gold
-from turntree.training.launch import open_ranks
+from turntree.train.launch import open_ranks
 from turntree_worlds.qa.demonstrator import QaDemonstrator
 
 

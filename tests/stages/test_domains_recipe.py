@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from turntree.cli.main import cli
 from turntree.core.messages import Message
-from turntree.observe.files import write_json
-from turntree.profiling.rows import class_of_moments
+from turntree.pivots.rows import class_of_moments
+from turntree.run.files import write_json
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces, write_traces
 

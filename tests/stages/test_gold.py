@@ -11,8 +11,8 @@ import pytest
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.environments.tool_environment import ToolEnvironment
-from turntree.rollouts.executed import Executed
+from turntree.env.tool_environment import ToolEnvironment
+from turntree.rollout.executed import Executed
 from turntree.stages.gold import Gold
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import read_traces, write_traces

@@ -19,12 +19,12 @@ from turntree.cli.main import cli
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.engines.checkpoint import load_model, load_tokenizer, save_model
-from turntree.renderers.template import ChatRenderer
+from turntree.engine.checkpoint import load_model, load_tokenizer, save_model
+from turntree.render.template import ChatRenderer
 from turntree.stages import models
 from turntree.stages.models import check_tool_loop, get_model, merge_adapter, push_model
 from turntree.stages.policy import Device, load_policy
-from turntree.training.lora import LoRAConfig, add_adapter
+from turntree.train.lora import LoRAConfig, add_adapter
 
 IDS = torch.arange(1, 12)[None]
 TEMPLATE = (files("turntree.models") / "smollm2_chat_template.jinja").read_text()
@@ -84,7 +84,7 @@ def test_a_float16_base_stays_float16(tmp_path: Path) -> None:
 
 
 def merge_wide(folder: Path) -> dict[str, torch.Tensor]:
-    from turntree.engines.checkpoint import merged
+    from turntree.engine.checkpoint import merged
 
     return merged(folder).state_dict()
 

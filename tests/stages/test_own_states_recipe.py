@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turntree.observe.files import read_json, write_json
+from turntree.run.files import read_json, write_json
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 

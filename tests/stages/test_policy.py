@@ -18,14 +18,14 @@ from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.errors import ConfigError
-from turntree.renderers import choice
-from turntree.renderers.choice import Choice
+from turntree.pack.attention import layouts
+from turntree.render import choice
+from turntree.render.choice import Choice
 from turntree.stages import policy
 from turntree.stages.config import AUTO
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.training.attention import layouts
-from turntree.training.isolation import check_path_isolation
-from turntree.training.lora import AdapterOff, LoRAConfig
+from turntree.train.isolation import check_path_isolation
+from turntree.train.lora import AdapterOff, LoRAConfig
 
 
 def sampled(policy: Policy) -> tuple[int, ...]:

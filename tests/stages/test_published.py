@@ -12,8 +12,8 @@ import pytest
 from turntree.cli.main import cli
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.observe.artifacts import PIVOTS, PROFILE
-from turntree.profiling.select import SelectConfig
+from turntree.pivots.select import SelectConfig
+from turntree.run.artifacts import PIVOTS, PROFILE
 from turntree.stages.config import ProfileStageConfig, RescoreConfig
 from turntree.stages.import_traces import ImportConfig, import_traces
 from turntree.stages.profile import run_profile

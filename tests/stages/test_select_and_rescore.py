@@ -13,14 +13,14 @@ from turntree.core.config import Part, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.observe.artifacts import PIVOTS, PROFILE
-from turntree.observe.files import file_hash
-from turntree.profiling.profile import Draft, Judge, ProfileConfig
-from turntree.profiling.samples import Sample
-from turntree.profiling.select import SelectConfig
-from turntree.profiling.stopping import AdaptiveConfig
-from turntree.profiling.summary import ProfileSummary
-from turntree.renderers.template import ChatRenderer
+from turntree.pivots.profile import Draft, Judge, ProfileConfig
+from turntree.pivots.samples import Sample
+from turntree.pivots.select import SelectConfig
+from turntree.pivots.stopping import AdaptiveConfig
+from turntree.pivots.summary import ProfileSummary
+from turntree.render.template import ChatRenderer
+from turntree.run.artifacts import PIVOTS, PROFILE
+from turntree.run.files import file_hash
 from turntree.stages.candidates import stream_candidates
 from turntree.stages.profile import ProfileStageConfig, say_lengths
 from turntree.stages.rescore import RescoreConfig, run_rescore
@@ -28,7 +28,7 @@ from turntree.stages.select import THRESHOLDS, run_select
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, write_traces
-from turntree.verifiers.strict import StrictMatch
+from turntree.verify.strict import StrictMatch
 
 RIGHT, WRONG = Message("assistant", "left"), Message("assistant", "right")
 CUT = replace(RIGHT, cut=True)

@@ -9,13 +9,13 @@ import pytest
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.engines.checkpoint import load_tokenizer
-from turntree.renderers.template import ChatRenderer
+from turntree.engine.checkpoint import load_tokenizer
+from turntree.render.template import ChatRenderer
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.sft import run_sft
 from turntree.traces.schema import Trace, write_traces
-from turntree.training.config import SFTConfig
-from turntree.training.sft import examples
+from turntree.train.config import SFTConfig
+from turntree.train.sft import examples
 
 WORDS = (1, 2, 30, 200)  # of the four traces
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from turntree.core.messages import Message
-from turntree.observe.files import read_json, write_json
+from turntree.run.files import read_json, write_json
 from turntree.traces.schema import Trace, read_traces, write_traces
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "smollm2"

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from turntree.advantages.config import CreditConfig
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.filters.dapo import DapoFilter
+from turntree.credit.config import CreditConfig
+from turntree.decide.filters.dapo import DapoFilter
 from turntree.logs import rollouts, trees
-from turntree.rollouts.acceptance import Acceptance
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.rollout.acceptance import Acceptance
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
 from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
 from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verdicts import TurnVerdicts
-from turntree.training.checkpoints import CheckpointConfig, Checkpoints
-from turntree.training.config import LocalConfig
-from turntree.training.online import OnlineConfig
+from turntree.train.checkpoints import CheckpointConfig, Checkpoints
+from turntree.train.config import LocalConfig
+from turntree.train.online import OnlineConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)

@@ -14,7 +14,7 @@ from test_train_online import CONFIG, WHOLE
 from turntree.stages import verdicts
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.stages.verdicts import TurnVerdicts
-from turntree.training.config import LocalConfig
+from turntree.train.config import LocalConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 

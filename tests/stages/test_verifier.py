@@ -11,7 +11,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
-from turntree.rollouts.local import judge_turns
+from turntree.rollout.local import judge_turns
 from turntree.stages.verifier import is_registered, open_verifier
 
 STATE = TurnState("t", 0, (Message("user", "hi"),), Message("assistant", "hello"))

@@ -13,13 +13,13 @@ import pytest
 from tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.engines.scripted import ScriptedEngine
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.engine.scripted import ScriptedEngine
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import Device, TrainOnlineConfig, TrainPivotConfig
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
-from turntree.training.config import OnlineConfig, PivotConfig
+from turntree.train.config import OnlineConfig, PivotConfig
 
 WINDOW, CONTEXT = 64, 4096
 
@@ -85,7 +85,7 @@ def test_paths_longer_than_the_window_are_refused_before_anything_is_sampled(
 def test_paths_within_the_window_are_not(
     run: Callable, config: Callable, field: str, model: str, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("turntree.training.isolation.check_path_isolation", reached)
+    monkeypatch.setattr("turntree.train.isolation.check_path_isolation", reached)
     with pytest.raises(Reached):
         run(config(model, WINDOW), tmp_path / "run")
 
@@ -94,7 +94,7 @@ def test_paths_within_the_window_are_not(
 def test_longer_paths_have_a_row_per_rollout_where_the_choice_is_ours(
     run: Callable, config: Callable, field: str, model: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr("turntree.training.isolation.check_rows", reached)
+    monkeypatch.setattr("turntree.train.isolation.check_rows", reached)
     asked = config(model, WINDOW + 1)
     with pytest.raises(Reached):
         run(replace(asked, device=replace(asked.device, prefixes="auto")), tmp_path / "run")

@@ -13,23 +13,23 @@ ASKS = {"reason_of", "described"}
 WIDE = {"Exception", "BaseException"}
 NOT_FOREIGN = {  # these call what we chose ourselves
     "cli/main.py main": "the end of every command: whatever comes this far is said in one line",
-    "cluster/pool.py _serve": "our own thread: who waits for it is told",
-    "cluster/worker.py _reply": "our own stage: who waits for it is told",
+    "rollout/cluster/pool.py _serve": "our own thread: who waits for it is told",
+    "rollout/cluster/worker.py _reply": "our own stage: who waits for it is told",
     "core/foreign.py described": "the text of an error",
     "openenv.py _actions": "the standard library's request",
     "tau2.py end": "tau2's own gold, whose look-ups may fail; faults of the machine are raised again",
-    "engines/*": "engines are parts whose failure ends the run (docs/how-to/engine.md)",
-    "environments/tool_environment.py tool_schemas": "Transformers' reader of signatures",
+    "engine/*": "engines are parts whose failure ends the run (docs/how-to/engine.md)",
+    "env/tool_environment.py tool_schemas": "Transformers' reader of signatures",
     "gateway/*": "servers, whose requests are answered",
-    "observe/jsonl.py writing": "libraries that write files",
-    "observe/opening.py parquet_rows": "pyarrow",
-    "renderers/*": "chat templates, packages of renderers; an episode has the boundary around them (rollouts/live.py)",
+    "run/jsonl.py writing": "libraries that write files",
+    "run/opening.py parquet_rows": "pyarrow",
+    "render/*": "chat templates, packages of renderers; an episode has the boundary around them (rollout/live.py)",
     "report/browser.py token_texts": "the tokenizer's library",
     "stages/forgetting.py _tasks": "lm-eval's loading of data",
-    "tools/runtime.py work": "a thread, whose error is read by who waits for it",
-    "training/checkpoints.py restore": "torch and safetensors reading a checkpoint",
-    "verifiers/arguments.py *": "jsonschema",
-    "verifiers/symbolic_worker.py answer": "SymPy, in a process of its own",
+    "env/tools/runtime.py work": "a thread, whose error is read by who waits for it",
+    "train/checkpoints.py restore": "torch and safetensors reading a checkpoint",
+    "verify/arguments.py *": "jsonschema",
+    "verify/symbolic_worker.py answer": "SymPy, in a process of its own",
 }
 
 
@@ -89,8 +89,8 @@ def test_every_place_that_is_listed_as_not_foreign_is_there() -> None:
 
 def test_only_two_modules_know_what_a_reward_or_a_flag_may_be() -> None:
     """`float(...)` of a foreign value takes texts, and `bool(...)` takes everything."""
-    for name in ("gymnasium", "mcp", "openenv", "reasoning_gym", "tau2", "textarena", "verifiers", "base"):
-        folder = PACKAGES[0] / "adapters" if name == "base" else PACKAGES[1]
+    for name in ("gymnasium", "mcp", "openenv", "reasoning_gym", "tau2", "textarena", "verifiers", "adapted"):
+        folder = PACKAGES[0] / "env" if name == "adapted" else PACKAGES[1]
         tree = ast.parse((folder / f"{name}.py").read_text())
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("float", "bool"):

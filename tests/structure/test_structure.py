@@ -13,13 +13,13 @@ SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
 LIBRARY = [path for path in SOURCES if path.is_relative_to(REPOSITORY / "src" / "turntree")]
 LIGHT = (
     "core",
-    "observe",
-    "verifiers.tool_call",
-    "advantages.credit",
+    "run",
+    "verify.tool_call",
+    "credit.credit",
 )
-LIGHT += ("traces.chat", "rollouts.local", "rollouts.live", "profiling.profile", "report.html", "engines.scripted")
-LIGHT += ("rollouts.scheduler", "environments.processes", "gates.calibrate", "logs.read")
-LIGHT += ("auditing.audit", "cli.main", "core.keys", "training.config", "stages.config", "experiments.config")
+LIGHT += ("traces.chat", "rollout.local", "rollout.live", "pivots.profile", "report.html", "engine.scripted")
+LIGHT += ("rollout.scheduler", "env.processes", "decide.gates.calibrate", "logs.read")
+LIGHT += ("audit.audit", "cli.main", "core.keys", "train.config", "stages.config", "experiments.config")
 
 
 def test_the_floors_hold():
@@ -38,11 +38,11 @@ def test_light_packages_load_no_heavy_ones():
 
 def test_the_maths_of_the_loss_knows_nothing_of_who_plays_and_decides():
     """Pure functions of tensors load the tree, its labels, credit and packing, and no more of the library."""
-    code = "import sys, turntree.training.losses; print(*sorted(m for m in sys.modules if m.startswith('turntree.')))"
+    code = "import sys, turntree.train.losses; print(*sorted(m for m in sys.modules if m.startswith('turntree.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert len(loaded) <= 22, loaded
-    assert {name.split(".")[1] for name in loaded} == {"core", "advantages", "training"}, loaded
+    assert {name.split(".")[1] for name in loaded} == {"core", "credit", "pack", "train"}, loaded
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
@@ -59,7 +59,7 @@ def test_nothing_pickles_to_disk_and_nothing_trusts_remote_code():
     for path in SOURCES:
         text = path.read_text()
         assert not re.search(r"pickle\.(dump|load|Pickler|Unpickler)\b", text), path
-        assert path.parent.name == "environments" or "import pickle" not in text, path
+        assert path.parent.name == "env" or "import pickle" not in text, path
         assert "trust_remote_code=True" not in text, path
         assert "torch.load" not in text, path
 

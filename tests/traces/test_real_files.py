@@ -14,9 +14,9 @@ from chat_import import import_chat
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.traces.candidates import candidates
-from turntree.verifiers.audit import audit_verifier
-from turntree.verifiers.strict import StrictMatch
-from turntree.verifiers.tool_call import ToolCallMatch
+from turntree.verify.audit import audit_verifier
+from turntree.verify.strict import StrictMatch
+from turntree.verify.tool_call import ToolCallMatch
 
 GYM = "nemo_gym/resources_servers__{}__data__{}.jsonl.xz"
 AGENTS = "nemo_gym/responses_api_agents__{}.jsonl.xz"

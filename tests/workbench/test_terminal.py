@@ -11,7 +11,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
-from turntree.environments.tasks import open_tasks
+from turntree.env.tasks import open_tasks
 from turntree_worlds.sandboxes.host import SandboxLost
 from turntree_worlds.sandboxes.limits import File
 from turntree_worlds.workbench.door import Terminal, _split

@@ -7,10 +7,10 @@ import pytest
 from turntree.core.config import Part
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.environments.tasks import environment_record
-from turntree.rollouts.executed import Executed
+from turntree.env.tasks import environment_record
+from turntree.rollout.executed import Executed
 from turntree.stages.gold import Gold
-from turntree.verifiers.recommended import Recommended
+from turntree.verify.recommended import Recommended
 
 TERMINAL = Part("terminal")
 

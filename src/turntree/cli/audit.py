@@ -21,7 +21,7 @@ PROGRESS_SECONDS = 5.0
 
 @click.command(
     cls=StageCommand,
-    config="turntree.auditing.audit:AuditStageConfig",
+    config="turntree.audit.audit:AuditStageConfig",
     options={"--epochs": "epochs", **LOG_OPTIONS},
     short_help="What your rollout logs bought.",
 )
@@ -40,7 +40,7 @@ def audit(
     Example: turntree audit checkpoints/rollout_data --out audit.html
              turntree audit my_rollouts.jsonl --json -
     """
-    from turntree.auditing.audit import run_audit
+    from turntree.audit.audit import run_audit
     from turntree.report.audit import build_audit_page, sentences
 
     result = run_audit(logs, config, _progress())

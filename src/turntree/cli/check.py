@@ -16,7 +16,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 
 if TYPE_CHECKING:
-    from turntree.environments.check import CheckConfig
+    from turntree.env.check import CheckConfig
 
 
 @click.group()
@@ -27,7 +27,7 @@ def check() -> None:
 @check.command(
     "environment",
     cls=StageCommand,
-    config="turntree.environments.check:CheckConfig",
+    config="turntree.env.check:CheckConfig",
     stage="check environment",
     part="environment",
     options=short("SPEC=environment split count turns seed"),
@@ -42,8 +42,8 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
 
     Example: turntree check environment examples.hide_and_seek:tasks --tries 2
     """
-    from turntree.environments.check import Finding, check_environment, check_splits
-    from turntree.environments.tasks import open_tasks
+    from turntree.env.check import Finding, check_environment, check_splits
+    from turntree.env.tasks import open_tasks
 
     split, count, turns, seed = config.split, config.count, config.turns, config.seed
     with contextlib.ExitStack() as stack:
@@ -91,9 +91,9 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
 
     Example: turntree check model models/my-model
     """
-    from turntree.engines.checkpoint import load_tokenizer
-    from turntree.renderers.choice import TEMPLATE, Choice, choose
-    from turntree.renderers.examine import LOOP, LOOPS, TALK, examine, shown
+    from turntree.engine.checkpoint import load_tokenizer
+    from turntree.render.choice import TEMPLATE, Choice, choose
+    from turntree.render.examine import LOOP, LOOPS, TALK, examine, shown
     from turntree.stages.policy import resolve
 
     folder = resolve(model, weights=False)

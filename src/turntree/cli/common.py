@@ -15,7 +15,7 @@ from turntree.cli.options import Read
 from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.core.verdict import most_frequent
-from turntree.observe.files import write_json
+from turntree.run.files import write_json
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,8 +31,8 @@ from turntree.core.config import UNKNOWN, Part, from_mapping, nested, overlaid, 
 from turntree.core.config import defaults as defaults_of
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.keys import Key, keys
-from turntree.observe.files import read_json, require_writable
-from turntree.observe.jsonl import located, parse_json, read_toml
+from turntree.run.files import read_json, require_writable
+from turntree.run.jsonl import located, parse_json, read_toml
 
 # where a command is to write, checked before it begins: a result that cannot be written would be lost
 

@@ -144,7 +144,7 @@ def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -
 
 @click.command(
     cls=StageCommand,
-    config="turntree.profiling.select:SelectConfig",
+    config="turntree.pivots.select:SelectConfig",
     options=short("threshold rule anchor_share max_per_kind quota per_trajectory per_action per_duplicate weight seed"),
     short_help="Keep the pivots of a profile.",
 )
@@ -220,7 +220,7 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
 
 
 def _reward(text: str) -> Any:
-    from turntree.rollouts.rewards import parse_reward
+    from turntree.rollout.rewards import parse_reward
 
     return parse_reward(text)
 

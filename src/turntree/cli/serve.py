@@ -15,7 +15,7 @@ from turntree.cli.options import StageCommand, short
 
 @click.command(
     cls=StageCommand,
-    config="turntree.engines.vllm_server:ServeConfig",
+    config="turntree.engine.vllm_server:ServeConfig",
     options=short("model host port venv dtype max_context requests lora_rank kv_gib"),
     short_help="A vLLM server to sample from.",
 )
@@ -31,8 +31,8 @@ def serve(config: Any, log: Path | None, json_path: str | None) -> None:
     Example: turntree serve --model models/mine --port 8000
              turntree train online --model models/mine --engine vllm --set device.engine.url=http://127.0.0.1:8000
     """
-    from turntree.engines.checkpoint import base_of
-    from turntree.engines.vllm_server import KEY, rank_of, serving, settings
+    from turntree.engine.checkpoint import base_of
+    from turntree.engine.vllm_server import KEY, rank_of, serving, settings
     from turntree.stages.policy import resolve
 
     folder = resolve(config.model)

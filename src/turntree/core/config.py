@@ -1,6 +1,6 @@
 """Strict values: plain JSON to a frozen dataclass, or one line that says what is wrong with it.
 
-Configurations and the rows of our artifacts (`observe.artifacts`) are dataclasses. They are checked by their
+Configurations and the rows of our artifacts (`run.artifacts`) are dataclasses. They are checked by their
 annotations: str, int, float, bool, `Literal`, enumerations of text, unions, tuples, lists, `dict[str, X]`, nested
 dataclasses, `Any`. `Annotated[float, Between(0, 1)]` bounds numbers (in lists and unions too). A float must be finite,
 an int must fit into 64 bits, a bool does not count as a number, and an unknown key is an error.

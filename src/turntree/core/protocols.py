@@ -173,7 +173,7 @@ class Task:
     gold: Sequence[Message] = ()
     """Assistant messages that solve it."""
     player: Any = None
-    """A program that plays the task by itself (`rollouts.players.Plays`)."""
+    """A program that plays the task by itself (`rollout.players.Plays`)."""
 
     def state(self) -> Any:
         """The state as plain data, equal for equal states; None where it cannot be compared."""

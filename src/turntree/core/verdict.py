@@ -18,7 +18,7 @@ class Verdict:
     reason: str
     kind: str = ""  # the kind of action judged ("take", "search", a tool's name), for quotas and drift tracking
     success: bool | None = None  # of an episode: whether its task was solved, whatever the reward is
-    # of an episode: what each reward function gave, by name (`rollouts.rewards`), None where it failed
+    # of an episode: what each reward function gave, by name (`rollout.rewards`), None where it failed
     parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], hash=False)
     cost: Cost = NO_COST  # of judging, where a verifier plays on with the policy
 

@@ -28,7 +28,7 @@ from turntree.experiments.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.observe.run import RunDirectory
+from turntree.run.folder import RunDirectory
 from turntree.stages.config import TrainOnlineConfig
 
 COMPARED: tuple[tuple[BranchingArm, BranchingArm], ...] = (

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.profiling.select import SelectConfig
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.scheduler import SchedulerConfig
+from turntree.pivots.select import SelectConfig
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import OwnPathConfig, TrainOnlineConfig
-from turntree.training.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
+from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
 BranchingArm = Literal[
@@ -27,7 +27,7 @@ BranchingArm = Literal[
     "arpo_released",
     "tree_grpo",
 ]
-BRANCHING_SCHEMA = "turntree.branching/1"  # of its summary, which its page reads without torch
+BRANCHING_SCHEMA = "turntree.decide.branching/1"  # of its summary, which its page reads without torch
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 

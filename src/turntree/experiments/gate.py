@@ -30,8 +30,8 @@ from turntree.experiments.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.observe.run import RunDirectory
-from turntree.observe.statistics import clustered_wilson
+from turntree.run.folder import RunDirectory
+from turntree.run.statistics import clustered_wilson
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import GATE_LOG
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from turntree.experiments.config import BRANCHING_SCHEMA
-from turntree.observe.files import read_json, write_text
 from turntree.report import wording
 from turntree.report.columns import SUCCESS
 from turntree.report.figures import (
@@ -30,6 +29,7 @@ from turntree.report.online import over
 from turntree.report.page import templates
 from turntree.report.read import Row, read_metrics, reading
 from turntree.report.wording import percent, points
+from turntree.run.files import read_json, write_text
 
 LABELS = {
     "grpo": "GRPO",

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
-from turntree.engines.checkpoint import load_model, policy_hash
-from turntree.observe.files import json_line, read_json, write_json
-from turntree.observe.jsonl import read_lines, replacing
-from turntree.observe.run import RunDirectory
-from turntree.observe.statistics import crossed_interval, sign_flip, t_interval
+from turntree.engine.checkpoint import load_model, policy_hash
+from turntree.run.files import json_line, read_json, write_json
+from turntree.run.folder import RunDirectory
+from turntree.run.jsonl import read_lines, replacing
+from turntree.run.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.policy import policy_name, resolve
 from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_online
 

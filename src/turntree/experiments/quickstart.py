@@ -26,14 +26,14 @@ from turntree.core import parts
 from turntree.core.config import Part, at_least, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
-from turntree.observe.files import write_json
-from turntree.observe.run import open_folder
-from turntree.observe.workers import die_with_parent, without_interrupts
-from turntree.profiling.profile import ProfileConfig
-from turntree.profiling.select import SelectConfig
+from turntree.pivots.profile import ProfileConfig
+from turntree.pivots.select import SelectConfig
 from turntree.report import results
 from turntree.report.read import ARMS, QUICKSTART_SCHEMA, read_run
 from turntree.report.wording import MINUS
+from turntree.run.files import write_json
+from turntree.run.folder import open_folder
+from turntree.run.workers import die_with_parent, without_interrupts
 from turntree.stages import evaluate, profile, select, sft, train_pivot
 from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
@@ -41,9 +41,9 @@ from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
-from turntree.training.optimizer import OptimizerConfig
-from turntree.training.pivot import PivotConfig
-from turntree.training.sft import SFTConfig
+from turntree.train.optimizer import OptimizerConfig
+from turntree.train.pivot import PivotConfig
+from turntree.train.sft import SFTConfig
 
 GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
 TITLES = {

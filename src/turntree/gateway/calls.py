@@ -20,7 +20,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
 from turntree.core.tree import StopReason
-from turntree.renderers.thoughts import whole_prompt
+from turntree.render.thoughts import whole_prompt
 
 Tools = tuple[dict[str, Any], ...]
 Thoughts = Literal["fork", "keep"]  # an answer that comes back without its reasoning

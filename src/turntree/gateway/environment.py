@@ -23,13 +23,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from turntree.adapters.base import named, rows_of
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task
 from turntree.core.verdict import Verdict
-from turntree.environments.tasks import TRAIN, TaskSet
+from turntree.env.adapted import named, rows_of
+from turntree.env.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
 from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
 from turntree.gateway.merge import Discarded, Merged, merge
@@ -37,12 +37,12 @@ from turntree.gateway.process import Exit, command_of, run_agent
 from turntree.gateway.sampling import EngineDriver, LiveSession
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
-from turntree.observe.files import tree_hash, write_json
-from turntree.rollouts.accounting import Usage
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.live import Ending, ended, judged
-from turntree.rollouts.rewards import OF_THE_ENVIRONMENT, RewardSum
-from turntree.rollouts.scheduler import Order, SchedulerConfig
+from turntree.rollout.accounting import Usage
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.live import Ending, ended, judged
+from turntree.rollout.rewards import OF_THE_ENVIRONMENT, RewardSum
+from turntree.rollout.scheduler import Order, SchedulerConfig
+from turntree.run.files import tree_hash, write_json
 
 Keep = Literal["none", "failed", "all"]
 _MODEL = "policy"
@@ -143,7 +143,7 @@ class _Group:
 
 
 class AgentPlayer:
-    """`rollouts.players.Player`: starts the agent once for every rollout, many at a time, and merges each task's
+    """`rollout.players.Player`: starts the agent once for every rollout, many at a time, and merges each task's
     sessions into its tree."""
 
     def __init__(

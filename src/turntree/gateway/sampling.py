@@ -21,7 +21,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.core.tree import StopReason
-from turntree.engines.requests import polled
+from turntree.engine.requests import polled
 from turntree.gateway.calls import Call, Lineage, Session, Status, Tools
 from turntree.gateway.config import Refused, Reward, ServingConfig, bad_request
 from turntree.gateway.store import Head

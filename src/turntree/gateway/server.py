@@ -34,7 +34,7 @@ from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused, bad_request, read_reward
 from turntree.gateway.sampling import Ask, LiveSession
 from turntree.gateway.sessions import Sessions, digest
-from turntree.observe.jsonl import parse_object
+from turntree.run.jsonl import parse_object
 
 if TYPE_CHECKING:
     import uvicorn

@@ -32,8 +32,8 @@ from turntree.core.progress import notice
 from turntree.gateway.calls import chained, digest_of
 from turntree.gateway.config import Refused
 from turntree.gateway.store import append_row
-from turntree.observe.files import json_line
-from turntree.observe.jsonl import parse_json, parse_object
+from turntree.run.files import json_line
+from turntree.run.jsonl import parse_json, parse_object
 from turntree.traces.schema import FILE_SCHEMA, Trace
 from turntree.traces.splits import assign_split
 

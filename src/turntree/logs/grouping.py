@@ -22,8 +22,8 @@ import numpy as np
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
-from turntree.observe.jsonl import read_lines
-from turntree.observe.opening import PACKED, opened
+from turntree.run.jsonl import read_lines
+from turntree.run.opening import PACKED, opened
 
 Key = tuple[int | None, str]
 

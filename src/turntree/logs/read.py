@@ -23,7 +23,7 @@ from turntree.logs.generic import TextOptions, generic
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
-from turntree.observe.jsonl import parse_json, read_lines
+from turntree.run.jsonl import parse_json, read_lines
 
 AUTO = Part("auto")
 _TRL = "trl"

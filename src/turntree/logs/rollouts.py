@@ -13,10 +13,10 @@ from turntree.core.labels import Rewards
 from turntree.core.tree import Node, RolloutTree, StopReason
 from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
 from turntree.logs.rows import ReadReport
-from turntree.observe import jsonl
-from turntree.observe.files import json_line, writing
+from turntree.run import jsonl
+from turntree.run.files import json_line, writing
 
-SCHEMA = "turntree.rollouts/1"
+SCHEMA = "turntree.rollout/1"
 FILE_NAME = "rollouts.jsonl"
 
 

@@ -1,7 +1,7 @@
 """The rollout trees of a run on disk, `trees.jsonl`: every node, decision, verdict and credit, one tree a line.
 
 Everything that reports, audits and calibrates can be read from it (docs/design/trees.md). It is one of the logs of a
-run directory (`observe.run`): an iteration is in it whole or not at all, and a run that goes on cuts it back.
+run directory (`run.folder`): an iteration is in it whole or not at all, and a run that goes on cuts it back.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turntree.core.verdict import Verdict
 from turntree.logs.groups import LARGEST, LoggedGroup
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.rows import ReadReport
-from turntree.observe import jsonl
+from turntree.run import jsonl
 
 SCHEMA = "turntree.trees/1"
 FILE_NAME = "trees.jsonl"

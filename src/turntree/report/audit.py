@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turntree.observe.files import write_text
 from turntree.report.figures import INK, MUTED, ON_DARK, ON_LIGHT, PALE, Chart, drawing, percent_ticks
 from turntree.report.page import templates
 from turntree.report.wording import count, percent, plural
+from turntree.run.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +30,7 @@ PREFERRED = ("tokens", "characters", "turns")
 
 
 def build_audit_page(result: dict[str, Any], out: Path) -> Path:
-    """Write the page of `auditing.audit` to `out`. The same result gives the same bytes."""
+    """Write the page of `audit.audit` to `out`. The same result gives the same bytes."""
     return write_text(out, templates().get_template("audit.html.j2").render(view(result)))
 
 

@@ -21,8 +21,8 @@ from turntree.core.verdict import Verdict
 from turntree.logs.rollouts import depth_first
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
-from turntree.observe.files import write_text
 from turntree.report.page import templates
+from turntree.run.files import write_text
 
 PAGE = "trees.html"
 MAX_NODES = 20_000  # of a page: a browser opens so many at once

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turntree.core.outcome import GroupOutcome
-from turntree.gates.sweep import PAPER_SIGNAL
-from turntree.gates.table import GroupTable
-from turntree.observe.files import write_text
-from turntree.observe.statistics import clopper_pearson_low
+from turntree.decide.gates.sweep import PAPER_SIGNAL
+from turntree.decide.gates.table import GroupTable
 from turntree.report import wording
 from turntree.report.figures import INK, Chart, drawing, percent_ticks
 from turntree.report.page import templates
 from turntree.report.wording import percent
+from turntree.run.files import write_text
+from turntree.run.statistics import clopper_pearson_low
 
 Row = Mapping[str, Any]
 NAMES = {"prefix_edit_distance_mean": "prefix edit distance", "action_bigram_jaccard_mean": "bigram Jaccard distance"}

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turntree.core.errors import InputError
-from turntree.observe.files import file_hash
-from turntree.profiling.rows import message_text
-from turntree.profiling.select import is_pivot
+from turntree.pivots.rows import message_text
+from turntree.pivots.select import is_pivot
 from turntree.report.read import Row, Run, Table, reading
 from turntree.report.results import threshold
+from turntree.run.files import file_hash
 from turntree.traces.schema import Trace, read_traces
 
 EXAMPLES = 4

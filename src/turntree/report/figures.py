@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from turntree.profiling.select import classify
+from turntree.pivots.select import classify
 from turntree.report.columns import Curve
 from turntree.report.read import Row
 from turntree.report.wording import count, label, number, percent

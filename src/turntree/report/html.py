@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree.observe.files import write_text
-from turntree.profiling.select import classify
+from turntree.pivots.select import classify
 from turntree.report import columns, figures, online, results, rollout_tree, wording
 from turntree.report.browser import build_browser
 from turntree.report.columns import ACCEPTANCE, Curve
@@ -18,6 +17,7 @@ from turntree.report.figures import Chart, Mark, intervals, lines, series, style
 from turntree.report.page import templates
 from turntree.report.read import ARMS, Arm, Run, Share, read_run, reading
 from turntree.report.wording import label, percent
+from turntree.run.files import write_text
 
 PIVOT_STAGE, SFT_STAGE = "train pivot", "sft"
 

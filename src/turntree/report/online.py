@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.tree import Decision, StopReason
-from turntree.observe import jsonl
-from turntree.observe.statistics import paired_bootstrap
 from turntree.report import results, rollout_tree, wording
 from turntree.report.columns import BRANCHING, ONLINE, SPENT, STOPS, SUCCESS, Curve
 from turntree.report.figures import (
@@ -31,6 +29,8 @@ from turntree.report.figures import (
 from turntree.report.read import ONLINE_STAGE, Arm, Row, Run, reading
 from turntree.report.rollout_tree import KeptTrees
 from turntree.report.wording import count, percent
+from turntree.run import jsonl
+from turntree.run.statistics import paired_bootstrap
 
 HELD_OUT = "held_out.jsonl"  # a name given by the stage, which lies beside this floor
 MEASURED = {"value": "value P of the rule", "u": "U of the rule", "entropy": "entropy (nats per token)"}

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.observe.files import read_json, read_table
-from turntree.observe.jsonl import read_lines
-from turntree.profiling.profile import SCHEMA as PROFILE_SCHEMA
-from turntree.profiling.select import SCHEMA as PIVOTS_SCHEMA
+from turntree.pivots.profile import SCHEMA as PROFILE_SCHEMA
+from turntree.pivots.select import SCHEMA as PIVOTS_SCHEMA
+from turntree.run.files import read_json, read_table
+from turntree.run.jsonl import read_lines
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
 QUICKSTART_SCHEMA = "turntree.quickstart/1"  # of summary.json

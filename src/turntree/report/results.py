@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turntree.observe.statistics import paired_bootstrap
-from turntree.profiling.select import THRESHOLDS, SelectConfig, preview
+from turntree.pivots.select import THRESHOLDS, SelectConfig, preview
 from turntree.report.read import Arm, Play, Row, Run, Share
 from turntree.report.wording import count, label, percent, plural, points, span
+from turntree.run.statistics import paired_bootstrap
 
 COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
 PLAYED = ("environment", "count", "split", "task_seed", "temperature", "max_turns", "max_tokens", "max_context")

@@ -17,7 +17,7 @@ from turntree.logs.groups import LoggedRollout, action_text
 from turntree.logs.rollouts import depth_first, turns_of
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
-from turntree.profiling.rows import message_text
+from turntree.pivots.rows import message_text
 from turntree.report.browser import MAX_NODES, PAGE
 from turntree.report.figures import (
     BAD,

@@ -11,9 +11,9 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.observe.artifacts import PIVOTS
-from turntree.observe.files import file_hash
-from turntree.observe.jsonl import located
+from turntree.run.artifacts import PIVOTS
+from turntree.run.files import file_hash
+from turntree.run.jsonl import located
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import Trace, read_traces
 

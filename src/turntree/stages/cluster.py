@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.config import WorkersConfig
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
+from turntree.rollout.cluster.config import WorkersConfig
 
 _HINT = "set cluster.workers to the number of rollout workers"
 
@@ -40,8 +40,8 @@ def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
 
     @functools.wraps(stage)
     def run(config: Any, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
-        from turntree.training.launch import open_ranks
-        from turntree.training.trainer import end, follow
+        from turntree.train.launch import open_ranks
+        from turntree.train.trainer import end, follow
 
         with open_ranks(config.cluster.trainers, config.device.name) as group:
             if group.rank > 0:

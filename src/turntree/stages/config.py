@@ -8,23 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from turntree.advantages.config import CreditConfig
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, Usual, at_least
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
-from turntree.engines.endpoint import EndpointConfig
-from turntree.engines.limits import Prefixes
-from turntree.environments.processes import ProcessPoolConfig
+from turntree.credit.config import CreditConfig
+from turntree.engine.endpoint import EndpointConfig
+from turntree.engine.limits import Prefixes
+from turntree.env.processes import ProcessPoolConfig
 from turntree.logs import trees
-from turntree.profiling.profile import ProfileConfig
-from turntree.profiling.select import SelectConfig
-from turntree.profiling.stopping import AdaptiveConfig
-from turntree.rollouts.live import CutTurns, EpisodeConfig
+from turntree.pivots.profile import ProfileConfig
+from turntree.pivots.select import SelectConfig
+from turntree.pivots.stopping import AdaptiveConfig
+from turntree.rollout.live import CutTurns, EpisodeConfig
 from turntree.stages.cluster import ClusterConfig
 from turntree.traces.schema import Split
-from turntree.training.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
+from turntree.train.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
 AUTO = Part("auto")  # the renderer that the model's folder asks for

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.pool import WorkerPool
 from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import Part, from_mapping, to_mapping
@@ -20,17 +19,18 @@ from turntree.core.progress import progress
 from turntree.core.protocols import Environment, task_of
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.core.verdict import Verdict, censored, most_frequent
-from turntree.environments.pool import EnvironmentPool
-from turntree.environments.tasks import identity, open_tasks
+from turntree.env.pool import EnvironmentPool
+from turntree.env.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
-from turntree.observe.files import write_json
-from turntree.observe.jsonl import write_lines
-from turntree.observe.statistics import wilson
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.players import grow, require_rendered, require_steppable
-from turntree.rollouts.rewards import RewardSum, build_rewards, figures
-from turntree.rollouts.rewards import identity as reward_identity
-from turntree.rollouts.spread import labelled, numbered
+from turntree.rollout.cluster.pool import WorkerPool
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import grow, require_rendered, require_steppable
+from turntree.rollout.rewards import RewardSum, build_rewards, figures
+from turntree.rollout.rewards import identity as reward_identity
+from turntree.rollout.spread import labelled, numbered
+from turntree.run.files import write_json
+from turntree.run.jsonl import write_lines
+from turntree.run.statistics import wilson
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.stages.unrewarded import remedy

@@ -23,9 +23,9 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
-from turntree.observe.files import read_json, replace_folder, write_json
-from turntree.renderers.tool_calls import ToolFormat, detect_format
-from turntree.rollouts.local import CutTurns, cut_turns_of
+from turntree.render.tool_calls import ToolFormat, detect_format
+from turntree.rollout.local import CutTurns, cut_turns_of
+from turntree.run.files import read_json, replace_folder, write_json
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import chosen_verifier, open_verifier
 
@@ -202,7 +202,7 @@ def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
 def _writer(model: str) -> _Writer:
     if not model:
         return _Writer(tools_as_text, lambda _: None, lambda text: _SPELLED.sub("", text))
-    from turntree.renderers.words import Words
+    from turntree.render.words import Words
     from turntree.stages.policy import load_renderer
 
     tokenizer, renderer = load_renderer(model)

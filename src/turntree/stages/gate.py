@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError
-from turntree.gates.calibrate import SHOWN_THRESHOLDS, CalibrationConfig, calibrate
-from turntree.gates.features import PAPER_HORIZON, read_features
-from turntree.gates.sweep import PAPER_SIGNAL, sweep
-from turntree.gates.table import GroupTable, table_from_groups
+from turntree.decide.gates.calibrate import SHOWN_THRESHOLDS, CalibrationConfig, calibrate
+from turntree.decide.gates.features import PAPER_HORIZON, read_features
+from turntree.decide.gates.sweep import PAPER_SIGNAL, sweep
+from turntree.decide.gates.table import GroupTable, table_from_groups
 from turntree.logs.read import AUTO, open_log
 
 

@@ -15,15 +15,15 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
-from turntree.engines.endpoint import EndpointConfig
+from turntree.engine.endpoint import EndpointConfig
 from turntree.gateway.config import ServingConfig
 from turntree.gateway.merge import merge
 from turntree.gateway.sampling import EngineDriver
 from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import CLOSED, DAMAGED, SessionStore, read_session
 from turntree.logs.trees import KeptTree
-from turntree.observe.jsonl import write_lines
-from turntree.observe.run import open_folder
+from turntree.run.folder import open_folder
+from turntree.run.jsonl import write_lines
 from turntree.stages.config import Device
 
 KEY = "TURNTREE_GATEWAY_KEY"

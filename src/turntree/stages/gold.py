@@ -11,8 +11,8 @@ from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.core.protocols import task_of
-from turntree.environments.pool import checked, start
-from turntree.environments.tasks import environment_record, open_tasks
+from turntree.env.pool import checked, start
+from turntree.env.tasks import environment_record, open_tasks
 from turntree.traces.schema import Split, Trace
 from turntree.traces.splits import demonstrated_split
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from turntree.core.config import Between, Part
 from turntree.core.errors import InputError
 from turntree.core.progress import progress
-from turntree.observe.files import require_writable, write_json, writing
-from turntree.observe.jsonl import located, parse_json, read_text
+from turntree.run.files import require_writable, write_json, writing
+from turntree.run.jsonl import located, parse_json, read_text
 from turntree.traces.chat import ImportReport, stream_chat
 from turntree.traces.formats.row import chat_tools
 from turntree.traces.readers import AUTO

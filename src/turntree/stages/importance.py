@@ -13,15 +13,15 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.engines.endpoint import connection_free
-from turntree.observe.artifacts import POLICY, PROFILE, policy_of, require_same_profile
-from turntree.observe.files import file_hash
-from turntree.observe.wave_log import WaveLog, open_log
-from turntree.profiling.importance import weigh
-from turntree.profiling.rows import StoredProfile
-from turntree.profiling.select import is_mixed
-from turntree.rollouts.outcome import PlayOn
-from turntree.rollouts.rebuild import Rebuilder
+from turntree.engine.endpoint import connection_free
+from turntree.pivots.importance import weigh
+from turntree.pivots.rows import StoredProfile
+from turntree.pivots.select import is_mixed
+from turntree.rollout.outcome import PlayOn
+from turntree.rollout.rebuild import Rebuilder
+from turntree.run.artifacts import POLICY, PROFILE, policy_of, require_same_profile
+from turntree.run.files import file_hash
+from turntree.run.wave_log import WaveLog, open_log
 from turntree.stages.candidates import stream_candidates
 from turntree.stages.config import ImportanceConfig
 from turntree.stages.policy import load_policy

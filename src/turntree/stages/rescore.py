@@ -13,18 +13,18 @@ from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState, TurnVerifier
-from turntree.observe.artifacts import policy_of, require_same_profile
-from turntree.observe.files import file_hash
-from turntree.observe.wave_log import open_log
-from turntree.profiling.profile import Draft, Judge, judge_drafts
-from turntree.profiling.rows import StoredProfile, samples_of
-from turntree.profiling.stopping import Prior, StoppingRule
-from turntree.profiling.summary import ProfileSummary
+from turntree.pivots.profile import Draft, Judge, judge_drafts
+from turntree.pivots.rows import StoredProfile, samples_of
+from turntree.pivots.stopping import Prior, StoppingRule
+from turntree.pivots.summary import ProfileSummary
+from turntree.run.artifacts import policy_of, require_same_profile
+from turntree.run.files import file_hash
+from turntree.run.wave_log import open_log
 from turntree.stages.candidates import Survey, stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig, RescoreConfig
 from turntree.stages.profile import Wave, work, write_profile
 from turntree.stages.verifier import open_verifier
-from turntree.verifiers.strict import StrictMatch
+from turntree.verify.strict import StrictMatch
 
 
 def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

@@ -17,17 +17,17 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.observe.files import read_json
-from turntree.observe.jsonl import parse_json, read_lines
-from turntree.rollouts.local import judge_turns
+from turntree.rollout.local import judge_turns
+from turntree.run.files import read_json
+from turntree.run.jsonl import parse_json, read_lines
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
 from turntree.traces.formats.responses import EVERY_ITEM
 from turntree.traces.formats.row import chat_tools
 from turntree.traces.schema import Split, check_schemas, check_tools
-from turntree.verifiers import audit, rewrites
-from turntree.verifiers.judge import agreement
-from turntree.verifiers.strict import MALFORMED
+from turntree.verify import audit, rewrites
+from turntree.verify.judge import agreement
+from turntree.verify.strict import MALFORMED
 
 _HINT = "write a chat message, Responses items, or {messages: [..., the action], tools?}; one a line"
 

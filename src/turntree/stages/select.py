@@ -10,9 +10,9 @@ from typing import Any
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
-from turntree.observe.artifacts import PIVOTS, PROFILE, policy_of
-from turntree.profiling.rows import Class, Stop
-from turntree.profiling.select import THRESHOLDS, SelectConfig, preview, select
+from turntree.pivots.rows import Class, Stop
+from turntree.pivots.select import THRESHOLDS, SelectConfig, preview, select
+from turntree.run.artifacts import PIVOTS, PROFILE, policy_of
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated", "importance")
 

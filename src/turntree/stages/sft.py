@@ -12,16 +12,16 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer
-from turntree.engines.compatibility import check_positions, positions_of
-from turntree.observe import loggers
-from turntree.observe.files import file_hash
-from turntree.observe.run import open_run
+from turntree.engine.compatibility import check_positions, positions_of
+from turntree.run import loggers
+from turntree.run.files import file_hash
+from turntree.run.folder import open_run
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.training import finish, open_policy, run_algorithm
 from turntree.traces.schema import Trace, read_traces
-from turntree.training.group import SINGLE, ProcessGroup
-from turntree.training.sft import SFT, Example, check_head, examples
+from turntree.train.group import SINGLE, ProcessGroup
+from turntree.train.sft import SFT, Example, check_head, examples
 
 
 @on_ranks

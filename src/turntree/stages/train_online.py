@@ -17,19 +17,20 @@ from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Gate, task_of
 from turntree.core.tree import RolloutTree
-from turntree.environments.processes import ProcessPoolConfig
-from turntree.environments.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
+from turntree.env.processes import ProcessPoolConfig
+from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
-from turntree.observe import loggers
-from turntree.observe.run import RunDirectory, open_run
-from turntree.rollouts import rewards
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.live import require_whole_paths
-from turntree.rollouts.players import require_steppable
-from turntree.rollouts.rewards import RewardSum
-from turntree.rollouts.scheduler import Scheduler, SchedulerConfig
-from turntree.rollouts.spread import Listening, Spread, play_groups
+from turntree.pack.head import vocabulary_size
+from turntree.rollout import rewards
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.live import require_whole_paths
+from turntree.rollout.players import require_steppable
+from turntree.rollout.rewards import RewardSum
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.spread import Listening, Spread, play_groups
+from turntree.run import loggers
+from turntree.run.folder import RunDirectory, open_run
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
@@ -46,11 +47,10 @@ from turntree.stages.training import (
 from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
-from turntree.training.group import SINGLE, ProcessGroup
-from turntree.training.head import vocabulary_size
-from turntree.training.isolation import shares_prefixes
-from turntree.training.loop import Checked, Row, Trainee
-from turntree.training.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
+from turntree.train.group import SINGLE, ProcessGroup
+from turntree.train.isolation import shares_prefixes
+from turntree.train.loop import Checked, Row, Trainee
+from turntree.train.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
 
 GATE_LOG = "gate.jsonl"
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from turntree.cluster.pool import WorkerPool
 from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
@@ -21,15 +20,12 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
-from turntree.environments.tasks import DEV, TRAIN, TaskSet, identity, open_tasks
+from turntree.env.tasks import DEV, TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
-from turntree.observe import loggers
-from turntree.observe.artifacts import PASS_RATES, POLICY, policy_of
-from turntree.observe.files import file_hash
-from turntree.observe.run import RunDirectory, open_run
-from turntree.rollouts.local import (
+from turntree.rollout.cluster.pool import WorkerPool
+from turntree.rollout.local import (
     PATH_TOO_LONG,
     Limits,
     Prompted,
@@ -40,7 +36,11 @@ from turntree.rollouts.local import (
     score_wave,
     that_fit,
 )
-from turntree.rollouts.spread import labelled
+from turntree.rollout.spread import labelled
+from turntree.run import loggers
+from turntree.run.artifacts import PASS_RATES, POLICY, policy_of
+from turntree.run.files import file_hash
+from turntree.run.folder import RunDirectory, open_run
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import EvaluateConfig, TrainPivotConfig
@@ -60,10 +60,10 @@ from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
-from turntree.training.group import SINGLE, ProcessGroup
-from turntree.training.isolation import shares_prefixes
-from turntree.training.loop import Checked, Row
-from turntree.training.pivot import Pivot, PivotGroup, PivotRL, draw_local
+from turntree.train.group import SINGLE, ProcessGroup
+from turntree.train.isolation import shares_prefixes
+from turntree.train.loop import Checked, Row
+from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
 
 _FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch

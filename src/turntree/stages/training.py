@@ -9,17 +9,17 @@ from typing import Any
 
 from turntree.core.labels import Credit
 from turntree.core.progress import notice, progress
-from turntree.engines.checkpoint import save_model
-from turntree.observe import loggers
-from turntree.observe.run import RunDirectory
+from turntree.engine.checkpoint import save_model
+from turntree.run import loggers
+from turntree.run.folder import RunDirectory
 from turntree.stages.config import Training
 from turntree.stages.evaluate import Evaluation, Evaluator
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.unrewarded import Beginning
-from turntree.training.checkpoints import resume
-from turntree.training.config import ReinforcedConfig
-from turntree.training.group import ProcessGroup
-from turntree.training.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, Trainee, train
+from turntree.train.checkpoints import resume
+from turntree.train.config import ReinforcedConfig
+from turntree.train.group import ProcessGroup
+from turntree.train.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, Trainee, train
 
 HELD_OUT = "held_out.jsonl"
 Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]

@@ -19,19 +19,19 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Teacher, TurnState, TurnVerifier
 from turntree.core.tree import Node
-from turntree.environments.tasks import TRAIN
+from turntree.env.tasks import TRAIN
 from turntree.logs.rollouts import turns_of
-from turntree.renderers.thoughts import rewrites
-from turntree.rollouts.acceptance import Acceptance
-from turntree.rollouts.groups import GrownGroup
-from turntree.rollouts.local import judge_turns
-from turntree.rollouts.teachers import labelled
+from turntree.render.thoughts import rewrites
+from turntree.rollout.acceptance import Acceptance
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.local import judge_turns
+from turntree.rollout.teachers import labelled
 from turntree.stages.config import RecordConfig, TrainOnlineConfig
 from turntree.stages.policy import Policy
 from turntree.stages.record import require_labels, trace_of
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates, skipped_turns
-from turntree.training.online import JudgedTurns
+from turntree.train.online import JudgedTurns
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ class _Judged:
 
 @dataclass
 class TurnVerdicts:
-    """Protocol `training.online.TurnJudge`."""
+    """Protocol `train.online.TurnJudge`."""
 
     config: TrainOnlineConfig
     policy: Policy

@@ -10,8 +10,8 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
-from turntree.rollouts.live import EpisodeConfig
-from turntree.verifiers.user import wrapped
+from turntree.rollout.live import EpisodeConfig
+from turntree.verify.user import wrapped
 
 if TYPE_CHECKING:  # torch comes with it, and verifiers are opened where there is none
     from turntree.stages.policy import Policy, Speaker

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
-from turntree.cluster.pool import UnitLost, WorkerPool
-from turntree.cluster.worker import fetched
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
-from turntree.rollouts.spread import lost, unlabelled
+from turntree.rollout.cluster.pool import UnitLost, WorkerPool
+from turntree.rollout.cluster.worker import fetched
+from turntree.rollout.spread import lost, unlabelled
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.policy import Policy, load_policy
-from turntree.training.sharded import parameters_of
+from turntree.train.sharded import parameters_of
 
 Unit = dict[str, Any]
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import REASONING_KEYS, Message, ToolCall
-from turntree.observe.jsonl import located, parse_json, parse_object
+from turntree.run.jsonl import located, parse_json, parse_object
 from turntree.traces.candidates import rule_reason, skipped_turns
 from turntree.traces.formats.row import (
     ACT,

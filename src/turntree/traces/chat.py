@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import located
+from turntree.run.jsonl import located
 from turntree.traces.assemble import Assembled, assemble, count_turns
 from turntree.traces.formats.chat import UnknownKeys
 from turntree.traces.formats.row import ChatRow, RowRefused, Rule, fingerprint

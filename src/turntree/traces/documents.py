@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import LONGEST, parse_json, read_chunks, too_long
+from turntree.run.jsonl import LONGEST, parse_json, read_chunks, too_long
 
 ROWS = "simulations"  # the member of a tau2 document that holds its rows
 CHUNK = 1 << 18  # bytes

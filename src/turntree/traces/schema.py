@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.observe.jsonl import located, parse_json, read_lines, write_lines
+from turntree.run.jsonl import located, parse_json, read_lines, write_lines
 
 FILE_SCHEMA = "turntree.traces/1"
 TRACE_SCHEMA = "turntree.trace/1"

@@ -15,8 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import decode, located, parse_json, read_chunks, read_lines
-from turntree.observe.opening import members_of
+from turntree.run.jsonl import decode, located, parse_json, read_chunks, read_lines
+from turntree.run.opening import members_of
 from turntree.traces.documents import document_info, document_rows
 
 NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
-from turntree.environments.tasks import TRAIN, TaskSet, contents
+from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.traces.schema import Split
 from turntree_worlds.household.environment import (
     DIFFICULTIES,

@@ -17,7 +17,7 @@ from typing import Any
 
 from turntree.core import seeds
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_object, read_lines, read_text
+from turntree.run.jsonl import parse_object, read_lines, read_text
 from turntree_worlds.household.parse import parse_game
 from turntree_worlds.household.tasks import TASK_TYPES
 from turntree_worlds.household.world import Game

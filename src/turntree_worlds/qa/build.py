@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from turntree.core.messages import Message
-from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree_worlds.qa.environment import QaConfig, QaEnvironment
 from turntree_worlds.qa.generate import Posed, QuestionMix, Split, generate_questions
 from turntree_worlds.qa.hierarchical import HierarchicalReward

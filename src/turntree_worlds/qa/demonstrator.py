@@ -11,7 +11,7 @@ from turntree.core.config import Between, Part, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
-from turntree.environments.tasks import TRAIN, environment_record
+from turntree.env.tasks import TRAIN, environment_record
 from turntree.traces.schema import Trace
 from turntree.traces.splits import demonstrated_split
 from turntree_worlds.qa.door import Questions

@@ -14,10 +14,10 @@ from turntree.core import seeds
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.environments.local import LocalPool
-from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
-from turntree.observe.files import read_json
-from turntree.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.env.local import LocalPool
+from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.run.files import read_json
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
 from turntree_worlds.qa.experts import gold, gold_of_evidence

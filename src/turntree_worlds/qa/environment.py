@@ -9,8 +9,8 @@ from typing import Any
 from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
-from turntree.tools.runtime import ToolRuntime
-from turntree.tools.tool import ToolStatus
+from turntree.env.tools.runtime import ToolRuntime
+from turntree.env.tools.tool import ToolStatus
 from turntree_worlds.qa.generate import Posed
 from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalReward, Judgement
 from turntree_worlds.qa.questions import Question

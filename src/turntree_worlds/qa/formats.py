@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.opening import parquet_rows
+from turntree.run.opening import parquet_rows
 from turntree.traces.sources import source_rows
-from turntree.verifiers.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
+from turntree.verify.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
 from turntree_worlds.qa.questions import Question
 
 _DAMAGE = {"\b": "\\b", "\f": "\\f"}  # LaTeX commands whose backslash was read as the beginning of an escape

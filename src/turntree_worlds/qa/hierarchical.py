@@ -13,7 +13,7 @@ from typing import Literal
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.verdict import Verdict
-from turntree.verifiers.answers import AnswerType, equal, overlap
+from turntree.verify.answers import AnswerType, equal, overlap
 
 _OPEN, _CLOSE, _BOX, _THOUGHT = "<answer>", "</answer>", "\\boxed", "</think>"
 

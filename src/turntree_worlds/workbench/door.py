@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
-from turntree.environments.local import LocalPool
-from turntree.environments.tasks import TRAIN, TaskSet, contents, must_be_held_out
-from turntree.environments.tool_environment import ToolEnvironment
+from turntree.env.local import LocalPool
+from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.env.tool_environment import ToolEnvironment
 from turntree_worlds.sandboxes.limits import Limits, SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.workbench import bugs, families

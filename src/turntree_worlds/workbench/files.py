@@ -29,8 +29,8 @@ from typing import Any, cast
 
 from turntree.core import seeds
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import located
-from turntree.observe.opening import members_of
+from turntree.run.jsonl import located
+from turntree.run.opening import members_of
 from turntree.traces.formats.row import fingerprint
 from turntree.traces.sources import source_rows
 from turntree_worlds.sandboxes.limits import File, Files

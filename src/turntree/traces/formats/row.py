@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from turntree.core.errors import InputError
-from turntree.observe.jsonl import parse_json, parse_object
+from turntree.run.jsonl import parse_json, parse_object
 
 F = TypeVar("F", bound=Callable[..., Any])
 Rule = Literal["turns", "tool_calls", "bash", "search"]

@@ -1,0 +1,95 @@
+"""`turntree audit`: from logs of any framework to all figures of the report; unknown ones are null, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turntree.audit import waste
+from turntree.audit.comparison import NO_ITERATIONS, AuditConfig, compare
+from turntree.audit.played import CHARACTERS, TOKENS, TURNS, Played, play
+from turntree.core.config import Part
+from turntree.core.errors import InputError
+from turntree.logs.groups import LoggedGroup
+from turntree.logs.read import AUTO, open_log
+from turntree.logs.rows import ReadReport
+
+SCHEMA = "turntree.audit/1"
+ASSUMPTIONS = (
+    "A group has zero variance when its scored rewards differ by at most 1e-8; groups with fewer than two scored "
+    "rollouts are censored and not part of any rate.",
+    "Outcomes are those of the log: a policy trained on other groups would have had other outcomes.",
+    "Unfiltered training is assumed to train on every scored rollout, also in zero-variance groups.",
+    "GRESO is replayed with its authors' settings, over 20 seeds, asking only about iterations before the present one. "
+    "Online another prompt takes the place of a skipped one: what it saves here is budget for others.",
+    "Pivot selection takes whole tasks as states, because a log has no rollouts from inside its episodes: the first "
+    "scored group of a task is its profile; only tasks that were mixed there, with a mean below lambda, are played "
+    "again.",
+    "The gate is measured on the groups that it was chosen on; cross-validation guards its precision, not its savings.",
+    "Savings in generation are turns and tokens not generated; prompt and observation tokens are not in rollout logs.",
+)
+
+
+def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
+    """All figures as a JSON value. Raises `InputError` where no group has two scored rollouts."""
+    played = play(groups, success=config.success)
+    if not played.scored_N.any():
+        raise InputError(
+            f"none of the {len(played.groups)} groups has two scored rollouts",
+            hint="an audit compares rollouts of one prompt; log several of each",
+        )
+    result = {
+        "schema": SCHEMA,
+        "counts": waste.counts(played),
+        **waste.overall(played),
+        "cost": waste.cost(played),
+        "over_time": waste.over_time(played),
+        "by_task_type": waste.by_task_type(played),
+        "dilution": waste.dilution(played),
+        **compare(played, config),
+        "tasks": waste.never_teaching(played, config.epochs),
+        "histories": waste.histories(played),
+        "group_size": waste.group_sizes(played),
+        "assumptions": list(ASSUMPTIONS),
+    }
+    result["absent"] |= _absent(played)
+    return {"headline": headline(result), **result}
+
+
+def headline(result: dict[str, Any]) -> str:
+    """The first sentence of the report."""
+    told = f"{result['zero_variance_rate']:.0%} of your groups bought no gradient"
+    words = {TOKENS: "generated tokens", TURNS: "turns", CHARACTERS: "generated text"}
+    unit = next((unit for unit in (TOKENS, CHARACTERS, TURNS) if unit in result["cost"]), None)
+    share = None if unit is None else result["cost"][unit]["zero_variance_share"]
+    return f"{told}." if unit is None or share is None else f"{told}; they cost {share:.0%} of the {words[unit]}."
+
+
+def _absent(played: Played) -> dict[str, str]:
+    reasons = dict(played.absent)
+    if not played.has_iterations:
+        reasons["over_time"] = NO_ITERATIONS
+    if TOKENS in played.absent:
+        reasons["dilution.by_token"] = played.absent[TOKENS]
+    return reasons
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditStageConfig(AuditConfig):
+    """`turntree audit`."""
+
+    log_format: Part = AUTO
+    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, generic, or module:object
+    of your own."""
+
+
+def run_audit(
+    paths: Sequence[Path], config: AuditStageConfig, watch: Callable[[ReadReport], None] | None = None
+) -> dict[str, Any]:
+    """The audit with what was read, and dropped, under `log`. `watch` sees what has been counted, as it goes."""
+    log = open_log(paths, config.log_format)
+    log.report.watch = watch
+    result = audit(log, config)
+    return {**result, "log": {"paths": [str(path) for path in paths], **log.report.to_json()}}

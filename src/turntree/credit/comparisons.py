@@ -1,0 +1,166 @@
+"""From rewards to the advantage A_{i,n} of leaf i at node n: group-relative advantages, and which rewards are compared.
+
+The first functions map the rewards of one group to advantages of the same length: how much better than its siblings a
+rollout was. They are all zeros on a group whose rewards are equal or that has one member only. A comparison takes a
+scored tree and one of these functions, and returns, for every trained node, the advantages of the leaves at or below it
+(aligned with `ScoredTree.below`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from turntree.core.errors import ConfigError
+from turntree.core.outcome import is_zero_variance
+from turntree.core.tree import Node, RolloutTree
+from turntree.credit.scored import ScoredTree
+
+Advantages = Callable[[Sequence[float]], list[float]]
+Comparison = Callable[[ScoredTree, Advantages], Mapping[int, Sequence[float]]]
+
+
+def grpo_advantages(rewards: Sequence[float], *, eps: float = 1e-6) -> list[float]:
+    """(r_i - mean) / (std + eps) over one group, with the population standard deviation (PivotRL, Eq. 1).
+
+    `rewards` are those of the scored rollouts only: a censored one takes part in neither mean nor deviation. With the
+    population deviation the rarest success has the largest advantage. With leave-one-out mean and deviation a lone
+    success of 16 would get 1.00 (the 15 others agree, so nothing scales it) and one of two successes 3.62.
+
+    >>> [round(a, 3) for a in grpo_advantages([1.0, 0.0, 0.0, 0.0])]
+    [1.732, -0.577, -0.577, -0.577]
+    """
+    centred = mean_centred(rewards)
+    if not any(centred):
+        return centred
+    std = math.sqrt(math.fsum(a * a for a in centred) / len(rewards))
+    return [a / (std + eps) for a in centred]
+
+
+def mean_centred(rewards: Sequence[float]) -> list[float]:
+    """r_i - mean: no division by a deviation, which would weigh tasks by their difficulty (Dr. GRPO).
+
+    On independent rollouts its policy gradient is (G - 1)/G times the true one, in expectation.
+    """
+    if not rewards or is_zero_variance(rewards):
+        return [0.0] * len(rewards)
+    mean = math.fsum(rewards) / len(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def rloo(rewards: Sequence[float]) -> list[float]:
+    """r_i minus the mean of the *others*, which is G/(G - 1) times `mean_centred`: unbiased on independent rollouts.
+
+    >>> rloo([1.0, 0.0, 0.0])
+    [1.0, -0.5, -0.5]
+    """
+    others = max(len(rewards) - 1, 1)
+    return [a * len(rewards) / others for a in mean_centred(rewards)]
+
+
+# comparisons
+
+
+def across_leaves(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Compare every leaf with every other one, forked siblings and refills included (GRPO; ARPO on branched groups)."""
+    return scored.at_trained(advantages(scored.rewards))
+
+
+def across_starts(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Compare every leaf with the values of the *other initial* starts; it takes the place of its own start.
+
+    The baseline is then independent of the reward that it is compared with: siblings are not baselines of each other
+    (they share tokens), and refills are not baselines at all (their number depends on outcomes). Without forks and
+    refills this is `across_leaves`.
+    """
+    initial = {start: scored.value(start) for start in scored.initial_starts}
+    found = [0.0] * len(scored.leaves)
+    for start in (*scored.initial_starts, *scored.refilled_starts):
+        for i in scored.below[start]:
+            group = initial | {start: scored.rewards[i]}
+            found[i] = advantages(list(group.values()))[list(group).index(start)]
+    return scored.at_trained(found)
+
+
+def across_siblings(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Compare every branch with the other branches of its fork, by value; the initial starts count as siblings.
+
+    A node takes the advantage of the branch it lies in: what that choice gained over its alternatives. Later forks do
+    not change it. Use `mean_centred` or `rloo`: the standard deviation of two branches makes every difference +-1.
+    """
+    branch: dict[int, float] = dict.fromkeys(scored.refilled_starts, 0.0)
+    initial = [scored.value(start) for start in scored.initial_starts]
+    for start in scored.refilled_starts:
+        branch[start] = advantages([*initial, scored.value(start)])[-1]
+    for siblings in (scored.initial_starts, *_forks(scored)):
+        branch |= zip(siblings, advantages([scored.value(n) for n in siblings]), strict=True)
+    at: dict[int | None, float] = {}
+    for node in scored.below:  # parents first
+        at[node] = branch.get(node, at.get(scored.tree[node].parent, 0.0))
+    return {node: [at[node]] * len(scored.below[node]) for node in scored.trained}
+
+
+def within_and_across_trees(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Tree-GRPO: the advantage among the leaves of the same start plus that among all leaves (in the paper z-scores).
+
+    Among two leaves of a start a z-score is always +-1, however close they are.
+    """
+    found = advantages(scored.rewards)
+    for start in scored.tree.starts():
+        inside = scored.below.get(start, ())
+        for i, a in zip(inside, advantages([scored.rewards[i] for i in inside]), strict=True):
+            found[i] += a
+    return scored.at_trained(found)
+
+
+def last_observation(tree: RolloutTree, node: Node) -> Hashable:
+    """What the policy saw last before it sampled `node`: the tokens of the given node above it. Where a fork split the
+    turn, the part after the fork shares its state with its siblings only."""
+    if node.parent is None:
+        return ()
+    above = tree[node.parent]
+    return above.id if above.sampled else above.token_ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcrossAnchors:
+    """GiGPO: the advantage of the rollout plus `step_weight` times the advantage of the step.
+
+    A step is compared, by discounted return-to-go, with all steps of the group that were taken at the same state. A
+    step whose state occurs only once gets no step advantage. `state` names the state of a step: children of a fork
+    have the same state, and so have any steps where the same state was reached twice.
+    """
+
+    step_weight: float = 1.0
+    discount: float = 0.95
+    state: Callable[[RolloutTree, Node], Hashable] = last_observation
+
+    def __post_init__(self) -> None:
+        if self.step_weight < 0 or not 0 < self.discount <= 1:
+            raise ConfigError("needs step_weight >= 0 and 0 < discount <= 1", field="anchors")
+
+    def __call__(self, scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+        episode = across_leaves(scored, advantages)
+        step: dict[int, float] = {}
+        for steps in self._groups(scored):
+            step |= zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
+        return {n: [a + self.step_weight * step[n] for a in at_node] for n, at_node in episode.items()}
+
+    def _groups(self, scored: ScoredTree) -> list[list[int]]:
+        groups: dict[Hashable, list[int]] = {}
+        for node in scored.trained:
+            groups.setdefault(self.state(scored.tree, scored.tree[node]), []).append(node)
+        return list(groups.values())
+
+    def _return(self, scored: ScoredTree, node: int) -> float:
+        """One number per sampling event, however many leaves it led to."""
+        turn = scored.tree[node].turn
+        ahead = [scored.tree[leaf].turn - turn for leaf in scored.leaves]
+        return scored.mean_below(node, [r * self.discount**t for r, t in zip(scored.rewards, ahead, strict=True)])
+
+
+def _forks(scored: ScoredTree) -> list[list[int]]:
+    """The children with a scored leaf of every branch point that keeps at least two of them."""
+    live = [[n for n in scored.tree.children(fork) if n in scored.below] for fork in scored.tree.branch_points()]
+    return [children for children in live if len(children) > 1]

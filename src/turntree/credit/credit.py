@@ -1,0 +1,177 @@
+"""Credit: three numbers per node that reproduce the objective of all rollouts through it.
+
+With r = pi / pi_old of a token (the same for every leaf below its node), leaf advantages A_i and leaf weights w_i,
+
+    sum_i w_i min(r A_i, clip(r, 1-lo, 1+hi) A_i) = P min(r, 1+hi) + N max(r, 1-lo)
+
+with P = sum_i w_i max(A_i, 0) and N = sum_i w_i min(A_i, 0) (docs/design/architecture.md, "Credit: three numbers a
+node"). So a token that k rollouts share is computed once, and the gradient is that of k flat rows.
+
+An estimator is a `CreditRule`, which composes four functions: how much a leaf weighs (`scored`), which rewards are
+compared and how the rewards of one comparison become advantages (`comparisons`), and how the leaves below a node
+become its three numbers (an attribution, here). To write another estimator, replace one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from turntree.core.errors import ConfigError
+from turntree.core.labels import Credit, NodeCredit, Rewards
+from turntree.core.outcome import is_zero_variance
+from turntree.core.tree import RolloutTree, StopReason
+from turntree.credit.comparisons import (
+    AcrossAnchors,
+    Advantages,
+    Comparison,
+    across_leaves,
+    across_siblings,
+    across_starts,
+    grpo_advantages,
+    within_and_across_trees,
+)
+from turntree.credit.scored import LeafWeights, ScoredTree, path_weighted, positions_below, unit_weights
+
+# For the leaves i at or below one node: the weights w_i, the shares w_i / Z_i (equal to w_i unless each rollout is
+# divided by its length) and the advantages A_{i,n}.
+Attribution = Callable[[Sequence[float], Sequence[float], Sequence[float]], NodeCredit]
+
+
+def soft(weights: Sequence[float], shares: Sequence[float], advantages: Sequence[float]) -> NodeCredit:
+    """Each leaf keeps its own advantage at every node above it (ARPO's default, plain GRPO)."""
+    pairs = list(zip(shares, advantages, strict=True))
+    return NodeCredit(
+        positive=math.fsum(s * max(a, 0.0) for s, a in pairs),
+        negative=math.fsum(s * min(a, 0.0) for s, a in pairs),
+        multiplicity=math.fsum(shares),
+    )
+
+
+def hard(weights: Sequence[float], shares: Sequence[float], advantages: Sequence[float]) -> NodeCredit:
+    """Every leaf takes the weighted mean advantage of the leaves below the node (ARPO's hard assignment).
+
+    Without clipping this has the gradient of `soft`. They differ once the ratio leaves the clip range, because P and N
+    are clipped on different sides.
+    """
+    return soft(weights, shares, [_mean(weights, advantages)] * len(advantages))
+
+
+def hard_dedup(weights: Sequence[float], shares: Sequence[float], advantages: Sequence[float]) -> NodeCredit:
+    """`hard` with the node counted once, however many leaves share it: a shared prefix weighs as much as a tail."""
+    return soft([1.0], [1.0], [_mean(weights, advantages)])
+
+
+def _mean(weights: Sequence[float], advantages: Sequence[float]) -> float:
+    return math.fsum(w * a for w, a in zip(weights, advantages, strict=True)) / math.fsum(weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditRule:
+    """An estimator (`core.protocols.Estimator`); the default is plain GRPO.
+
+    `per_rollout` divides the weight of each leaf by its number of trained tokens, so that long rollouts do not
+    outweigh short ones (GRPO's mean over rollouts of token means; train with `normalizer="rollouts"`). The factor
+    differs between the leaves below one node, so it is folded in here; it cannot be divided out later.
+    """
+
+    advantages: Advantages = grpo_advantages
+    comparison: Comparison = across_leaves
+    leaf_weights: LeafWeights = unit_weights
+    attribution: Attribution = soft
+    per_rollout: bool = False
+
+    def __post_init__(self) -> None:
+        if self.per_rollout and self.attribution is hard_dedup:
+            raise ConfigError(
+                "counts a node once, and its rollouts differ in length",
+                field="attribution",
+                hint="use normalizer 'tokens' or 'constant' with hard_dedup",
+            )
+
+    def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
+        """Label the completions of the scored rollouts that have a weight; all others stay untrained.
+
+        Raises ValueError when the rewards do not label exactly the ends of rollouts, or reward a censored one.
+        """
+        rewards.check(tree)
+        self._check_parts(tree)
+        scored = rewards.scored()
+        _check_gate(tree, scored)
+        weighting = self.leaf_weights(tree, tuple(scored))
+        facts = _counted(tree, scored, weighting.weights)
+        lengths = facts.trained_tokens
+        own = {node: reward for node, reward in rewards.completions.items() if node in facts.below}
+        nodes = self._label(facts, lengths, own)
+        return Credit(
+            nodes=nodes,
+            rollout_tokens=self._tokens(facts, lengths, nodes),
+            rollouts=math.fsum(w for w, n in zip(facts.weights, lengths, strict=True) if n),  # one without has no mean
+            zero_variance=is_zero_variance([*facts.rewards, *own.values()]),
+            censored=len(rewards.verdicts) - len(scored),
+            uncounted=len(scored) - len(facts.leaves),
+            redistributed=weighting.redistributed,
+            biased_forks=len(tree.biased_forks()),
+        )
+
+    def _check_parts(self, tree: RolloutTree) -> None:
+        """Refuse what reads a fork or a start as a draw of the sampler, where an agent made them, or a template that
+        drops thoughts."""
+        by_branch = self.comparison in (across_starts, across_siblings, within_and_across_trees)
+        if tree.parts() and (by_branch or isinstance(self.comparison, AcrossAnchors)):
+            raise ConfigError(
+                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
+                field="comparison",
+                hint="use comparison 'leaves', which compares whole rollouts",
+            )
+        if tree.parts() and self.leaf_weights is path_weighted:
+            raise ConfigError(
+                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
+                field="leaf_weights",
+                hint="use leaf_weights 'unit', which counts every rollout once",
+            )
+
+    def _label(self, scored: ScoredTree, lengths: Sequence[int], own: Mapping[int, float]) -> dict[int, NodeCredit]:
+        shares = scored.weights
+        if self.per_rollout:
+            shares = [w / max(n, 1) for w, n in zip(scored.weights, lengths, strict=True)]
+        found = {**self.comparison(scored, self.advantages), **self._of_completions(scored, own)}
+        return {
+            node: self.attribution(
+                [scored.weights[i] for i in scored.below[node]], [shares[i] for i in scored.below[node]], advantages
+            )
+            for node, advantages in found.items()
+        }
+
+    def _of_completions(self, scored: ScoredTree, own: Mapping[int, float]) -> dict[int, list[float]]:
+        """The advantages of completions with a reward of their own: it stands in for that of their rollout among the
+        others, so that no baseline changes and the rollout still counts once."""
+        found: dict[int, list[float]] = {}
+        for node, reward in own.items():
+            groups = [(i, [*scored.rewards[:i], reward, *scored.rewards[i + 1 :]]) for i in scored.below[node]]
+            found[node] = [self.advantages(group)[i] for i, group in groups]
+        return found
+
+    def _tokens(self, scored: ScoredTree, lengths: Sequence[int], nodes: dict[int, NodeCredit]) -> float:
+        if self.per_rollout:  # the multiplicities have been divided by the lengths already
+            return math.fsum(w * n for w, n in zip(scored.weights, lengths, strict=True))
+        return math.fsum(c.multiplicity * len(scored.tree[n].token_ids) for n, c in nodes.items())
+
+
+def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:
+    """Soft attribution with unit weights: w_i = 1 and A_{i,n} = A_i at every completion n above leaf i."""
+    return CreditRule(advantages=advantages)(tree, rewards)
+
+
+def _counted(tree: RolloutTree, scored: dict[int, float], weights: Sequence[float]) -> ScoredTree:
+    """Only the scored leaves that have a weight: the others enter no comparison and are not trained on."""
+    kept = {leaf: w for leaf, w in zip(scored, weights, strict=True) if w > 0}
+    rewards = tuple(scored[leaf] for leaf in kept)
+    return ScoredTree(tree, tuple(kept), rewards, tuple(kept.values()), positions_below(tree, tuple(kept)))
+
+
+def _check_gate(tree: RolloutTree, scored: dict[int, float]) -> None:
+    """A gated tree censors all its leaves, completed ones too: which ones had completed depended on the outcome."""
+    if scored and any(tree.stop_reason(leaf) is StopReason.GATED for leaf in tree.leaves()):
+        raise ValueError(f"{tree.task_id!r} was gated: its completed leaves must not carry rewards either")

@@ -1,0 +1,1 @@
+"""Who is played, forked, stopped and kept: gates, branchers, filters."""

@@ -1,0 +1,323 @@
+"""Policies on disk: ordinary checkpoint folders (config.json, safetensors, tokenizer with its chat template), and
+PEFT's adapter folders, which name the folder of their base."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import transformers
+from packaging.version import Version
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations import peft as peft_integration
+from transformers.utils import logging as transformers_logging
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.progress import notice
+from turntree.engine.hub import folder_of
+from turntree.run.files import replace_folder, writing
+from turntree.run.jsonl import read_config
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SAVED = _DTYPES | {"float16": torch.float16}
+_SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")  # of an adapter
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
+_GET_FOLDER = "give the folder of a checkpoint on this machine (config.json, *.safetensors, tokenizer.json)"
+
+
+def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
+    """The causal language model in folder `path`, in eval mode, with every weight taken from the folder.
+
+    A folder that PEFT wrote gives the base that it names, with the trainable adapter in place. `dtype` is "float32",
+    "bfloat16" or "auto" (as saved); adapters are float32. Raises `InputError` in one line for a folder that is
+    missing, incomplete or unreadable, or lacks weights of its config; weights beyond these are named in a warning.
+    """
+    folder = _checked_folder(path)
+    if (folder / _ADAPTER).is_file():
+        return _load_adapted(folder, dtype=dtype, device=device)
+    if dtype not in (*_DTYPES, "auto"):
+        raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint="use float32, bfloat16 or auto")
+    if not (folder / "config.json").is_file():
+        raise InputError("has no config.json", path=folder, hint=_GET_FOLDER)
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        raise InputError(f"has no weights ({' or '.join(_WEIGHTS)})", path=folder, hint=_GET_FOLDER)
+    try:
+        with quiet():
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            reads_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+            known: Any = MODEL_FOR_CAUSAL_LM_MAPPING if reads_text else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+            loaded: Any = (AutoModelForCausalLM if reads_text else AutoModelForImageTextToText).from_pretrained(
+                folder,
+                config=config,
+                dtype=_DTYPES.get(dtype, "auto"),
+                attn_implementation="sdpa" if known[type(config)]._supports_sdpa else "eager",  # not the folder's
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # the boundary to foreign files and foreign code
+        raise InputError(f"cannot be loaded as a causal language model ({_line(error)})", path=folder) from error
+    model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
+    absent = sorted({str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind]})
+    if absent:
+        raise InputError(
+            f"lacks {len(absent)} weights of its config, among them {absent[0]}", path=folder, hint="save it again"
+        )
+    if beyond := sorted(map(str, report["unexpected_keys"])):
+        notice(
+            f"warning: {folder}: {len(beyond)} weights have no place in its config and are not used: {beyond[0]}, ..."
+        )
+    try:
+        return cast(Any, model).to(device).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"cannot put the model on {device!r} ({_line(error)})", field="device") from error
+
+
+def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
+    """The base of the adapter in `folder` with the adapter added into its weights: an ordinary model."""
+    from peft import PeftModel
+
+    path = _checked_folder(folder)
+    base = load_model(base_of(path), dtype=dtype, device=device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*tie")  # PEFT would add what it learned of one end to both
+        model: Any = PeftModel.from_pretrained(cast(Any, base), str(path))
+        ends = [getattr(base, f"get_{end}_embeddings")() for end in ("input", "output")]
+        first, last = (getattr(end, "base_layer", end) for end in ends)
+        if any(hasattr(end, "base_layer") for end in ends) and first.weight is last.weight:
+            last.weight = torch.nn.Parameter(last.weight.detach().clone())
+            base.config.get_text_config().tie_word_embeddings = base.config.tie_word_embeddings = False
+        return model.merge_and_unload().eval()
+
+
+def check_peft() -> None:
+    """Raise `ConfigError` where PEFT is missing, or older than Transformers wants, which loads an adapter all the same
+    and fails when it is saved."""
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError("needs PEFT", field="device.lora", hint="pip install turntree[lora]")
+    wanted, found = str(getattr(peft_integration, "MIN_PEFT_VERSION", "0")), importlib.metadata.version("peft")
+    if Version(found) < Version(wanted):
+        problem = f"Transformers {transformers.__version__} wants PEFT {wanted}, and {found} is here"
+        hint = f"pip install 'peft>={wanted}', or an older Transformers: pip install 'transformers<5.24'"
+        raise ConfigError(problem, field="device.lora", hint=hint)
+
+
+def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
+    check_peft()
+    base = base_of(folder)
+    model = load_model(base, dtype=dtype, device=device)
+    try:
+        with quiet():
+            found = model.load_adapter(str(folder), is_trainable=True)
+    except Exception as error:  # the boundary to foreign files and foreign code
+        raise InputError(f"cannot be loaded as an adapter of {base} ({_line(error)})", path=folder) from error
+    if wrong := sorted(str(key) for keys in (found.missing_keys, found.mismatched_keys) for key in keys):
+        raise InputError(f"does not fit {base}: {len(wrong)} weights differ, among them {wrong[0]}", path=folder)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model.eval()
+
+
+def base_of(folder: Path) -> str:
+    """The folder of the model that the adapter in `folder` belongs to, fetched where it names one of the Hub."""
+    config = folder / _ADAPTER
+    name = read_config(config).get("base_model_name_or_path")
+    if not isinstance(name, str):
+        raise InputError("is missing", path=config, field="base_model_name_or_path", hint="name the base's folder")
+    if not (folder / _ADAPTER_WEIGHTS).is_file():
+        raise InputError(f"has no {_ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
+    try:
+        base = str(folder_of(name))
+    except InputError as error:
+        problem, field = f"{name!r} {error.problem}", "base_model_name_or_path"
+        raise InputError(problem, path=config, field=field, hint=error.hint) from error
+    if (Path(base) / _ADAPTER).is_file() or not (Path(base) / "config.json").is_file():
+        raise InputError(
+            f"{base!r} is not the folder of a whole model here",
+            path=config,
+            field="base_model_name_or_path",
+            hint="name the folder of the base that the adapter was trained on",
+        )
+    return base
+
+
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in folder `path`, for an adapter without one that of its base. Raises `InputError` when it is
+    missing."""
+    folder = _checked_folder(path)
+    if (folder / _ADAPTER).is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
+        folder = _checked_folder(base_of(folder))
+    if not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=_GET_FOLDER)
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the boundary to foreign files and foreign code
+        raise InputError(f"the tokenizer cannot be loaded ({_line(error)})", path=folder) from error
+    return tokenizer
+
+
+def save_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, dtype: str | None = None
+) -> Path:
+    """Write a checkpoint folder that `load_model` and `load_tokenizer` read back, and return it.
+
+    Of a model with an adapter only the adapter is written, in PEFT's format; `merged` makes a whole model of it.
+    `dtype` ("float32", "bfloat16", "float16") converts whole models on the way to disk; the model itself is left as it
+    is.
+    A reader sees the old folder or the new one, never a mixture: files are written beside it and renamed over.
+    """
+    if dtype is not None and dtype not in SAVED:
+        raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint=f"use {', '.join(SAVED)}")
+    target = Path(folder).absolute()
+    if target.exists() and not target.is_dir():
+        raise InputError("is a file", path=folder, hint="name a folder for the checkpoint")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        fresh.chmod(0o755)
+        with writing(target):
+            with quiet():
+                write_weights(model, fresh, dtype)
+                tokenizer.save_pretrained(fresh)
+            replace_folder(fresh, target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return target
+
+
+def policy_hash(model: PreTrainedModel) -> str:
+    """A hash of these exact weights: 32 hexadecimal digits over name, dtype, shape and bytes of every parameter, and
+    the settings that users edit beside them: positions (RoPE, the window) and the scale of an adapter.
+
+    Tied weights count once, under their first name; the device does not matter. Saving and loading in the same
+    dtype keeps the hash.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, parameter in sorted(model.named_parameters(remove_duplicate=True)):
+        digest.update(f"{name}|{parameter.dtype}|{tuple(parameter.shape)}\n".encode())
+        values = parameter.detach().to("cpu").contiguous().reshape(-1)
+        digest.update(values.view(torch.uint8).numpy().data)
+    config = model.config.get_text_config()
+    beside: dict[str, Any] = {name: getattr(config, name, None) for name in ("rope_parameters", "sliding_window")}
+    for name, adapter in getattr(model, "peft_config", {}).items():
+        beside[f"adapter {name}"] = {key: getattr(adapter, key, None) for key in _SCALES}
+    digest.update(json.dumps(beside, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of everything in a tokenizer that decides token ids: vocabulary, merges, normaliser, added and special
+    tokens, but not the chat template. Saving and loading keeps it."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        rules: dict[str, Any] = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    else:
+        rules = json.loads(backend.to_str())
+        for setting in ("truncation", "padding"):  # of a call, not of the tokenizer
+            rules.pop(setting, None)
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return _named([rules, special])
+
+
+def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A hash of the chat template (or templates)."""
+    return _named(tokenizer.chat_template)
+
+
+def _named(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None) -> None:
+    """Write the weights and their config into an empty folder: of a model with an adapter, only that."""
+    if getattr(model, "_hf_peft_config_loaded", False):
+        _write_adapter(model, folder)
+    elif dtype is None or model.dtype == SAVED[dtype]:
+        model.save_pretrained(folder)
+    else:
+        converted = {
+            name: value.to(SAVED[dtype]) if value.is_floating_point() else value
+            for name, value in model.state_dict().items()
+        }
+        model.save_pretrained(folder, state_dict=converted)
+        config = json.loads((folder / "config.json").read_text())
+        config["dtype"] = dtype
+        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    share(folder)
+
+
+def share(folder: Path) -> None:
+    """Give weights the mode of the config beside them: safetensors (0.8) lets their owner alone read them, and a server
+    may run as another user."""
+    usual = next(folder.glob("*config.json")).stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(usual)
+
+
+def _write_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """PEFT writes a set of module names in arbitrary order; sort it so that equal adapters give equal files."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Could not find a config file")  # of a base on the Hub, when offline
+        model.save_pretrained(folder)
+    config = json.loads((folder / _ADAPTER).read_text())
+    if isinstance(config["target_modules"], list):  # else one regular expression
+        config["target_modules"] = sorted(config["target_modules"])
+    if (base := Path(config["base_model_name_or_path"])).exists():  # else a name on the Hub
+        config["base_model_name_or_path"] = str(base.resolve())
+    (folder / _ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _checked_folder(path: str | Path) -> Path:
+    folder = Path(path)
+    if not folder.exists():
+        raise InputError("does not exist", path=folder, hint=_GET_FOLDER)
+    if not folder.is_dir():
+        raise InputError("is not a folder", path=folder, hint=_GET_FOLDER)
+    return folder
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's text; loaders raise whole paragraphs."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and only errors from Transformers inside; its settings are as before afterwards."""
+    bars = transformers_logging.is_progress_bar_enabled()
+    logger = transformers_logging.get_logger("transformers")
+    level = logger.level
+    transformers_logging.disable_progress_bar()
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

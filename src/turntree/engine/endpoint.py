@@ -1,0 +1,350 @@
+"""Engines over a server that speaks OpenAI's completions API with prompts of token ids.
+
+`ServerEngine` is what they share: requests that come and go in a thread of their own, and the faults of single ones.
+`EndpointEngine` samples from a server whose weights it does not know (`profile --endpoint`). vLLM is such a server
+(tested against it). `transformers serve` is not: it refuses prompts of token ids and unknown fields. Other servers must
+accept token ids, `stop_token_ids` and `return_token_ids`. `engine.vllm` also sends weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import json
+import os
+import threading
+import time
+import weakref
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.config import at_least
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.progress import notice
+from turntree.engine.answers import AnswerReader, Unusable, fault_of, one_line, pause_before, refusal, status_of
+from turntree.engine.hub import context_of
+from turntree.engine.requests import check_idle, check_requests
+from turntree.run.identity import CONNECTION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_UNKNOWN_LENGTH = 10**7  # tokenizers that do not know their model's context say a huge number
+_MOST_WARNINGS = 5  # warnings; a server may answer with any number of names
+_SEED_BITS = 2**31 - 1  # what every server takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointConfig:
+    """A server that speaks OpenAI's completions API; a key, where one is needed, is OPENAI_API_KEY."""
+
+    url: str
+    """Sample from this server of --model, such as vLLM: the base of its API (http://host:8000/v1)."""
+    tokenizer: str
+    """With --endpoint: the tokenizer of the served model, a folder or a name on the Hub."""
+    max_context: int = 0
+    """Longest prompt plus completion, in tokens (0: what the tokenizer's folder says)."""
+    concurrency: int = 32
+    """Requests in flight."""
+    retries: int = 3
+    """How often a failed request is repeated, with growing pauses."""
+    timeout: float = 120.0
+    """Seconds of one try."""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{self.url!r} is not a URL", field="endpoint", hint="write http://host:port/v1")
+        at_least(self, "endpoint.", max_context=0)
+        if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0:
+            raise ConfigError("impossible endpoint settings", field="endpoint", hint="concurrency >= 1, timeout > 0")
+
+
+def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stage without how a server is reached: what decides the completions."""
+    device: Mapping[str, Any] = settings["device"]
+    engine = {key: value for key, value in device["engine"].items() if key not in CONNECTION}
+    endpoint = settings.get("endpoint")
+    if endpoint is not None:
+        endpoint = {key: endpoint[key] for key in ("tokenizer", "max_context")}
+    return {**settings, "device": {**device, "engine": engine}, "endpoint": endpoint}
+
+
+class Server:
+    """One server of OpenAI's completions API: its connection, its places and its state.
+
+    `url` is the base of its API; /v1 is added where it has no path. `model` is the name under which its weights are
+    asked for, and `places` bound the requests at it."""
+
+    def __init__(self, url: str, model: str = "", *, concurrency: int, timeout: float, retries: int = 0) -> None:
+        try:
+            import openai
+
+            from turntree.run.received import UNPACKED, bound_later
+        except ImportError as error:
+            hint = "pip install 'turntree[endpoint]'"
+            raise InputError("needs the openai package", field="endpoint", hint=hint) from error
+        self.url = url.rstrip("/") if url.rstrip("/").count("/") > 2 else f"{url.rstrip('/')}/v1"
+        self.root, self.model = self.url.removesuffix("/v1"), model
+        self.places = asyncio.Semaphore(concurrency)
+        self._timeout, self._retries = timeout, retries
+        self._client = openai.AsyncOpenAI(
+            base_url=self.url,
+            api_key=os.environ.get("OPENAI_API_KEY") or "none",  # also where it is empty
+            timeout=timeout,
+            max_retries=0,
+            # a redirect would send prompts, or a request without them, to a server that nobody named
+            default_headers=UNPACKED,
+            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [bound_later]}),
+        )
+
+    async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
+        """The answer to one completion request of `model`, which is tried again where that may help."""
+        tries = 0
+        while True:
+            try:
+                return await self._ask(fields, self._timeout if timeout is None else timeout)
+            except Exception as error:
+                tries += 1
+                wait = pause_before(error, tries)
+                if tries > self._retries or wait is None:
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _ask(self, fields: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """Raises `Unusable` where the answer is no JSON object, and where it arrives piece by piece and is not whole in
+        time: the client's own time-out is of one wait for bytes, and comes first where there are none."""
+        limit, body = 2 * timeout, {"model": self.model, **fields}
+        try:
+            async with asyncio.timeout(limit):
+                text = await self._client.post("/completions", cast_to=str, body=body, options={"timeout": timeout})
+                answer = _json(text)
+        except TimeoutError as error:
+            raise Unusable(f"no whole answer in {limit:g} s") from error
+        if not isinstance(answer, dict):
+            raise Unusable("the answer is no JSON object: this is not a completions API")
+        return cast("dict[str, Any]", answer)
+
+    async def healthy(self, timeout: float = 10.0) -> bool:
+        """Whether it answers /health with success."""
+        try:
+            await self._client.get(f"{self.root}/health", cast_to=str, options={"timeout": timeout})
+        except Exception as error:  # whatever kept it from answering
+            return status_of(error) == 404  # a server without that path answered
+        return True
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class ServerEngine:
+    """`core.protocols.StreamingEngine` over servers; subclasses say how one request is completed. Use it as a context
+    manager, or `close` it.
+
+    A request that fails after its retries is a fault of that request; `generate`, which cannot return faults, raises
+    `TurntreeError` then. HTTP 400 and 413 (too long) are faults of one request too. Errors that would hit every request
+    (an unknown model, key or field: HTTP 401, 404, 422) are not retried: `generate` and `poll` raise `InputError` with
+    the server's message, and nothing is in flight any more.
+    """
+
+    def __init__(self, servers: Sequence[Server], reader: AnswerReader, max_context: int) -> None:
+        self.stop_ids, self.max_context = reader.stop_ids, max_context
+        self._servers, self._reader = tuple(servers), reader
+        self._version, self._next = 0, 0
+        self._open: dict[int, concurrent.futures.Future[Completion]] = {}
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="turntree-servers", daemon=True)
+        thread.start()
+        self._close = weakref.finalize(self, _end, self._loop, thread, self._servers)  # also when the process ends
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is in flight and close the connections."""
+        for ticket in list(self._open):
+            self.cancel(ticket)
+        self._close()
+
+    @property
+    def exact(self) -> bool:
+        """Whether all sampled ids came from the server so far."""
+        return self._reader.exact
+
+    # the protocol
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    def clear_cache(self) -> None:
+        """The server keeps what it has: it decides for itself what goes, and its weights are the same."""
+        check_idle(self.in_flight)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        check_requests(requests, vocab_size=self._reader.known, max_context=self.max_context)
+        started = time.perf_counter()
+        tickets = [self.submit(request) for request in requests]
+        concurrent.futures.wait([self._open[ticket] for ticket in tickets])
+        finished = self._collect(tickets, (time.perf_counter() - started) / max(1, len(tickets)))
+        completions = [done.completion for done in finished if done.completion is not None]
+        if len(completions) < len(finished):
+            fault = next(done.fault for done in finished if done.fault is not None)
+            raise TurntreeError(f"{self._servers[0].url}: {fault}")
+        return completions
+
+    def submit(self, request: GenerationRequest) -> int:
+        check_requests([request], vocab_size=self._reader.known, max_context=self.max_context)
+        ticket, self._next = self._next, self._next + 1
+        self._open[ticket] = self._run(self._complete(request))
+        return ticket
+
+    def cancel(self, ticket: int) -> Cost:
+        """The server stops, because its connection is closed. The cost there is not known and counts as zero."""
+        if ticket in self._open:
+            self._open.pop(ticket).cancel()
+        return NO_COST
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        started = time.perf_counter()
+        concurrent.futures.wait(list(self._open.values()), timeout, concurrent.futures.FIRST_COMPLETED)
+        done = [ticket for ticket, future in self._open.items() if future.done()]
+        seconds = (time.perf_counter() - started) / max(1, len(done))  # waiting is shared by those that it was for
+        return self._collect(done, seconds)
+
+    def _collect(self, tickets: Sequence[int], seconds: float) -> list[Finished]:
+        try:
+            return [self._finished(ticket, self._open.pop(ticket), seconds) for ticket in tickets]
+        except TurntreeError:
+            for ticket in list(self._open):
+                self.cancel(ticket)
+            raise
+
+    def _finished(self, ticket: int, future: concurrent.futures.Future[Completion], seconds: float) -> Finished:
+        try:
+            completion = future.result()
+        except TurntreeError:  # no request can be answered any more
+            raise
+        except Exception as error:  # the boundary to foreign software: whatever it was, there is no completion
+            if (refused := refusal(error, self._servers[0].url)) is not None:
+                raise refused from error
+            return Finished(ticket=ticket, fault=fault_of(error))
+        self._reader.check_vocabulary(completion, self._servers[0].model)
+        cost = dataclasses.replace(completion.cost, engine_seconds=seconds)
+        return Finished(ticket=ticket, completion=dataclasses.replace(completion, cost=cost))
+
+    # one request
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    async def _complete(self, request: GenerationRequest) -> Completion:
+        raise NotImplementedError
+
+    def _fields(self, request: GenerationRequest) -> dict[str, Any]:
+        """The body of a request, without its model."""
+        sampling = request.sampling
+        return {
+            "prompt": list(request.prompt_ids),
+            "max_tokens": min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            # what is left out, the generation_config.json of the model decides
+            "top_k": sampling.top_k or -1,  # -1 is all
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": request.seed & _SEED_BITS,
+            "logprobs": self._reader.top_logprobs,
+            "stop_token_ids": sorted(self.stop_ids),
+            "ignore_eos": True,  # the renderer's stop tokens end a turn, as in training, and no others
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+        }
+
+
+class EndpointEngine(ServerEngine):
+    """Samples from the model that a server knows by the name `model`."""
+
+    def __init__(
+        self, config: EndpointConfig, model: str, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
+    ) -> None:
+        server = Server(
+            config.url, model, concurrency=config.concurrency, timeout=config.timeout, retries=config.retries
+        )
+        reader = AnswerReader(tokenizer, stop_ids)
+        super().__init__([server], reader, config.max_context or _context_of(tokenizer, Path(config.tokenizer)))
+        self.identity = f"endpoint:{model}"
+        self._server, self._warned = server, set[str]()
+
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
+
+    async def _complete(self, request: GenerationRequest) -> Completion:
+        async with self._server.places:
+            answer = await self._server.ask({**self._fields(request), "return_token_ids": True})
+        completion = self._reader.read(request, answer, self._version)
+        asked, model = self._server.model, answer.get("model")
+        if model not in (None, asked):
+            self._warn_once(f"asked for the model {asked!r}, it answers with {one_line(repr(model))}")
+        if not self.exact:
+            self._warn_once("gives text and no ids of tokens: read an action in it, but train on none of it")
+        elif not self._reader.reported:
+            self._warn_once("does not report the log-probability of every token; the others count as certain (0)")
+        return completion
+
+    def _warn_once(self, what: str) -> None:
+        if what not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(what)
+            notice(f"warning: {self._server.url} {what}")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise Unusable("the answer is nested too deeply to read") from error
+    except ValueError as error:
+        begins = f"no complete JSON: it begins with {one_line(text[:60])!r}" if text.strip() else "empty"
+        raise Unusable(f"the answer is {begins}") from error
+
+
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, servers: Iterable[Server]) -> None:
+    """Stop the thread of an engine, whatever it is doing."""
+
+    async def finish() -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        for server in servers:
+            await server.close()
+
+    asyncio.run_coroutine_threadsafe(finish(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def _context_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
+    """The context length of the tokenizer, else that of the model configuration beside it."""
+    length = int(min(tokenizer.model_max_length, _UNKNOWN_LENGTH))
+    if length == _UNKNOWN_LENGTH and (folder / "config.json").is_file():
+        length = context_of(folder) or _UNKNOWN_LENGTH
+    if length == _UNKNOWN_LENGTH:
+        raise ConfigError(
+            "neither the tokenizer nor a config.json beside it says how long the context is",
+            field="endpoint.max_context",
+            hint="give the context length of the server, e.g. --set endpoint.max_context=32768",
+        )
+    return length

@@ -1,0 +1,92 @@
+"""The registered engines: their settings (how much `hf` may take on at once, the servers of `vllm`), and what builds
+them. Torch is imported when an engine is built, so that configurations can be read without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.progress import notice
+from turntree.core.protocols import StreamingEngine
+
+Prefixes = Literal["auto", "shared", "repeated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The limits of the engine `hf`. The defaults suit models of up to a few hundred million parameters."""
+
+    max_batch_rows: int = 256
+    """Requests decoded at once."""
+    max_prefill_tokens: int = 4096
+    """Padded tokens of one prefill call."""
+    max_kept_tokens: int | None = None
+    """Memory of kept sequences, in token slots (0 keeps nothing; default: as many as take 4 GiB, at most 524,288)."""
+    max_context: int | None = None
+    """Longest prompt plus completion, in tokens (default: the model's); a completion that reaches it is cut."""
+
+    def __post_init__(self) -> None:
+        at_least(self, max_batch_rows=1, max_prefill_tokens=1, max_context=1, max_kept_tokens=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmConfig:
+    """The servers of the engine `vllm`, which `turntree serve` starts; a key, if they need one, is OPENAI_API_KEY."""
+
+    url: str
+    """The address of the vLLM server (http://host:8000), or several, separated by commas; all serve the same model."""
+    folder: str | None = None
+    """A folder that the servers see under the same path: new weights pass through it (default: a temporary one)."""
+    concurrency: int = 64
+    """Requests in flight at one server; others wait."""
+    timeout: float = 600.0
+    """Seconds after which a request counts as failed."""
+    patience: float = 600.0
+    """Seconds to wait for a server that went away. Then the run stops and can be resumed."""
+    tolerance: float | None = None
+    """Most by which log-probabilities of server and trainer may differ after a change of weights. Default: 0.001 for
+    float32 weights, 0.25 for others."""
+    top_logprobs: int = 5
+    """Log-probabilities asked for at each token; entropies are estimated from them."""
+    max_context: int | None = None
+    """Longest prompt plus completion, in tokens (default: the server's)."""
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f"{url!r} is not a URL", field="engine.url", hint="write http://host:port")
+        if len(set(self.urls)) < len(self.urls):
+            raise ConfigError("names a server twice", field="engine.url")
+        if min(self.concurrency, self.top_logprobs) < 1 or min(self.timeout, self.patience) <= 0:
+            raise ConfigError("impossible settings", field="engine", hint="concurrency >= 1, timeout and patience > 0")
+        at_least(self, "engine.", max_context=1, tolerance=0)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(url.strip().rstrip("/") for url in self.url.split(","))
+
+
+def hf(policy: Any, config: EngineConfig) -> StreamingEngine:
+    """Samples from the model of `policy`, which is updated in place: `HFEngine`, which shares prefixes, and
+    `PlainEngine` for a model that cannot, if `policy.prefixes` leaves the choice to us."""
+    from turntree.engine.hf import HFEngine
+    from turntree.engine.plain import PlainEngine
+
+    if policy.prefixes != "repeated":
+        try:
+            return HFEngine(policy.model, policy.renderer.stop_ids, config)
+        except InputError as error:
+            if policy.prefixes == "shared":
+                raise
+            advice = f" (device.engine.max_context: {error.hint})" if error.field == "max_context" else ""
+            notice(f"sampling prefills every turn's prompt as a whole: {error.problem}{advice}")
+    return PlainEngine(policy.model, policy.renderer.stop_ids, config)
+
+
+def vllm(policy: Any, config: VllmConfig) -> StreamingEngine:
+    """`VllmEngine` with the weights of `policy`."""
+    from turntree.engine.vllm import VllmEngine
+
+    return VllmEngine(config, policy.model, policy.tokenizer, policy.renderer.stop_ids)

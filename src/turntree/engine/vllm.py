@@ -1,0 +1,495 @@
+"""Sampling from vLLM servers that hold the weights of the policy, and follow them through training.
+
+The servers run in an environment of their own (`turntree serve`), so their pins never meet ours. Prompts go out as
+token ids; ids and log-probabilities come back. New weights travel through a folder that the servers see too: an adapter
+under a new name and path each time (the key of a server's cache, so nothing stale is found), whole weights by
+`reload_weights`, after which the cache is reset.
+
+Nothing is believed: at the start and after every change each server samples a few tokens behind a fixed prompt and
+behind one that it served before, and their log-probabilities are compared with those of the policy in this process. A
+stale cache, a tied head that was left behind or a server of another model shows there, and the run stops.
+
+A server that dies or hangs loses nothing: its requests go to another one, or wait until it is back and has the current
+weights again. Where none comes back in time, `poll` raises and the run can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import shutil
+import tempfile
+import time
+import uuid
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.errors import InputError, TurntreeError
+from turntree.core.progress import notice
+from turntree.engine.answers import AnswerReader, Unusable, choice_of, pause_before, refusal, status_of, words_of
+from turntree.engine.endpoint import Server, ServerEngine
+from turntree.engine.limits import VllmConfig
+from turntree.engine.requests import check_idle, hashes_of_prefixes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+_PROBE, _PROBED = 300, 8  # tokens of a probe: more than two blocks of any cache, and sampled behind it
+_LONGEST = 1024  # tokens of a served prompt that is probed
+_HEALTH = 10.0  # seconds between two looks at a server, and how long one may take
+_SICK = 3  # looks that fail in a row before a server counts as gone
+_TRIES = 3  # of a request that fails at a server that works
+_BLOCK = 16  # tokens of a block of a prompt, by which the server that has it is remembered ...
+_REMEMBERED = 2**19  # ... for this many blocks: 8 million tokens, which is more than servers keep
+_SPREAD, _SLACK = 2.0, 8  # a server with so many times the requests of the idlest one, and these more, is passed over
+_START = "start it with `turntree serve`"
+
+
+class ServersGone(TurntreeError):
+    """No server answers; the run may be resumed when one does."""
+
+
+class WrongWeights(TurntreeError):
+    """A server samples from other weights than the policy's."""
+
+
+class _Lost(Exception):
+    """The server of a request went away, or another process took its place."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """What was sent to the servers: an adapter of that name, or (None) whole weights."""
+
+    folder: Path
+    adapter: str | None
+
+
+class VllmServer(Server):
+    """One server of a run and what is known of it: the name of the model that it was started with (`base`), the
+    fingerprint of the process behind the address (`boot`), the requests at it (`asks`), and a prompt that it answered
+    (`recent`). It is not `up` from a failure until it works again and has the current weights; `why` says what failed.
+    """
+
+    def __init__(self, url: str, config: VllmConfig) -> None:
+        super().__init__(url, concurrency=config.concurrency, timeout=config.timeout)
+        self.base, self.boot, self.why = "", cast(Any, None), ""
+        self.up = True
+        self.asks: set[asyncio.Task[Any]] = set()
+        self.recent: tuple[int, ...] | None = None
+        self.reviving: asyncio.Task[None] | None = None
+
+    async def meet(self) -> int | None:
+        """Learn the name of its model; returns its longest context, if it says it."""
+        try:
+            listed = await self._administer("/v1/models")
+        except Exception as error:
+            if status_of(error) in (401, 403) and (refused := refusal(error, self.url)) is not None:
+                raise refused from error
+            hint = f"{_START}, or correct device.engine.url"
+            raise InputError(f"no vLLM server answers ({words_of(error)})", path=self.url, hint=hint) from error
+        rows = listed.get("data") if isinstance(listed, dict) else None
+        models = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        own = next((row for row in models if row.get("parent") is None and isinstance(row.get("id"), str)), None)
+        if own is None:
+            raise InputError("lists no model", path=self.url, hint=_START)
+        self.model = self.base = own["id"]
+        return own.get("max_model_len")
+
+    async def install(self, weights: _Weights | None) -> None:
+        """Let it sample from these weights, or (None) from those that it has, with an empty cache."""
+        if weights is not None and weights.adapter is not None:
+            if self.model != weights.adapter:
+                await self._load({"lora_name": weights.adapter, "lora_path": str(weights.folder)})
+                before, self.model = self.model, weights.adapter
+                if before != self.base:
+                    await self._change("/v1/unload_lora_adapter", {"lora_name": before}, "--lora-rank R")
+            return
+        if weights is not None:
+            rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+            await self._change("/collective_rpc", rpc, "VLLM_SERVER_DEV_MODE=1")
+        answer = await self._change("/reset_prefix_cache", {}, "VLLM_SERVER_DEV_MODE=1")
+        if isinstance(answer, dict) and answer.get("success") is False:
+            raise TurntreeError(f"{self.url}: the server keeps its cache; it must serve this run alone")
+
+    async def _load(self, adapter: dict[str, str]) -> None:
+        """Load an adapter, also where the server has it already because the answer to a first try was lost."""
+        try:
+            await self._change("/v1/load_lora_adapter", adapter, "--lora-rank R")
+        except InputError:
+            try:
+                await self._administer("/v1/unload_lora_adapter", {"lora_name": adapter["lora_name"]})
+            except Exception as error:  # it does not have it, so the refusal had another reason
+                if status_of(error) is None:
+                    raise
+            await self._change("/v1/load_lora_adapter", adapter, "--lora-rank R")
+
+    async def _change(self, path: str, body: dict[str, Any], needs: str) -> Any:
+        """Raises `InputError` where the server does not offer this."""
+        try:
+            return await self._administer(path, body)
+        except Exception as error:
+            status = status_of(error)
+            if status in (404, 405):
+                problem = f"the server does not take new weights (HTTP {status} for {path})"
+                raise InputError(problem, path=self.url, hint=f"{_START} ({needs})") from error
+            if status is not None and (status < 500 or await self.healthy()):
+                problem = f"the server refuses new weights ({path}: {words_of(error)})"
+                hint = "it must see the folder of the weights: name a shared one with device.engine.folder"
+                raise InputError(problem, path=self.url, hint=hint) from error
+            raise
+
+    async def _administer(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The JSON answer of a path below the server's root, None for text. Not tried again."""
+        if body is None:
+            text = await self._client.get(self.root + path, cast_to=str, options={"timeout": 30.0})
+        else:
+            text = await self._client.post(self.root + path, cast_to=str, body=body, options={"timeout": 600.0})
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+
+    async def answers(self, probe: dict[str, Any]) -> bool:
+        """Whether the same process still samples. A broken connection alone says nothing: servers close idle ones."""
+        try:
+            answer = await self.ask(probe, timeout=min(30.0, self._timeout))
+        except Exception:  # whatever it was: a server that works answers this
+            return False
+        return self.boot is None or answer.get("system_fingerprint") == self.boot
+
+
+class Router:
+    """Which of several servers a prompt goes to: the one that holds most of its keys and values, unless it is busier.
+
+    Siblings have equal prompts, and a later turn extends an earlier one. A server that has computed a prompt computes
+    only the rest of one that begins alike, so prompts are remembered by blocks, as the servers' own caches do. `choose`
+    opens a request at a server, which is then taken from `open` again.
+    """
+
+    def __init__(self) -> None:
+        self._homes: OrderedDict[int, Server] = OrderedDict()  # by the hash of a prefix; used last at the end
+        self.open: Counter[Server] = Counter()
+
+    def choose(self, prompt: tuple[int, ...], among: Sequence[AnyServer]) -> AnyServer:
+        """Where at least half of a prompt was asked for before, the server of the longest such prefix; else, and where
+        that one is much busier than others, the one with the fewest requests."""
+        prefixes = hashes_of_prefixes(prompt, _BLOCK)
+        chosen = idlest = min(among, key=lambda server: self.open[server])
+        for count in range(len(prefixes), max(1, (len(prefixes) + 1) // 2) - 1, -1):
+            home = next((server for server in among if server is self._homes.get(prefixes[count - 1])), None)
+            if home is not None:
+                chosen = home if self.open[home] <= _SPREAD * self.open[idlest] + _SLACK else idlest
+                break
+        for prefix in prefixes:
+            self._homes[prefix] = chosen
+            self._homes.move_to_end(prefix)
+        while len(self._homes) > _REMEMBERED:
+            self._homes.popitem(last=False)
+        self.open[chosen] += 1
+        return chosen
+
+
+class VllmEngine(ServerEngine):
+    """`core.protocols.StreamingEngine` over vLLM servers that sample from the weights of `model`.
+
+    Raises `InputError` where a server cannot be reached, and `WrongWeights` where it samples from other weights and
+    does not take new ones.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Collection[int],
+    ) -> None:
+        servers = self._servers = tuple(VllmServer(url, config) for url in config.urls)
+        super().__init__(servers, AnswerReader(tokenizer, stop_ids, config.top_logprobs), 0)
+        self._config, self._policy, self._router = config, model, Router()
+        self._folder = _fresh_folder(config.folder)
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._weights: _Weights | None = None
+        self._gone_since: float | None = None
+        exact = all(p.dtype.itemsize >= 4 for p in model.parameters() if p.is_floating_point())
+        self._tolerance = (1e-3 if exact else 0.25) if config.tolerance is None else config.tolerance
+        try:
+            self._longest = min(self._context_of(server) for server in servers)
+            self.max_context = min(self._longest, config.max_context or self._longest)
+            self._scaled = self._run(self._begin()).result()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, TurntreeError) or not isinstance(error, Exception):
+                raise
+            raise InputError(f"cannot be sampled from ({words_of(error)})", path=config.url, hint=_START) from error
+        for server in servers:
+            self._run(_watch(weakref.ref(self), server))
+
+    def _context_of(self, server: VllmServer) -> int:
+        longest = self._run(server.meet()).result() or self._policy.config.get_text_config().max_position_embeddings
+        if type(longest) is not int or longest <= _PROBED:
+            raise InputError(f"says that its context holds {longest!r} tokens", path=server.url, hint=_START)
+        return longest
+
+    # weights
+
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        """Send the weights to every server that is up, and check them there. A server that comes back later gets them
+        then."""
+        check_idle(self.in_flight)
+        before, self._policy = self._weights, model
+        self._weights = _written(model, self._folder)
+        self._run(self._spread()).result()
+        self._version = policy_version
+        if before is not None:
+            shutil.rmtree(before.folder, ignore_errors=True)
+
+    async def _begin(self) -> bool:
+        """Bring the servers to the policy's weights, where they do not have them from the start. Returns whether they
+        report log-probabilities at the temperature of a request."""
+        off = [await self._difference(server) for server in self._servers]
+        if getattr(self._policy, "_hf_peft_config_loaded", False) or max(off) > self._tolerance:
+            self._weights = await asyncio.to_thread(_written, self._policy, self._folder)
+            for server in self._servers:
+                await server.install(self._weights)
+        for server in self._servers:
+            await self._check(server)
+        return max([await self._difference(server, 0.5) for server in self._servers]) <= 2 * self._tolerance
+
+    def submit(self, request: GenerationRequest) -> int:
+        if request.sampling.temperature not in (0.0, 1.0) and not self._scaled:
+            raise InputError(
+                "reports log-probabilities before the temperature is applied",
+                path=self._config.url,
+                hint="start it with --logprobs-mode processed_logprobs (`turntree serve` does), or sample at 1",
+            )
+        return super().submit(request)
+
+    async def _spread(self) -> None:
+        """Bring every server to the current weights. Raises `ServersGone` where none is left."""
+        await asyncio.gather(*[self._bring(server) for server in self._servers if server.up])
+        await self._some_up()
+
+    async def _bring(self, server: VllmServer) -> None:
+        for left in reversed(range(_TRIES)):
+            try:
+                await server.install(self._weights)
+                return await self._check(server)
+            except TurntreeError:
+                raise
+            except Exception as error:  # the boundary to foreign software
+                if await self._is_lost(server, error):
+                    return self._lose(server, words_of(error))
+                if not left:
+                    raise InputError(f"takes no weights ({words_of(error)})", path=server.url, hint=_START) from error
+
+    # checks
+
+    async def _check(self, server: VllmServer) -> None:
+        off = await self._difference(server)
+        if not off <= self._tolerance:
+            raise WrongWeights(
+                f"{server.url} samples from other weights than the policy's: log-probabilities differ by {off:.2g} "
+                f"(tolerance {self._tolerance:g}). Its cache or its head may be stale, or it serves another model or "
+                "dtype; start it again with `turntree serve` and give the same command to resume"
+            )
+
+    async def _difference(self, server: VllmServer, temperature: float = 1.0) -> float:
+        """The largest difference between the log-probabilities of the server and of the policy in this process. The
+        server's process is known by its fingerprint from then on."""
+        worst, room = 0.0, self._longest - _PROBED
+        draw = random.Random(0)
+        fixed = tuple(draw.randrange(self._reader.vocabulary) for _ in range(min(_PROBE, room)))
+        for prompt in (fixed, server.recent):
+            if prompt is None:
+                continue
+            prompt = prompt[: min(room, _LONGEST)]
+            answer = await server.ask(self._probe(prompt, temperature), timeout=min(60.0, self._config.timeout))
+            server.boot = answer.get("system_fingerprint")
+            ids, statistics, exact = self._reader.tokens(choice_of(answer))
+            if not exact or len(ids) != _PROBED:
+                hint = "use vLLM"
+                raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
+            scored = await asyncio.to_thread(_scored, self._policy, prompt, ids, temperature)
+            off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
+            worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
+        return worst
+
+    def _probe(self, prompt: tuple[int, ...], temperature: float = 1.0) -> dict[str, Any]:
+        """A short request behind a prompt, whose blocks the server finds in its cache as it would for any other."""
+        request = GenerationRequest(prompt_ids=prompt, sampling=Sampling(temperature=temperature), seed=0)
+        return {**self._fields(request), "logprobs": 1, "max_tokens": _PROBED, "stop_token_ids": []}
+
+    # one request
+
+    async def _complete(self, request: GenerationRequest) -> Completion:
+        import openai
+
+        fields = self._fields(request)
+        broken = 0  # tries of this request, at servers that work
+        while True:
+            server = self._router.choose(request.prompt_ids, await self._some_up())
+            try:
+                async with server.places:
+                    completion = self._reader.read(request, await self._ask(server, fields), self._version)
+            except _Lost:
+                continue
+            except Exception as error:
+                broken += 1
+                wait = pause_before(error, broken)
+                if broken == _TRIES or wait is None or isinstance(error, openai.APITimeoutError):
+                    raise
+                await asyncio.sleep(wait)
+                continue
+            finally:
+                self._router.open[server] -= 1
+            if not (self.exact and self._reader.reported):
+                problem = "the server does not report the id and the log-probability of every token"
+                raise InputError(problem, path=server.url, hint="use vLLM")
+            server.recent = request.prompt_ids
+            return completion
+
+    async def _ask(self, server: VllmServer, fields: dict[str, Any]) -> dict[str, Any]:
+        """The server's answer. Raises `_Lost` where the server went away, and what was wrong with the request alone."""
+        if not server.up:
+            raise _Lost
+        asked = asyncio.ensure_future(server.ask(fields))
+        server.asks.add(asked)
+        try:
+            answer = await asked
+        except asyncio.CancelledError:
+            if server.up or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise _Lost from None  # `_lose` ended it
+        except Exception as error:
+            if await self._is_lost(server, error):
+                self._lose(server, words_of(error))
+                raise _Lost from error
+            raise
+        finally:
+            server.asks.discard(asked)
+        if (model := answer.get("model", server.model)) != server.model:
+            raise Unusable(f"asked for the model {server.model!r}, the server answers with {model!r}")
+        if answer.get("system_fingerprint") != server.boot:
+            self._lose(server, "another process answers at its address")
+            raise _Lost
+        return answer
+
+    # servers that come and go
+
+    async def _some_up(self) -> list[VllmServer]:
+        """The servers that are up, once there are any. Raises `ServersGone` when none was for too long."""
+        while True:
+            if up := [server for server in self._servers if server.up]:
+                self._gone_since = None
+                return up
+            if self._gone_since is None:
+                self._gone_since = time.monotonic()
+            if time.monotonic() - self._gone_since > self._config.patience:
+                why = "; ".join(f"{server.url}: {server.why}" for server in self._servers)
+                raise ServersGone(
+                    f"no server answered for {self._config.patience:g} s ({why}); nothing is lost: start one and give "
+                    "the same command again to resume"
+                )
+            await asyncio.sleep(0.1)
+
+    async def _is_lost(self, server: VllmServer, error: Exception) -> bool:
+        """Whether an error is that of the server and not of one request."""
+        import openai
+
+        status = status_of(error)
+        if status == 404:  # it was started again, without the adapter
+            return server.model != server.base
+        broken = isinstance(error, openai.APIConnectionError) if status is None else status >= 500
+        return broken and not await server.answers(self._probe((0,)))
+
+    def _lose(self, server: VllmServer, why: str) -> None:
+        """The server went away: its requests look for another one, and it is called until it is back."""
+        if not server.up:
+            return
+        server.up, server.why, server.recent = False, why, None
+        for ask in server.asks:
+            ask.cancel()
+        notice(f"{server.url} went away ({why}); its requests wait for it or go to another server")
+        server.reviving = asyncio.ensure_future(self._revive(server))
+
+    async def _revive(self, server: VllmServer) -> None:
+        """Call the server until it has the current weights again."""
+        while not server.up:
+            await asyncio.sleep(min(1.0, self._config.patience / 10))
+            if not await server.healthy():
+                continue
+            weights = self._weights
+            try:
+                server.model = server.base
+                await server.install(weights)
+                await self._check(server)
+            except Exception as error:  # it is not ready, or not the server that it was
+                server.why = words_of(error)
+                continue
+            if weights is self._weights:
+                server.up, self._gone_since = True, None
+                notice(f"{server.url} is back, with the weights of version {self._version}")
+
+
+async def _watch(engine: weakref.ref[VllmEngine], server: VllmServer) -> None:
+    """Look at a server now and then while it has requests: a machine that was cut off refuses nothing. The engine is
+    not held meanwhile, so that it and its model go when nobody else holds them."""
+    failures = 0
+    while engine() is not None:
+        await asyncio.sleep(_HEALTH)
+        busy = server.up and bool(server.asks)
+        failures = failures + 1 if busy and not await server.healthy(_HEALTH) else 0
+        if failures >= _SICK and (found := engine()) is not None:
+            found._lose(server, f"{failures} health checks failed")
+            del found
+
+
+def _written(model: PreTrainedModel, above: Path) -> _Weights:
+    """The weights in a new folder, as vLLM reads them. A tied head is written too, for servers that hold it apart."""
+    from safetensors.torch import save_file
+
+    from turntree.engine.checkpoint import quiet, share, write_weights
+
+    name = f"turntree-{uuid.uuid4().hex[:12]}"
+    folder = above / name
+    folder.mkdir()
+    with quiet():
+        write_weights(model, folder)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        return _Weights(folder, name)
+    if getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        head: Any = model.get_output_embeddings()
+        save_file({"lm_head.weight": head.weight.detach().cpu().clone()}, folder / "tied.safetensors")
+        share(folder)
+    return _Weights(folder, None)
+
+
+def _scored(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> list[float]:
+    """The log-probabilities of `ids` behind `prompt`, in nats."""
+    import torch
+
+    with torch.inference_mode():
+        row = torch.tensor([[*prompt, *ids]], device=model.device)
+        logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        logprobs = (logits / temperature).log_softmax(-1)
+        return logprobs.gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
+
+
+def _fresh_folder(above: str | None) -> Path:
+    """A folder for weights on their way, which any server may read."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="turntree-weights-", dir=above)).absolute()
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path=above, field="device.engine.folder") from error
+    folder.chmod(0o755)
+    return folder

@@ -1,0 +1,271 @@
+"""Check an environment against its contract (`turntree check environment SPEC`).
+
+Training relies on every law. A violation is reported with the task, the turn and the action, so that it can be
+reproduced by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turntree.core import seeds
+from turntree.core.config import Part, at_least
+from turntree.core.foreign import EnvironmentFault, asked, reason_of
+from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Environment, Observation, task_of
+from turntree.env.pool import checked, start
+from turntree.env.tasks import same_tasks
+
+WORDS = ("look", "help", "yes", "no", "0", "1", "left", "right", "up", "[stop]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """`turntree check environment`."""
+
+    environment: Part
+    """The environment to check: a registered name, or your own module:object."""
+    split: Literal["train", "dev", "test"] = "train"
+    """Which tasks."""
+    count: int = 3
+    """How many tasks are played."""
+    turns: int = 8
+    """Random actions a task."""
+    seed: int = 0
+    """Of the tasks and the actions."""
+
+    def __post_init__(self) -> None:
+        at_least(self, count=1, turns=1)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One law that did not hold. `grave`: training on such an environment is wrong or impossible. Other violations
+    only disable a named feature (branching, worker processes)."""
+
+    law: str
+    task: str
+    turn: int | None
+    said: str
+    grave: bool = True
+
+    def __str__(self) -> str:
+        where = self.task if self.turn is None else f"{self.task}, turn {self.turn}"
+        return f"{'VIOLATED' if self.grave else 'note'}: {self.law} [{where}]: {self.said}"
+
+
+def check_splits(tasks: Mapping[str, Sequence[Environment]]) -> list[Finding]:
+    """Whether tasks of two splits are the same under two ids, as far as their openings tell."""
+    told: dict[str, dict[str, Sequence[Message]]] = {}
+    for split, found in tasks.items():
+        for task in found:
+            with contextlib.suppress(EnvironmentFault):  # `check_environment` says why
+                told.setdefault(split, {})[task.task_id] = asked(lambda task=task: start(task.fork())).messages
+    law = "a held-out task is not trained on under another id"
+    return [Finding(law, same, None, "they tell the same", grave=False) for same in same_tasks(told)]
+
+
+def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> list[Finding]:
+    """Play `task` with random actions and check every law. The task itself is never stepped, only copies of it."""
+    found: list[Finding] = []
+    task_id = str(task.task_id)
+    try:
+        first, second = task.fork(), task.fork()
+        told, again = start(first), start(second)
+    except BaseException as error:
+        return [Finding("a copy of a task can be reset", task_id, None, reason_of(error))]
+    found += _carried(told, task_id, 0)
+    problem = task_of(first).state_problem()
+    if problem is not None:
+        said = f"{problem}; the verifier `executed` compares answers only"
+        found.append(Finding("the states of two copies can be compared", task_id, 0, said, grave=False))
+    if told != again:
+        said = "reset told two copies different tasks; rollouts of a group must play the same one"
+        found.append(Finding("a task is the same every time", task_id, 0, said))
+    broken = list(_tools(first, task_id))
+    found += broken
+    tools = () if broken else tuple(first.tools)  # broken ones cannot be called: actions are words then
+    found += _play(first, tools, told, task_id, seed, turns)
+    found += _garbage(task, tools, task_id)
+    found += _gold(task, task_id)
+    found += _workers(task, task_id)
+    return found
+
+
+def _play(
+    environment: Environment, tools: Sequence[dict[str, Any]], told: Observation, task_id: str, seed: int, turns: int
+) -> Iterator[Finding]:
+    """Random actions; after each, a fork must have answered the same and changed nothing."""
+    rng = seeds.generator(seed, "check", task_id)
+    last = told
+    for turn in range(1, turns + 1):
+        action = random_action(tools, last, rng)
+        twin, cannot = _fork(environment)
+        if cannot is not None:
+            said = f"{cannot}; it trains, but without branching"
+            yield Finding("a fork stands where the original stood", task_id, turn, said, grave=False)
+        try:
+            answer = checked(environment.step(action))
+        except BaseException as error:
+            said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
+            yield Finding("an action that a policy may sample is answered", task_id, turn, said)
+            return
+        if not 0 <= (answer.progress or 0.0) <= 1:
+            yield Finding("progress is from 0 to 1", task_id, turn, f"it is {answer.progress:g}")
+        if twin is not None:
+            yield from _same(twin, action, answer, task_id, turn)
+        yield from _carried(answer, task_id, turn)
+        if answer.done:
+            yield from _ending(answer, task_id, turn)
+            return
+        last = answer
+
+
+def _fork(environment: Environment) -> tuple[Environment | None, str | None]:
+    try:
+        return environment.fork(), None
+    except BaseException as error:
+        return None, reason_of(error)
+
+
+def _same(twin: Environment, action: Message, answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
+    try:
+        again = checked(twin.step(action))
+    except BaseException as error:
+        yield Finding("a fork answers as the original", task_id, turn, f"the fork raised {reason_of(error)}")
+        return
+    if again != answer:
+        said = f"{_shown(action)} was answered {_short(again)} in a fork and {_short(answer)} in the original"
+        yield Finding("a fork answers as the original", task_id, turn, said)
+
+
+def _carried(observation: Observation, task_id: str, turn: int) -> Iterator[Finding]:
+    for message in observation.messages:
+        try:
+            row = json.loads(json.dumps(message.to_chat(), allow_nan=False, ensure_ascii=False).encode("utf-8"))
+            kept = Message.from_chat(row) == message
+        except BaseException as error:
+            kept, said = False, reason_of(error)
+        else:
+            said = "it reads back as another message"
+        if not kept:
+            yield Finding("JSON carries every message", task_id, turn, said)
+
+
+def _ending(answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
+    if answer.success is None and answer.reward is None:
+        said = "the episode is over with neither success nor reward: only a reward function could judge it"
+        yield Finding("an ending says how it went", task_id, turn, said, grave=False)
+
+
+def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
+    from jsonschema.validators import validator_for
+
+    names: set[str] = set()
+    for tool in environment.tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        function = function if isinstance(function, dict) else {}
+        name, parameters = function.get("name"), function.get("parameters") or {"type": "object"}
+        if not isinstance(name, str) or name in names:
+            yield Finding("every tool has a name of its own", task_id, None, json.dumps(tool, default=str)[:200])
+            continue
+        names.add(name)
+        try:
+            validator_for(parameters).check_schema(parameters)
+        except BaseException as error:
+            yield Finding("parameters are a JSON schema", task_id, None, f"{name}: {reason_of(error)}")
+
+
+def _garbage(task: Environment, tools: Sequence[dict[str, Any]], task_id: str) -> Iterator[Finding]:
+    """A policy may sample any action, so no action may raise."""
+    tool = tools[0]["function"]["name"] if tools else "tool"
+    actions = (
+        Message("assistant", ""),
+        Message("assistant", "\x00 \u202e 𝕏" * 20),
+        Message("assistant", "", (ToolCall("no_such_tool", {}),)),
+        Message("assistant", "", (ToolCall(tool, {"no_such_argument": [None, {"a": 1e308}]}),)),
+    )
+    for action in actions:
+        try:
+            environment = task.fork()
+            environment.reset()
+            checked(environment.step(action))
+        except BaseException as error:
+            said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
+            yield Finding("an action that a policy may sample is answered", task_id, 1, said)
+
+
+def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
+    """An expert's messages, where the task holds them, end in success."""
+    law, gold = "the task's own gold solves it", task_of(task).gold
+    if not gold:
+        return
+    last = None
+    try:
+        environment = task.fork()
+        environment.reset()
+        for message in gold:
+            last = checked(environment.step(message))
+            if last.done:
+                break
+    except BaseException as error:
+        yield Finding(law, task_id, None, f"raised {reason_of(error)}", grave=False)
+        return
+    if last is None or not last.success:
+        said = "it does not end in success; `turntree traces gold` leaves this task out"
+        yield Finding(law, task_id, None, said, grave=False)
+
+
+def _workers(task: Environment, task_id: str) -> Iterator[Finding]:
+    try:
+        pickle.dumps(task)
+    except BaseException as error:
+        said = f"{reason_of(error)}; it is stepped in this process only"
+        yield Finding("a task can be sent to a worker process", task_id, None, said, grave=False)
+
+
+def random_action(tools: Sequence[dict[str, Any]], last: Observation, rng: random.Random) -> Message:
+    """A tool call with random arguments of the declared types, or a word from the observation or common in games."""
+    if tools and rng.random() < 0.9:
+        function = rng.choice(list(tools))["function"]
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties", {})
+        required = parameters.get("required", list(properties))
+        arguments = {name: _value(properties.get(name, {}), rng) for name in required}
+        return Message("assistant", "", (ToolCall(function["name"], arguments, f"call_{rng.randrange(1000)}"),))
+    heard = " ".join(message.content for message in last.messages).split()
+    return Message("assistant", " ".join(rng.choice((*WORDS, *heard)) for _ in range(rng.randint(1, 3))))
+
+
+def _value(schema: Any, rng: random.Random) -> Any:
+    if not isinstance(schema, dict):  # true: any value
+        return rng.choice(WORDS)
+    if schema.get("enum"):
+        return rng.choice(schema["enum"])
+    match schema.get("type"):
+        case "integer":
+            return rng.randint(0, 9)
+        case "number":
+            return rng.random()
+        case "boolean":
+            return rng.random() < 0.5
+        case "array":
+            return [_value(schema.get("items", {}), rng) for _ in range(rng.randint(0, 2))]
+        case "object":
+            return {name: _value(inner, rng) for name, inner in schema.get("properties", {}).items()}
+        case _:
+            return rng.choice(WORDS)
+
+
+def _shown(action: Message) -> str:
+    return json.dumps({key: value for key, value in action.to_chat().items() if key != "role"}, default=str)[:200]
+
+
+def _short(observation: Observation) -> str:
+    return repr(" | ".join(message.content for message in observation.messages)[:120])

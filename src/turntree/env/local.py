@@ -1,0 +1,137 @@
+"""Environments stepped in this process: at once, or in threads for those that wait for tools."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, asked, reason_of
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment
+from turntree.env.pool import Answer, Session, checked, replay, start
+
+
+class LocalPool:
+    """`EnvironmentPool` in this process. An exception or exit of an environment becomes a fault.
+
+    Without `threads` a call is made at once, and its answer waits for the next `poll`: for environments that answer in
+    microseconds and can be trusted to return, because an endless loop blocks the process (`ProcessPool` does not).
+    With `threads` a slow tool delays only its own session while the engine works: for environments whose calls return
+    by themselves, as those of a `ToolRuntime` do, because a thread cannot be killed.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        self.waits = threads > 0
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment") if threads else None
+        self._held: dict[Session, Environment] = {}
+        self._unanswered: dict[Session, tuple[int, Future[int]]] = {}  # steps, and when it is done: steps made
+        self._answers: queue.SimpleQueue[Answer | EnvironmentGone] = queue.SimpleQueue()
+
+    def __enter__(self) -> LocalPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shut_down()
+
+    def shut_down(self) -> None:
+        """Without waiting for calls that are under way. Every session is forgotten."""
+        self._unanswered.clear()
+        self._held.clear()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._unanswered)
+
+    def open(self, environment: Environment) -> Session:
+        return Session(environment)
+
+    def fork(self, session: Session, steps: int | None = None) -> Session:
+        """Where the environment cannot be forked, the twin is rebuilt by replay at its first call, as in worker
+        processes; what is wrong with that is then the fault of this call alone."""
+        twin, held = session.twin(steps), self._held.get(session)
+        if held is not None and len(twin.answers) == len(session.answers):
+            with contextlib.suppress(EnvironmentFault):
+                self._held[twin] = asked(held.fork)
+        return twin
+
+    def reset(self, session: Session) -> None:
+        self._submit(session, lambda: self._called(session, None), steps=0)
+
+    def step(self, session: Session, action: Message) -> None:
+        self._submit(session, lambda: self._called(session, action), steps=1)
+
+    def poll(self, timeout: float | None = None) -> list[Answer]:
+        until = None if timeout is None else time.monotonic() + timeout
+        answers: list[Answer] = []
+        while self._unanswered and (not answers or not self._answers.empty()):
+            left = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                answer = self._answers.get(timeout=left)
+            except queue.Empty:
+                break
+            if isinstance(answer, EnvironmentGone):
+                raise answer
+            if answer.session in self._unanswered:  # else it was closed meanwhile
+                del self._unanswered[answer.session]
+                answers.append(answer)
+        return answers
+
+    def close(self, session: Session) -> int:
+        """A running call cannot be cancelled: it ends in its thread and is counted."""
+        steps, call = self._unanswered.pop(session, (0, None))
+        if call is None:
+            self._held.pop(session, None)
+            return 0
+        done = call.done()
+        call.add_done_callback(lambda _: self._held.pop(session, None))  # now, where it is done
+        return call.result() if done else steps
+
+    def _submit(self, session: Session, call: Callable[[], Answer], steps: int) -> None:
+        """Make a call, which answers for `session` and makes at least `steps` steps, now or in a thread."""
+
+        def work() -> int:
+            try:
+                answer = call()
+            except EnvironmentGone as gone:
+                self._answers.put(gone)
+                return 0
+            except BaseException as error:  # nobody would see it in this thread, and the call must be answered
+                answer = Answer(session=session, fault=reason_of(error))
+            self._answers.put(answer)
+            return answer.calls
+
+        made: Future[int] = Future()
+        self._unanswered[session] = steps, made
+        if self._executor is not None:
+            self._unanswered[session] = steps, self._executor.submit(work)
+            return
+        try:
+            made.set_result(work())
+        except BaseException:  # the user's interrupt
+            del self._unanswered[session]
+            raise
+
+    def _called(self, session: Session, action: Message | None) -> Answer:
+        """The answer to one call; `action` None is `reset`."""
+        started = time.perf_counter()
+        environment = self._held.pop(session, None)
+        replayed = 0 if environment is not None else max(0, len(session.answers) - 1)
+        try:
+            if environment is None:
+                environment = session.environment.fork()
+                for _ in replay(environment, session):
+                    pass
+            observation = start(environment) if action is None else checked(environment.step(action))
+        except BaseException as error:  # a bad rollout is data: the boundary to foreign code
+            fault, seconds = reason_of(error), time.perf_counter() - started
+            return Answer(session=session, fault=fault, calls=min(1, len(session.answers)), seconds=seconds)
+        self._held[session] = environment
+        session.answers.append(observation)
+        session.actions += [] if action is None else [action]
+        seconds = time.perf_counter() - started
+        return Answer(session=session, observation=observation, calls=replayed + (action is not None), seconds=seconds)

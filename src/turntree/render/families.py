@@ -1,0 +1,531 @@
+"""Model families whose chat form a message-local template cannot express: the renderers of the package `renderers`.
+
+That package writes messages as token ids, reads sampled ids and bridges to the next turn for some thirty families.
+`FamilyRenderer` puts one of its renderers behind `core.protocols.Renderer`, as `segments` does with a template:
+
+    prompt = head(R0) completion(A1) follow(A1, R1) completion(A2) follow(A2, R2) ...
+
+The package's bridge gives the tokens after a turn, so a sampled token is never tokenised again, and reasoning stays in
+the context, even for a model whose own template drops it, unless `thoughts` says otherwise (`thoughts.TurnByTurn`).
+`choice` finds the family of a model folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, cast
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.messages import Message, ToolCall, whole_characters
+from turntree.render import harmony
+from turntree.render.probes import ASK, CALL, RESULT, SAY, TOOL
+from turntree.render.segments import Tools, left_out, split
+from turntree.render.thoughts import Ids, Thoughts, TurnByTurn, key_of
+from turntree.render.tool_calls import can_be_logged
+from turntree.render.words import Words
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_THINKING = replace(SAY, reasoning="Hm, left.")
+_OPEN_THOUGHT = "<think>\n"
+_TOOLS = "You may call these functions:"
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to build one renderer of the package. `options` fix what would depend on the date or drop thoughts;
+    `model_types` are those of config.json; `marks` are tokens that every vocabulary of the family has. `alone`: no
+    other family has these marks, so they decide even where the folder's template differs in details. `own` are the
+    options under which the package drops the thoughts that the model's own template drops, where it does not anyway."""
+
+    marks: tuple[str, ...]
+    model_types: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    alone: bool = False
+    own: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+_CHATML = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</think>")
+_GLM = ("[gMASK]", "<|observation|>", "<tool_call>", "<arg_key>")
+_DEEPSEEK = ("<｜User｜>", "<｜tool▁calls▁begin｜>")
+_KIMI = ("<|im_middle|>", "<|tool_calls_section_begin|>")
+_LAGUNA = ("<assistant>", "</assistant>", "<tool_call>", "〈|EOS|〉")
+FAMILIES = {
+    "qwen3": Family(_CHATML, ("qwen3", "qwen3_moe")),
+    "qwen3.5": Family(_CHATML, ("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")),
+    "qwen3.6": Family(_CHATML),
+    "qwen3.8": Family(_CHATML),
+    "qwen3-vl": Family(_CHATML, ("qwen3_vl", "qwen3_vl_moe")),
+    "prime-qwen3": Family(_CHATML),
+    "nemotron-3": Family(_CHATML, ("nemotron_h",)),
+    "nemotron-3-ultra": Family(_CHATML),
+    "nemotron-3.5": Family(_CHATML),
+    "glm-4.5": Family(_GLM, ("glm4_moe",)),
+    "glm-5": Family(_GLM, ("glm4_moe_lite", "glm_moe_dsa")),
+    "glm-5.1": Family(_GLM),
+    "glm-5.3": Family(_GLM),
+    "gpt-oss": Family(
+        ("<|channel|>", "<|call|>", "<|return|>"),
+        ("gpt_oss",),
+        {"auto_drop_analysis": False, "conversation_start_date": "2025-01-01"},
+        alone=True,
+        own={"auto_drop_analysis": True, "thinking_retention": None},
+    ),
+    "deepseek-v3": Family(_DEEPSEEK, ("deepseek_v3",), alone=True),
+    "deepseek-r1": Family(_DEEPSEEK, alone=True),
+    "deepseek-v4": Family(("<｜User｜>", "｜DSML｜"), ("deepseek_v4",)),
+    "llama-3": Family(("<|start_header_id|>", "<|eom_id|>"), ("llama",), {"date_string": "01 Jan 2025"}),
+    "gemma4": Family(("<|turn>", "<|tool_call>", "<|channel>"), ("gemma4", "gemma4_text")),
+    "kimi-k2": Family(_KIMI, ("kimi_k2",)),
+    "kimi-k2.5": Family(_KIMI, ("kimi_k25",)),
+    "minimax-m2": Family(("]~b]", "<minimax:tool_call>"), ("minimax_m2",)),
+    "laguna-xs.2": Family(_LAGUNA, ("laguna",)),
+    "laguna-m.1": Family(_LAGUNA),
+    "laguna-xs-2.1": Family(_LAGUNA),
+    "laguna-s-2.1": Family(_LAGUNA),
+    "inkling": Family(("<|message_model|>", "<|content_model_end_sampling|>"), ("inkling",)),
+    "hy3": Family(("<｜hy_Assistant:opensource｜>",), ("hy_v3", "hunyuan_v3")),
+}
+
+
+def family(
+    tokenizer: PreTrainedTokenizerBase,
+    argument: str | None = None,
+    *,
+    enable_thinking: bool | None = None,
+    reasoning_effort: str | None = None,
+    thoughts: Thoughts = "keep",
+    **more: Any,
+) -> FamilyRenderer:
+    """The renderer `family:NAME`: that of the package for the model family NAME, whatever the folder says.
+
+    The options are those of the package's configuration for the family (`more`: any other of them, from Python only).
+    Raises `ConfigError` for an unknown family or option, and `InputError` where the package or a token that the family
+    needs is missing.
+
+    Args:
+        enable_thinking: Whether a turn begins with a thought (default: that of the family).
+        reasoning_effort: Reasoning effort: low, medium, high (default: that of the family).
+        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
+            keeps (model).
+    """
+    named = {"enable_thinking": enable_thinking, "reasoning_effort": reasoning_effort}
+    options = {key: value for key, value in named.items() if value is not None} | more
+    if argument not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        said = f"{argument!r} is not a model family" if argument else "'family' names no model family"
+        raise ConfigError(said, field="renderer", hint=f"family:NAME with one of {known}")
+    settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
+    words = Words(tokenizer, " ".join(FAMILIES[argument].marks))
+    source, described = _source(words, argument, settings), _described(argument, settings)
+    if thoughts == "keep":
+        return FamilyRenderer(words, argument, source, described)
+    own = FAMILIES[argument].own
+    model = _source(words, argument, settings | own) if own else source
+    return FamilyRenderer(words, argument, source, f"{described} thoughts {thoughts}", own=model)
+
+
+def has_option(name: str, option: str) -> bool:
+    return option in _config(name).model_fields
+
+
+def _config(name: str) -> Any:
+    """The package's configuration class of a family."""
+    kinds = [kind for kind in vars(_package("renderers.configs")).values() if hasattr(kind, "model_fields")]
+    return next(kind for kind in kinds if getattr(kind.model_fields.get("name"), "default", None) == name)
+
+
+def _described(name: str, settings: dict[str, Any]) -> str:
+    """With the version of the package, which decides the tokens."""
+    return f"family:{name} {json.dumps(settings, sort_keys=True)} renderers {metadata.version('renderers')}"
+
+
+def _source(tokenizer: Words, name: str, given: dict[str, Any]) -> Any:
+    """A renderer of the package. It does not get the tokenizer's name, which it would use to choose a form."""
+    base, config = _package("renderers.base"), _config(name)
+    unknown = sorted(set(given) - set(config.model_fields))
+    if unknown:
+        hint = f"the family has {', '.join(sorted(set(config.model_fields) - {'name'}))}"
+        raise ConfigError(f"{name} has no option {unknown[0]!r}", field=f"renderer.{unknown[0]}", hint=hint)
+    try:
+        settings = config(**given)
+        with harmony.vocabulary(tokenizer) if name == "gpt-oss" else contextlib.nullcontext():
+            return base.create_renderer(tokenizer, settings)
+    except Exception as error:  # the boundary to foreign code
+        problem = f"the tokenizer cannot be that of {name} ({_first_line(error)})"
+        raise InputError(problem, field="renderer", hint="choose another family, or none") from error
+
+
+def _package(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        hint = "pip install 'turntree[renderers]'"
+        raise InputError(f"needs the package `renderers` ({error})", field="renderer", hint=hint) from error
+
+
+class FamilyRenderer(TurnByTurn):
+    """`core.protocols.Renderer` over a renderer of the package; keeps the law of `template.ChatRenderer`.
+
+    `thinks`: the family has a place for reasoning, elsewhere it is left out. `tools_as_text`: it has no place for
+    tools, so they are written into the system message. `described`: all that decides the tokens beside the tokenizer.
+    With `own`, which renders whole conversations as the model's own template does, thoughts="model". Raises
+    `InputError` for messages that the family cannot write or would not read again.
+    """
+
+    def __init__(self, tokenizer: Words, name: str, source: Any, described: str, own: Any = None) -> None:
+        super().__init__("keep" if own is None else "model")
+        self.name, self.described = name, described
+        self._tokenizer, self._source, self._own = tokenizer, source, source if own is None else own
+        self.stop_ids = frozenset(cast("list[int]", source.get_stop_token_ids()))
+        # The package opens gpt-oss's first channel for the policy; the model's template leaves the choice to it.
+        self._opened = self._encode("<|channel|>analysis<|message|>") if name == "gpt-oss" else ()
+        self._unread = self._encode("<|start|>assistant") if name == "gpt-oss" else ()
+        self._ask = self._opening([ASK], ())
+        self.tools_as_text = self._opening([ASK], [TOOL]) == self._ask
+        self.thinks, self._marks = True, ("", "")  # nothing is taken for an open thought yet
+        self.thinks = self._can_think()
+        self._marks = self._find_marks()
+        self._tokenizer.learn(self._form())
+        self.completion(SAY)  # raises here for a family that cannot be sampled turn by turn
+
+    def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
+        run, rounds = split(messages)
+        if not run:
+            raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
+        follows = [self._follow(part.turn, part.run) for part in rounds]
+        return self._interleave([self._opening_of(run, tools), *follows], [part.turn for part in rounds])
+
+    def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
+        run, rounds = split(new)
+        follows = [self._follow(part.turn, part.run) for part in rounds]
+        first = self._follow(messages[-1], run, stopped=stopped)
+        return self._interleave([first, *follows], [part.turn for part in rounds])
+
+    def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
+        """`tools` decide between "true" and true where the family writes arguments without quotes."""
+        text = self._decode([id for id in token_ids if id not in self.stop_ids])
+        found = self._read([*self._unread, *token_ids], tools)
+        opened, closed = self._marks
+        begun = text.lstrip().startswith(opened)
+        if closed not in text and (found.reasoning_content or begun):
+            # The package ends an open thought at a call. What is only thought of must not be executed.
+            return Message("assistant", "", reasoning=text.lstrip().removeprefix(opened).strip())
+        said = text.partition(closed)[2] if closed and begun else text
+        thought, reasoning = text.removesuffix(said), found.reasoning_content or ""
+        if thought and found.tool_calls and self._read(self._encode(thought)).tool_calls:
+            # GLM's and DeepSeek-V4's readers do so in a thought that ends later, too: what was said is read alone.
+            reasoning = thought.lstrip().removeprefix(opened).removesuffix(closed).strip()
+            found = self._read(self._encode(opened + closed + said), tools)
+        calls = [_call(call, tools) for call in found.tool_calls]
+        if any(call is None for call in calls):  # half of a turn's calls must not be executed
+            return Message("assistant", said.strip("\n") if reasoning else text, reasoning=reasoning)
+        return Message("assistant", found.content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
+
+    def _read(self, ids: Sequence[int], tools: Tools = ()) -> Any:
+        return self._source.parse_response(list(ids), tools=_plain(tools) or None, prompt_ids=list(self._ask))
+
+    def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        """The family's rendering of a whole conversation, where it keeps or drops earlier thoughts by its own rules."""
+        return self._head(messages, tools, self._own)
+
+    def _head(self, run: Sequence[Message], tools: Tools, source: Any = None) -> Ids:
+        messages = run
+        if tools and self.tools_as_text:
+            brief, rest = (messages[0], messages[1:]) if messages[0].role == "system" else (None, messages)
+            said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
+            said = said if brief is None else f"{brief.content}\n\n{said}"
+            messages, tools = [Message("system", said), *rest], ()
+        ids = self._opening(messages, tools, source)
+        text = self._decode(ids)
+        for place, message in enumerate(messages):
+            if message.role == "assistant" or message.content.strip() in text:
+                continue
+            try:
+                blank = self._opening(
+                    [*messages[:place], replace(message, content=""), *messages[place + 1 :]], tools, source
+                )
+            except InputError:  # so the family does look at it
+                continue
+            if blank == ids:
+                raise left_out(f"message {place} ({message.role})", "messages")
+        return ids
+
+    def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        """The text of a conversation and the opening of the next turn, in the family's own form."""
+        return self._decode(self._opening(messages, tools, self._own))
+
+    # segments
+
+    def _follow(self, turn: Message, run: Sequence[Message], *, stopped: bool = True) -> Ids:
+        """The tokens after a turn when a run of messages arrives: a function of these alone. A cut turn is closed
+        first, and so is its thought if it was cut inside one."""
+        thinking = self.thinks and not stopped and not turn.tool_calls and turn.reasoning and not turn.content
+        if turn.tool_calls:  # what answers a call depends on its name and id: a policy's odd arguments refuse nothing
+            bare = tuple(replace(call, arguments={}) for call in turn.tool_calls)
+            turn = Message("assistant", tool_calls=bare)
+        else:
+            turn = _THINKING if thinking else SAY
+        if not stopped and not thinking:
+            return self.completion(turn)[-1], *self._follow(turn, run)
+        key = ("follow", key_of(turn), tuple(map(key_of, run)), stopped)
+        return self._segments.get(key, lambda: self._bridge(turn, run))
+
+    def _bridge(self, turn: Message, run: Sequence[Message]) -> Ids:
+        said = self.completion(turn)
+        said = self._until_thought(said) if turn is _THINKING else said
+        before = [*self._ask, *said]
+        chats = self._chats([turn, *run])[1:]
+        bridged = self._source.bridge_to_next_turn(list(self._ask), list(said), chats)
+        if bridged is not None and bridged.token_ids[: len(before)] == before:
+            after = self._unopened(tuple(bridged.token_ids[len(before) :]))
+            return self._spaced(after, self._tokenizer.decode_hidden(before), [ASK, turn, *run])
+        whole = self._tokenizer.decode_hidden(self._opening([ASK, turn, *run]))
+        for end in (len(said), len(said) - 1):  # without the stop token where that opens another's turn
+            text = self._tokenizer.decode_hidden([*self._ask, *said[:end]])
+            if whole.startswith(text):
+                return self._encode(whole[len(text) :])
+        if not run:
+            return self._ask[len(self._render([ASK])) :]
+        roles = " ".join(message.role for message in run)
+        hint = f"after a turn {'with' if turn.tool_calls else 'without'} calls"
+        raise InputError(f"{self.name} cannot go on with messages of roles {roles}", field="messages", hint=hint)
+
+    def _spaced(self, after: Ids, before: str, messages: Sequence[Message]) -> Ids:
+        """Bridged tokens with the white space of the family's own rendering: Laguna's bridge leaves a line end out."""
+        try:
+            whole = self._tokenizer.decode_hidden(self._opening(messages))
+        except InputError:  # only the bridge writes these messages
+            return after
+        text, own = self._tokenizer.decode_hidden(after), whole.removeprefix(before)
+        spaced = whole.startswith(before) and own != text and own.split() == text.split()
+        return self._encode(own) if spaced else after
+
+    def _until_thought(self, said: Ids) -> Ids:
+        text = _THINKING.reasoning
+        return next(said[:end] for end in range(1, len(said) + 1) if text in self._decode(said[:end]))
+
+    def _say(self, message: Message) -> Ids:
+        if not self.thinks:
+            message = replace(message, reasoning="")
+        ids = self._spoken(message)
+        ends = [place for place, id in enumerate(ids) if id in self.stop_ids]
+        if not ends:
+            ids = (*ids, self._marker(bool(message.tool_calls)))
+        elif self._decode(ids[ends[0] + 1 :]).strip():
+            said = self._decode(ids[ends[0] + 1 :])[:40]
+            problem = (
+                f"{self.name} writes a stop token inside of this turn, before {said!r}: no policy goes on after it"
+            )
+            raise InputError(problem, field="tool_calls" if len(message.tool_calls) > 1 else "content")
+        else:
+            ids = ids[: ends[0] + 1]
+        _check_read(self.name, message, self.parse(ids, _declared(message)))
+        return ids
+
+    def _spoken(self, message: Message) -> Ids:
+        """The part after the generation prompt: by tokens where these are a prefix, else by text. (A prompt that ends
+        with a line end has taken half of a token of an empty thought, which has two of them between its marks.)"""
+        ids = self._render([ASK, message])
+        if ids[: len(self._ask)] == self._ask:
+            return ids[len(self._ask) :]
+        whole, prompt = self._decode(ids), self._decode(self._ask)
+        if not whole.startswith(prompt) and not message.reasoning:
+            thought = replace(message, reasoning=_THINKING.reasoning)  # the prompt has opened a thought: say none
+            whole = self._decode(self._render([ASK, thought])).replace(_THINKING.reasoning, "", 1)
+        if not whole.startswith(prompt) and prompt.endswith(_OPEN_THOUGHT):  # R1 never writes what was thought
+            answer = whole.removeprefix(prompt.removesuffix(_OPEN_THOUGHT))
+            whole = f"{prompt}{message.reasoning}\n</think>\n\n{answer}"
+        if not whole.startswith(prompt):
+            problem = f"{self.name} cannot render this turn after its generation prompt {prompt[-40:]!r}"
+            raise InputError(problem, field="messages", hint="turn thinking on or off as the messages have it")
+        return self._encode(whole[len(prompt) :])
+
+    def _marker(self, calls: bool) -> int:
+        """The stop token of a family whose turns end with the opening of the next one (GLM)."""
+        turn, answer = (CALL, RESULT) if calls else (SAY, ASK)
+        before, after = self._render([ASK, turn]), self._render([ASK, turn, answer])
+        same = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+        marker = next((id for id in after[same:] if id in self.stop_ids), None)
+        if marker is None:
+            raise InputError(f"{self.name} does not end an assistant turn", field="messages")
+        return marker
+
+    def _form(self) -> str:
+        """What the family writes in every kind of message."""
+        texts = [*self._marks]
+        for messages in ([replace(ASK, role="system"), ASK], [ASK, CALL, RESULT], [ASK, _THINKING, ASK]):
+            with contextlib.suppress(InputError):
+                texts.append(self._decode(self._opening(messages, [] if self.tools_as_text else [TOOL])))
+        return " ".join(texts)
+
+    def _can_think(self) -> bool:
+        try:
+            return self._until_thought(self.completion(_THINKING)) != ()
+        except (InputError, StopIteration):
+            return False
+
+    def _find_marks(self) -> tuple[str, str]:
+        """What begins a sampled thought ("" where the prompt has begun it) and what ends it."""
+        if not self.thinks:
+            return "" if self._decode(self._ask).rstrip().endswith("<think>") else "<think>", "</think>"
+        before, _, after = self._decode(self.completion(_THINKING)).partition(_THINKING.reasoning)
+        return before.strip(), after[: after.index(">") + 1].strip()
+
+    # the package
+
+    def _opening(self, messages: Sequence[Message], tools: Tools = (), source: Any = None) -> Ids:
+        return self._unopened(self._render(messages, tools, generation_prompt=True, source=source))
+
+    def _unopened(self, ids: Ids) -> Ids:
+        return ids[: -len(self._opened)] if self._opened and ids[-len(self._opened) :] == self._opened else ids
+
+    def _render(
+        self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = False, source: Any = None
+    ) -> Ids:
+        try:
+            ids = (source or self._source).render_ids(
+                self._chats(messages), tools=self._hide(list(tools)) or None, add_generation_prompt=generation_prompt
+            )
+        except Exception as error:  # the boundary to foreign code
+            roles = " ".join(message.role for message in messages)
+            problem = f"{self.name} cannot write these messages ({_first_line(error)})"
+            raise InputError(problem, field="messages", hint=f"their roles are: {roles}") from error
+        return tuple(ids)
+
+    def _chats(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        chats = _chats(messages)
+        if self.name.startswith("kimi"):
+            _number_calls(chats)
+        return [chat if chat["role"] == "assistant" else self._hide(chat) for chat in chats]
+
+    def _hide(self, value: Any) -> Any:
+        """gpt-oss's own encoder keeps words apart itself."""
+        return value if self.name == "gpt-oss" else self._tokenizer.hide(value)
+
+    def _encode(self, text: str) -> Ids:
+        return tuple(self._tokenizer.encode(text))
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+
+def _chats(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As the package takes them. A result names its function where a call before it does (gpt-oss writes it)."""
+    names: dict[str | None, str] = {}
+    chats: list[dict[str, Any]] = []
+    unanswered: list[str] = []
+    for message in messages:
+        chat = replace(message, content=whole_characters(message.content), cut=False).to_chat()
+        if message.tool_calls:
+            names |= {call.id: call.name for call in message.tool_calls if call.id is not None}
+            unanswered = [call.name for call in message.tool_calls]
+        if message.role == "tool":
+            by_place = unanswered.pop(0) if unanswered else None
+            name = message.name or names.get(message.tool_call_id) or by_place
+            chat |= {"name": name} if name else {}
+        chats.append(chat)
+    return chats
+
+
+def _number_calls(chats: list[dict[str, Any]]) -> None:
+    """Kimi writes no names but ids of the form `functions.NAME:NUMBER`; those of others are renamed. A result without
+    an id answers the calls in their order."""
+    unanswered: list[tuple[str | None, str]] = []
+    for chat in chats:
+        if chat["role"] == "assistant":
+            unanswered = []
+        for number, call in enumerate(chat.get("tool_calls", ())):
+            old, name = call.get("id"), call["function"]["name"]
+            if not str(old).startswith(f"functions.{name}:"):
+                call["id"] = f"functions.{name}:{number}"
+            unanswered.append((old, call["id"]))
+        if chat["role"] == "tool":
+            given = chat.get("tool_call_id")
+            place = next((k for k, (old, _) in enumerate(unanswered) if given in (None, old)), None)
+            if place is not None:
+                chat["tool_call_id"] = unanswered.pop(place)[1]
+
+
+def _plain(tools: Tools) -> list[dict[str, Any]]:
+    """Declarations without the wrapper that chat APIs put around them."""
+    return [tool.get("function", tool) for tool in tools]
+
+
+def _call(found: Any, tools: Tools) -> ToolCall | None:
+    """A call that the package read, unless it is broken."""
+    if not isinstance(found.name, str):
+        return None
+    arguments = found.arguments
+    if found.status.value == "invalid_json" and isinstance(arguments, dict):
+        arguments = _spelled_in_python(arguments, found.name, tools)
+    elif found.status.value != "ok":
+        return None
+    try:
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(arguments, dict) or not can_be_logged(arguments):
+        return None
+    return ToolCall(found.name, arguments, found.id)
+
+
+def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> dict[str, Any] | None:
+    """Qwen3.5's template writes True, False and None where its parser reads JSON only."""
+    declared: dict[str, Any] = {}
+    for tool in _plain(tools):
+        if tool.get("name") == name:
+            declared = (tool.get("parameters") or {}).get("properties") or {}
+    read = dict(arguments)
+    for key, value in arguments.items():
+        kind = declared[key].get("type", "string") if isinstance(declared.get(key), dict) else "string"  # or `true`
+        if isinstance(value, str) and kind != "string":
+            if value not in _PYTHON:
+                return None
+            read[key] = _PYTHON[value]
+    return read
+
+
+def _check_read(name: str, message: Message, read: Message) -> None:
+    """Raise `InputError` where the message is read otherwise than it was said."""
+    for field_name, said, found in (
+        ("tool_calls", _calls(message), _calls(read)),
+        ("reasoning_content", message.reasoning.strip(), read.reasoning.strip()),
+        ("content", message.content.strip(), read.content.strip()),
+    ):
+        if said != found:
+            problem = f"{name} would read {found!r:.80} where the message has {said!r:.80}"
+            raise InputError(problem, field=field_name, hint="no policy can say this in the form of its family")
+
+
+def _calls(message: Message) -> list[str]:
+    """Comparable as JSON: in Python, 1 equals true."""
+    return [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in message.tool_calls]
+
+
+_PYTHON = {"True": True, "False": False, "None": None}
+_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+
+
+def _declared(message: Message) -> list[dict[str, Any]]:
+    """Tools for which these calls are right."""
+    found: dict[str, dict[str, Any]] = {}
+    for call in message.tool_calls:
+        types = {key: {"type": _TYPES.get(type(value), "null")} for key, value in call.arguments.items()}
+        found.setdefault(call.name, {}).update(types)
+    return [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": types}}}
+        for name, types in found.items()
+    ]
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]

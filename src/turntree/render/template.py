@@ -1,0 +1,233 @@
+"""Chat messages in tokens, through the tokenizer's own chat template, one segment at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+from unicodedata import normalize
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message, whole_characters
+from turntree.render.probes import ASK, CALL, SAY, TOOL
+from turntree.render.segments import Round, SegmentedTemplate, Tools, split
+from turntree.render.thoughts import Ids, Thoughts, TurnByTurn, key_of
+from turntree.render.tool_calls import ToolFormat, detect_format, parse_message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_THOUGHT = "\ue000"  # stands for a thought while calls are looked for: a letter of no script
+
+
+class ChatRenderer(TurnByTurn):
+    """`core.protocols.Renderer` over `tokenizer.apply_chat_template`.
+
+    Segments (see `segments`) are tokenised one by one and concatenated, so that the tokens of a demonstrated history
+    are those that sampling it turn by turn would have produced:
+
+        prompt(m[:k]) + completion(m[k]) + extend(m[:k+1], m[k+1:k+2]) == prompt(m[:k+2])   for an assistant's m[k]
+
+    and with `thoughts` "model" up to where the template drops a thought (`thoughts.TurnByTurn`). `described` names all
+    that decides the tokens beside the tokenizer and its template. Of several templates in a folder, conversations with
+    tools are written by `tool_use`, as Transformers does. Raises `InputError` for a template that cannot be sampled
+    turn by turn, and for messages that it leaves out, would later rewrite, or would not be read as they were said.
+
+    Args:
+        tool_format: How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template
+            does).
+        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
+            keeps (model).
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tool_format: ToolFormat | None = None,
+        thoughts: Thoughts = "keep",
+    ) -> None:
+        super().__init__(thoughts)
+        self._tokenizer = tokenizer
+        several = isinstance(tokenizer.chat_template, dict) and "tool_use" in tokenizer.chat_template
+        self._template = SegmentedTemplate(tokenizer)
+        self._tooled = SegmentedTemplate(tokenizer, [TOOL]) if several else self._template
+        self.thinks = self._template.thought is not None
+        if thoughts == "model" and not self.thinks:  # where it would drop one that stands in the content
+            self._template.drops = self._tooled.drops = False
+        found = detect_format(str(tokenizer.chat_template))
+        self._tool_format: ToolFormat = tool_format or found
+        self._text_only = tool_format == "none"
+        self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
+        self.described += "" if thoughts == "keep" else f" thoughts {thoughts}"
+        eos = cast("int | None", tokenizer.eos_token_id)
+        stops = {*self._template.stops.values(), *self._tooled.stops.values()}
+        # those that the template writes, and the end of the sequence
+        self.stop_ids = frozenset(stops) | ({eos} if eos is not None else frozenset())
+        self._check()
+
+    def _check(self) -> None:
+        """Raise `InputError` where the tokens would not be those of the template's own rendering."""
+        plain, tooled = self._template, self._tooled
+        if tooled is not plain and (plain.said(SAY), plain.thought) != (tooled.said(SAY), tooled.thought):
+            raise InputError(
+                "the chat templates `default` and `tool_use` write an assistant turn differently",
+                field="chat_template",
+                hint="keep one of them",
+            )
+        if plain.pieces.spaced:
+            ids = (*self.prompt([ASK]), *self.completion(SAY))
+            if ids != plain.pieces.encode(plain.until_probe_stop):
+                raise InputError(
+                    "the tokenizer joins the end of a prompt and the start of a turn into one token",
+                    field="tokenizer",
+                    hint="let the template's generation prompt end with a special token or a line break",
+                )
+
+    def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        return self._encode(self._for(tools).whole(messages, tools))
+
+    def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
+        return self._template.render(messages, tools)
+
+    def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
+        _, rounds = split(messages)
+        ids = self._interleave(self._givens(messages, tools), [part.turn for part in rounds])
+        if tools and not self._text_only:
+            self.completion(CALL)  # raises here for a form of calls that is not read: every call would stay text
+        return ids
+
+    def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
+        _, rounds = split(new)
+        turns = sum(message.role == "assistant" for message in messages)
+        ids = self._interleave(self._givens([*messages, *new], tools, first=turns), [part.turn for part in rounds])
+        return ids if stopped else (self._closing(messages[-1]), *ids)
+
+    def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
+        ids = list(token_ids)
+        if ids and ids[-1] in self.stop_ids:
+            ids.pop()
+        return self._read(self._decode(ids))
+
+    def _read(self, text: str) -> Message:
+        """The message in a sampled text. What it thought is never a call, and if the thought does not end, it says
+        nothing: neither a verifier nor an environment may take a thought for an action."""
+        opened, closed = self._template.marks
+        thought, ended, said = text.lstrip().removeprefix(opened).partition(closed)
+        lead = self._template.lead
+        if not text.lstrip().startswith(opened) or not (ended or opened or self._template.begun):
+            return parse_message(text.removeprefix(lead), self._tool_format)
+        if not ended:
+            return Message("assistant", "", reasoning=thought.strip("\n"))
+        if self.thinks:
+            read = parse_message(said.lstrip("\n").removeprefix(lead), self._tool_format)
+            return replace(read, reasoning=thought.strip("\n"))
+        read = parse_message(_THOUGHT + said, self._tool_format)  # without a place for thoughts, they are content
+        return replace(read, content=text.removesuffix(said).removeprefix(lead) + read.content.removeprefix(_THOUGHT))
+
+    # segments
+
+    def _for(self, tools: Tools) -> SegmentedTemplate:
+        return self._tooled if tools else self._template
+
+    def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
+        """Token ids of head, follow, follow, ... from number `first` on. They are rendered without reasoning, because a
+        template that drops earlier thoughts would rewrite sampled tokens; the sampled thoughts stay."""
+        messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
+        template = self._for(tools)
+        if not template.is_local(messages, tools):
+            head, *texts = template.cut(messages, tools)
+            opening = [] if first else [self._segments.get(("start", head), lambda: self._encode(head))]
+            texts = texts[max(first - 1, 0) :]
+            after = [self._segments.get(("text", text), lambda text=text: self._after_turn(text)) for text in texts]
+            return [*opening, *after]
+        run, rounds = split(messages)
+        givens = [self._follow(part, template) for part in rounds[max(first - 1, 0) :]]
+        return givens if first else [self._opening_of(run, tools), *givens]
+
+    def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
+        return self._encode(self._for(tools).head(run, tools))
+
+    def _follow(self, part: Round, template: SegmentedTemplate) -> Ids:
+        turn = key_of(part.turn) if part.tied else None
+        key = ("follow", template is self._tooled, turn, tuple(map(key_of, part.run)))
+        return self._segments.get(key, lambda: self._after_turn(template.follow(part)))
+
+    def _after_turn(self, text: str) -> Ids:
+        return self._encode(text, after=self._template.until_probe_stop)
+
+    def _say(self, message: Message) -> Ids:
+        template = self._tooled if message.tool_calls else self._template
+        said = template.said(message)
+        ids = self._encode(said.text, after=self._template.ask)
+        if not self.stop_ids.isdisjoint(ids):
+            raise InputError(
+                f"the assistant's {message.content[:40]!r} holds a stop token, after which no policy goes on",
+                field="content",
+                hint="remove the token",
+            )
+        ids = (*ids, template.stops[said.stop])
+        if not message.tool_calls or self._tool_format != "none":
+            self._check_read(message, self.parse(ids), said.text)
+        return ids
+
+    def _check_read(self, message: Message, read: Message, text: str) -> None:
+        """Raise `InputError` where a message is read otherwise than it was said: a demonstration would teach something
+        else, and no rollout could match it."""
+        if message.tool_calls and read.reasoning and not (read.content or read.tool_calls or message.reasoning):
+            raise InputError(
+                f"the calls of an assistant message stand inside a thought that does not end, {text[:80]!r}",
+                field="content",
+                hint="end the thought in the file, or put it into reasoning_content",
+            )
+        if message.tool_calls and _calls(read) != _calls(message):
+            raise InputError(
+                f"the calls of an assistant message are not found again in {text[:80]!r}",
+                field="tool_calls",
+                hint=f"the template does not write calls in the format {self._tool_format!r}; "
+                "give the right one with --set device.renderer.tool_format=hermes, json or none",
+            )
+        if read.tool_calls and not message.tool_calls:
+            raise InputError(
+                f"the text of an assistant message, {text[:80]!r}, is read as a call",
+                field="content",
+                hint="put the call into tool_calls, or quote it otherwise",
+            )
+        said = [message.content]
+        if self.thinks and not message.reasoning:  # files may have the thought in the content
+            said.append(message.content.rpartition(self._template.marks[1])[2])
+        if _plain(read.content) not in map(_plain, said):
+            raise InputError(
+                f"the chat template's {text[:80]!r} is read as {read.content!r:.80}, not as {message.content!r:.80}",
+                field="content",
+                hint="no policy can say this in the form of the template; leave it out, or edit chat_template.jinja",
+            )
+        if self.thinks and message.reasoning and _plain(read.reasoning) != _plain(message.reasoning):
+            raise InputError(
+                f"the chat template's {text[:80]!r} is read as the thought {read.reasoning!r:.80}, "
+                f"not {message.reasoning!r:.80}",
+                field="reasoning_content",
+                hint="no policy can say this in the form of the template",
+            )
+
+    def _closing(self, message: Message) -> int:
+        """The stop token that ends a turn cut by length."""
+        stops = self._template.stops
+        if message.tool_calls and len(stops := self._tooled.stops) > 1:
+            return stops[self._tooled.said(message).stop]
+        return next(iter(stops.values()))
+
+    def _encode(self, text: str, after: str = "") -> Ids:
+        return self._template.pieces.encode(text, after)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._template.pieces.decode(tuple(ids), self._template.ask, self._template.lead)
+
+
+def _plain(text: str) -> str:
+    """Without what templates (white space at the ends) and tokenizers (the composition of letters) may change."""
+    return normalize("NFC", whole_characters(text)).strip()
+
+
+def _calls(message: Message) -> list[object]:
+    return [(call.name, call.arguments) for call in message.tool_calls]

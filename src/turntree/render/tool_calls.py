@@ -1,0 +1,138 @@
+"""Tool calls in sampled text. An invalid call stays text: a policy's mistake is data, never an exception."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any, Literal, NoReturn, cast
+
+from turntree.core.messages import Message, ToolCall
+from turntree.run.jsonl import depth
+
+ToolFormat = Literal["hermes", "json", "pythonic", "none"]
+"""hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several for parallel calls (Qwen, Hermes).
+json: the whole turn is one object {"name": ..., "arguments" or "parameters": {...}} (Llama 3).
+pythonic: `<|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>` (LFM2). none: text only."""
+
+_DEEPEST = 50  # levels of nesting: what is logged of a deeper call could not be read again (`jsonl.DEEPEST`)
+_JSON_NAMES = {"null": None, "true": True, "false": False}
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+
+def detect_format(template: str) -> ToolFormat:
+    """The format that a chat template (its source text) renders."""
+    if "<|tool_call_start|>" in template:
+        return "pythonic"
+    if "<tool_call>" in template:
+        return "hermes"
+    return "json" if "tool_calls" in template else "none"
+
+
+def parse_message(text: str, tool_format: ToolFormat) -> Message:
+    """The assistant message in the text of one sampled turn (without its stop token).
+
+    A turn in which one call is broken is text as a whole: half of its calls must not be executed.
+    """
+    if tool_format == "hermes":
+        return _parse_hermes(text)
+    if tool_format == "pythonic":
+        return _parse_pythonic(text)
+    if tool_format == "json":
+        call = _parse_call(text)
+        return Message("assistant", text) if call is None else Message("assistant", "", (call,))
+    return Message("assistant", text)
+
+
+def _parse_hermes(text: str) -> Message:
+    parts = _BLOCK.split(text)  # text, call, text, call, ..., text
+    calls = [_parse_call(part) for part in parts[1::2]]
+    around = [part.strip("\n") for part in parts[0::2]]
+    if not calls or any(call is None for call in calls) or any("<tool_call>" in part for part in around):
+        return Message("assistant", text)
+    content = "\n".join(part for part in around if part.strip())
+    return Message("assistant", content, tuple(cast("list[ToolCall]", calls)))
+
+
+def _parse_pythonic(text: str) -> Message:
+    before, opened, rest = text.partition("<|tool_call_start|>")
+    inside, closed, after = rest.rpartition("<|tool_call_end|>")
+    calls = _python_calls(inside) if opened and closed else None
+    if not calls or "<|tool_call_start|>" in inside:
+        return Message("assistant", text)
+    content = "\n".join(part for part in (before, after) if part.strip())
+    return Message("assistant", content, tuple(calls))
+
+
+def _python_calls(text: str) -> list[ToolCall] | None:
+    """The calls in a list of calls with literal keyword arguments; None for anything else. Nothing is evaluated."""
+    try:
+        tree = ast.parse(text.strip().replace("\n", "\\n"), mode="eval").body  # texts may hold raw line breaks
+        if not isinstance(tree, ast.List):
+            return None
+        calls = [_python_call(node) for node in tree.elts]
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return calls if all(can_be_logged(call.arguments) for call in calls) else None
+
+
+def _python_call(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("a call has a name and keyword arguments")
+    arguments = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg is not None}
+    if len(arguments) != len(node.keywords):
+        raise ValueError("** is not an argument")
+    return ToolCall(ast.unparse(node.func), arguments)
+
+
+def _literal(node: ast.expr) -> Any:
+    """A literal of Python, or of JSON: null, true and false are names to Python."""
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    if isinstance(node, ast.List):
+        return [_literal(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return {_key(key): _literal(value) for key, value in pairs}
+    return ast.literal_eval(node)
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("a key of an object must be text")
+
+
+def _parse_call(text: str) -> ToolCall | None:
+    value = _parse_object(text)
+    if value is None or not isinstance(value.get("name"), str):
+        return None
+    given = [value[key] for key in ("arguments", "parameters") if key in value]
+    if len(given) != 1:
+        return None
+    arguments: Any = _parse_object(given[0]) if isinstance(given[0], str) else given[0]
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(value["name"], cast("dict[str, Any]", arguments))
+
+
+def _parse_object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) and can_be_logged(value) else None
+
+
+def can_be_logged(arguments: Any) -> bool:
+    """Whether a call's arguments can be rendered, and read from a log, again: they are JSON without half a surrogate
+    pair or a number too large (infinity), and not nested too deeply."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return depth(arguments) <= _DEEPEST
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,179 @@
+"""The verifier `executed`: play the demonstrated and the sampled action in copies, and compare what they did.
+
+It serves every environment that forks. The state is rebuilt by replaying the trace's actions on a fresh task, and the
+trace is refused where the environment answers differently from it. What it cannot see is in docs/design/executed.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from turntree.core import parts
+from turntree.core.config import Part, to_value
+from turntree.core.errors import ConfigError
+from turntree.core.foreign import EnvironmentFault, asked
+from turntree.core.messages import Message, action_kind
+from turntree.core.protocols import Environment, Observation, TurnState, TurnVerifier, task_of
+from turntree.core.verdict import Verdict
+from turntree.env.pool import checked
+from turntree.rollout.rebuild import Rebuilder, Said, said
+from turntree.verify.strict import StrictMatch
+
+Compare = Literal["observation", "progress", "either"]
+
+_REMEMBERED_TURNS = 256
+_NOTHING = Message("assistant", "")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The effect of an action: the answer, and the environment's `state()` afterwards (None where it has none)."""
+
+    answer: Observation
+    state: Any
+
+
+@dataclass(frozen=True)
+class _Rebuilt:
+    """A state inside a trace. `progress` is the environment's value before the state, `shown` the effect of the
+    demonstration, `nothing` that of an empty message (None: the environment does not accept one)."""
+
+    environment: Environment
+    progress: float | None
+    shown: Effect
+    nothing: Effect | None
+
+
+class Executed(TurnVerifier):
+    """1 for an action that has the effect of the demonstration (protocol `TurnVerifier`); the demonstration itself is
+    accepted without playing it. `environment` is the one that the traces were played in. Its code runs because the user
+    names it, never because a trace does. Its options replace those of the trace.
+
+    A result that an empty message also produces does not count as an effect: such a demonstration is matched only by
+    itself. An environment that fails, or that answers the demonstration differently the second time, gives no reward.
+
+    Args:
+        compare: "observation" wants the same answer (messages, end, success, reward, progress) and, where the
+            environment has a method `state()`, an equal value of it. "progress" wants the task's progress to
+            rise, at least as high as the demonstration brings it. "either" takes one of the two.
+        ignore_whitespace: Compare texts word by word.
+    """
+
+    def __init__(
+        self, environment: Part | None = None, *, compare: Compare = "either", ignore_whitespace: bool = False
+    ) -> None:
+        if environment is None:
+            hint = "name the environment that the traces were played in: --environment NAME"
+            raise ConfigError("`executed` plays actions and needs one", field="environment", hint=hint)
+        self.name = _name(environment, {"compare": compare, "ignore_whitespace": ignore_whitespace})
+        self._compare, self._said = compare, _word_by_word if ignore_whitespace else said
+        self._rebuilder = Rebuilder(environment, self._said)
+        self._states: dict[str, tuple[TurnState, _Rebuilt | str]] = {}
+
+    def close(self) -> None:
+        """Close the environments' tasks."""
+        self._rebuilder.close()
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        """Raises `InputError` where the trace does not say how to build its environment, or does not fit it."""
+        kind = action_kind(action)
+        if action.content == state.demonstration.content and StrictMatch().judge(state, action).reward == 1.0:
+            return Verdict(1.0, "demonstrated", kind)
+        rebuilt = self._state(state)
+        if isinstance(rebuilt, str):
+            return Verdict(None, rebuilt, kind)
+        try:
+            reward, reason = self._compared(rebuilt, asked(lambda: _play(rebuilt.environment, action)))
+        except EnvironmentFault as fault:
+            return Verdict(None, str(fault), kind)
+        return Verdict(reward, reason, kind)
+
+    # comparing
+
+    def _compared(self, at: _Rebuilt, tried: Effect) -> tuple[float, str]:
+        same = self._compare != "progress" and self._same(at.shown, tried)
+        if same and not at.shown.answer.done and at.nothing is not None and self._same(at.shown, at.nothing):
+            return 0.0, "the demonstration does what an empty message does"
+        if same:
+            return 1.0, "same effect as the demonstration"
+        if self._compare != "observation" and _as_near(at, tried.answer):
+            return 1.0, "as near to the goal as the demonstration"
+        if self._compare == "progress" and (at.shown.answer.progress, at.shown.answer.success) == (None, None):
+            raise EnvironmentFault("the environment reports no progress to compare")
+        return 0.0, "another effect"
+
+    def _same(self, one: Effect, other: Effect) -> bool:
+        a, b = one.answer, other.answer
+        outcome = (a.done, a.success, a.reward, a.progress) == (b.done, b.success, b.reward, b.progress)
+        return outcome and self._said(a.messages) == self._said(b.messages) and _equal(one.state, other.state)
+
+    # rebuilding
+
+    def _state(self, turn: TurnState) -> _Rebuilt | str:
+        """The rebuilt state, or why it cannot be rebuilt. It is cached, because a state is judged once per sample."""
+        known = self._states.get(turn.id)
+        if known is not None and known[0] is turn:
+            return known[1]
+        if len(self._states) >= _REMEMBERED_TURNS:
+            self._states.clear()
+        try:
+            found: _Rebuilt | str = self._rebuilt(turn)
+        except EnvironmentFault as fault:
+            found = str(fault)
+        self._states[turn.id] = (turn, found)
+        return found
+
+    def _rebuilt(self, turn: TurnState) -> _Rebuilt:
+        environment, last = self._rebuilder.at(turn)
+        shown, again = (asked(lambda: _play(environment, turn.demonstration)) for _ in range(2))
+        if not asked(lambda: self._same(shown, again)):
+            raise EnvironmentFault("the environment answers the demonstration differently when it is played again")
+        try:
+            nothing = asked(lambda: _play(environment, _NOTHING))
+        except EnvironmentFault:
+            nothing = None
+        return _Rebuilt(environment, last.progress, shown, nothing)
+
+
+def _as_near(at: _Rebuilt, tried: Observation) -> bool:
+    """Whether the task is solved, or its progress rose at least as high as after the demonstration. What it was before
+    the first action is not known, so an action there has to do better than the demonstration."""
+    shown = at.shown.answer
+    if tried.success:
+        return True
+    if tried.done and not shown.done:
+        return False
+    if tried.progress is None or shown.progress is None:
+        return False
+    before = shown.progress if at.progress is None else at.progress
+    return tried.progress >= shown.progress and tried.progress > before
+
+
+def _play(environment: Environment, action: Message) -> Effect:
+    """What `action` does in a copy of the environment."""
+    copy = environment.fork()
+    answer = checked(copy.step(action))
+    return Effect(answer, task_of(copy).state())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return asked(lambda: bool(one == other))
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"its states cannot be compared: {fault}") from fault
+
+
+def _word_by_word(messages: Sequence[Message]) -> Said:
+    return [(role, " ".join(text.split())) for role, text in said(messages)]
+
+
+def _name(environment: Part, options: Mapping[str, Any]) -> str:
+    """The rule and, as a digest, all that decides its verdicts: the options and the environment's code."""
+    code = parts.identity("environments", environment)
+    value = json.dumps([code, to_value(environment.options), options], sort_keys=True)
+    digest = hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
+    return f"executed/1+compare={options['compare']}+environment={environment.name}@{digest}"

@@ -1,0 +1,393 @@
+"""An unfinished rollout: its place in the tree, its conversation, and the tokens that the engine has seen.
+
+The requests, appended nodes and endings of a rollout that the scheduler plays.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from turntree.core import seeds
+from turntree.core.completion import Completion, GenerationRequest, Sampling
+from turntree.core.config import at_least
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.foreign import reason_of
+from turntree.core.labels import Rewards
+from turntree.core.messages import Message
+from turntree.core.protocols import Brancher, Environment, Observation, Renderer, task_of
+from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+from turntree.logs.groups import action_text
+from turntree.render.thoughts import rewrites, whole_prompt
+from turntree.rollout.rewards import Episode, RewardSum
+
+_TOTAL = "only its last reward counts; give the sum so far and say total_reward = True, or give 0 until the end"
+CutTurns = Literal["fail", "judge"]  # reward of a cut turn: 0, or the verdict on its text
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeConfig:
+    """Limits on the length of an episode."""
+
+    max_turns: int = 30
+    """Longest episode."""
+    max_context: int = 4096
+    """Longest prompt plus completion, in tokens, beside the engine's own limit."""
+    cut_turns: CutTurns = "fail"
+    """A turn that the token limit cut ends the episode as a failure, or the environment judges its text. Its tool calls
+    are never executed."""
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        at_least(self, max_turns=1, max_context=1)
+
+    def fails(self, action: Message) -> bool:
+        """Whether the episode ends with this turn, which its environment does not see."""
+        return action.cut and self.cut_turns == "fail"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a rollout ended, and the environment's verdict on it. `episode` is what reward functions judge, where the
+    rollout came to an end."""
+
+    stop: StopReason
+    verdict: Verdict
+    episode: Episode | None = None
+
+
+def judged(trees: Sequence[Mapping[int, Ending]], functions: RewardSum | None) -> list[Rewards]:
+    """The verdict on every leaf of some trees: that of the functions on its episode, where there are functions and it
+    has one. All episodes are judged together."""
+    verdicts = [{leaf: ending.verdict for leaf, ending in endings.items()} for endings in trees]
+    if functions is not None:
+        told = [(found, leaf, e) for found, tree in zip(verdicts, trees, strict=True) for leaf, e in tree.items()]
+        told = [(found, leaf, ending.episode) for found, leaf, ending in told if ending.episode is not None]
+        given = functions.judge_all([episode for *_, episode in told], [found[leaf] for found, leaf, _ in told])
+        for (found, leaf, _), verdict in zip(told, given, strict=True):
+            found[leaf] = verdict
+    return [Rewards(found) for found in verdicts]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A place at which the context of a rollout was rewritten: `left` is the leaf of the branch that it left after
+    `turn` turns, `onward` the node at which it went on, below the first `shared` tokens of that branch."""
+
+    left: int
+    onward: int
+    turn: int
+    shared: int
+
+
+@dataclass(eq=False)
+class LiveRollout:
+    """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
+
+    `leaf` is its current node: at first `origin`, then the last of `nodes`, which it appended itself, each with the
+    rollout's turn then (`Node.turn` counts the turns of a path, which a rewritten context begins anew). `answers` are
+    the environment's observations, the task first. A gate may see their `progress`, their texts (`observations`) and
+    `actions`, as the rollout log tells them. `begun` are the tokens that its next turn already has, where it forked
+    inside a turn; `token_ids` end with them.
+    """
+
+    key: tuple[int, ...]
+    tree: RolloutTree
+    leaf: int
+    messages: list[Message]
+    token_ids: tuple[int, ...]
+    nodes: dict[int, int] = field(default_factory=dict[int, int])
+    rewritten: list[Rewritten] = field(default_factory=list[Rewritten])
+    actions: list[str] = field(default_factory=list[str])
+    observations: list[str] = field(default_factory=list[str])
+    answers: list[Observation] = field(default_factory=list[Observation])
+    entropies: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])  # by turn
+    stopped: bool = True  # whether the last completion ended with its stop token
+    cut: bool = False  # whether it ended with a turn that the token limit cut
+    begun: tuple[int, ...] = ()
+    begun_entropies: tuple[float, ...] = ()
+    forked_at: int = 0  # the turn at which it left the rollout that it was forked from; 0: an independent rollout
+    budget: int = 0  # leaves that may still be forked off it
+    forks: int = 0  # rollouts that were forked off it
+
+    def __post_init__(self) -> None:
+        self.origin = self.leaf
+
+    @property
+    def turns(self) -> int:
+        """Turns that the environment has answered, and the cut one that ended the rollout."""
+        return len(self.observations) - 1 + self.cut
+
+    @property
+    def just_forked(self) -> bool:
+        """Whether its next turn is the one at which it left another rollout."""
+        return self.turns + 1 == self.forked_at
+
+    def request(self, config: EpisodeConfig, seed: int) -> GenerationRequest:
+        """The request for the rest of the next turn. Its draws depend on (seed, task, key, turn) only."""
+        key = seeds.of_turn(seed, self.tree.task_id, self.key, self.turns)
+        sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens - len(self.begun))
+        return GenerationRequest(prompt_ids=self.token_ids, sampling=sampling, seed=key, retain=True)
+
+    def turn_tokens(self, completion: Completion) -> tuple[int, ...]:
+        """The whole turn that ends with `completion`."""
+        return (*self.begun, *completion.token_ids)
+
+    def append_turn(self, completion: Completion, action: Message, *, shared: int = 0) -> None:
+        """Append the sampled completion, its first `shared` tokens as a separate node."""
+        node = self.tree.add_completion(self.leaf, completion, action, shared=shared)
+        assert node.parent is not None
+        self.nodes |= dict.fromkeys([node.parent, node.id] if shared else [node.id], len(self.observations))
+        self.leaf = node.id
+        self.messages.append(action)
+        self.token_ids = (*self.token_ids, *completion.token_ids)
+        self.stopped = completion.finish == "stop"
+        self.actions.append(action_text(action))
+        self.entropies.append((*self.begun_entropies, *completion.entropies))
+        self.begun = self.begun_entropies = ()
+
+    def branch(self, completion: Completion, shared: int) -> LiveRollout:
+        """A rollout that leaves this one after the first `shared` tokens of `completion`. Call it after this rollout
+        has appended the completion."""
+        last = self.tree[self.leaf]
+        assert last.parent is not None
+        self.forks += 1
+        before = len(self.token_ids) - len(completion.token_ids) + shared
+        return LiveRollout(
+            key=(*self.key, self.forks),
+            tree=self.tree,
+            leaf=last.parent,
+            messages=self.messages[:-1],
+            token_ids=self.token_ids[:before],
+            actions=self.actions[:-1],
+            observations=[*self.observations],
+            answers=[*self.answers],
+            entropies=self.entropies[:-1],
+            begun=completion.token_ids[:shared],
+            begun_entropies=completion.entropies[:shared],
+            forked_at=last.turn,
+        )
+
+    def revisit(self, actions: Sequence[Message], answers: Sequence[Observation], turn: int) -> LiveRollout:
+        """A rollout that leaves this one, which is over, before its turn `turn` (at least 2). `actions` and `answers`
+        are its episode: `answers[0]` is the task, `answers[t]` what action t was answered."""
+        path = self.tree.path(self.leaf)
+        since = sum(len(node.token_ids) for node in path if node.turn >= turn)
+        told = list(answers[:turn])
+        messages = list(told[0].messages)
+        for action, answer in zip(actions, told[1:], strict=False):
+            messages += [action, *answer.messages]
+        self.forks += 1
+        return LiveRollout(
+            key=(*self.key, self.forks),
+            tree=self.tree,
+            leaf=next(node.id for node in reversed(path) if node.turn < turn),
+            messages=messages,
+            token_ids=self.token_ids[: len(self.token_ids) - since],
+            actions=self.actions[: turn - 1],
+            observations=self.observations[:turn],
+            answers=told,
+            entropies=self.entropies[: turn - 1],
+            forked_at=turn,
+        )
+
+    def append_answer(self, observation: Observation, prompt: tuple[int, ...], cost: Cost) -> None:
+        """Append the environment's answer. `prompt` is that of the next turn; where it does not extend the tokens so
+        far, the tree branches below what they have in common."""
+        above, shared = self.leaf, len(self.token_ids)
+        if prompt[:shared] != self.token_ids:
+            above, shared = self._shared_with(prompt)
+        kind = NodeKind.PROMPT if above is None else NodeKind.OBSERVATION
+        said = {"messages": observation.messages, "metrics": observation.metrics}
+        node = self.tree.add(above, kind, prompt[shared:], **said, cost=cost)
+        self.nodes[node.id] = turn = len(self.observations)
+        if above != self.leaf:
+            self.rewritten.append(Rewritten(self.leaf, node.id, turn, shared))
+        self.leaf = node.id
+        self.messages += observation.messages
+        self.token_ids = prompt
+        self.observations.append(_said(observation.messages))
+        self.answers.append(observation)
+
+    def _shared_with(self, prompt: tuple[int, ...]) -> tuple[int | None, int]:
+        """The deepest node on the way to the leaf whose tokens, with all above it, begin `prompt`, and their number."""
+        path = self.tree.path(self.leaf)
+        start = len(self.token_ids) - sum(len(node.token_ids) for node in path[1:])  # a root may stand for its tokens
+        above, shared = None, 0
+        for node in path:
+            end = start if node is path[0] else shared + len(node.token_ids)
+            if prompt[:end] != self.token_ids[:end]:
+                break
+            above, shared = node.id, end
+        return above, shared
+
+
+def leave_parts(tree: RolloutTree, rewritten: Sequence[Rewritten], end: int, place: Callable[[int], int] = int) -> None:
+    """Stop the branches that a rollout left where its context was rewritten: they are parts of the rollout that ended
+    at `end` (`RolloutTree.parts`). `place` gives the tree's number of a node."""
+    for at in rewritten:
+        left, numbers = place(at.left), {"turn": float(at.turn), "shared": float(at.shared)}
+        tree.stop(left, StopReason.CONTINUED, part_of=end)
+        tree.record(Decision("renderer", place(at.onward), "fork", "dropped_reasoning", numbers))
+
+
+def start_rollout(
+    tree: RolloutTree, root: int, key: tuple[int, ...], task: Observation, token_ids: tuple[int, ...]
+) -> LiveRollout:
+    """An independent rollout of the task in the observation `task`."""
+    rollout = LiveRollout(key, tree, root, list(task.messages), token_ids)
+    rollout.observations.append(_said(task.messages))
+    rollout.answers.append(task)
+    return rollout
+
+
+def cancelled(what: str, limit: float) -> Ending:
+    return Ending(StopReason.CANCELLED, Verdict(None, f"the {what} took longer than {limit:g} seconds"))
+
+
+class RendererFault(TurntreeError):
+    """A chat template or a parser failed on the messages of one rollout, which is then censored."""
+
+    def __init__(self, error: BaseException, reason: str) -> None:
+        super().__init__(str(error) if isinstance(error, TurntreeError) else reason)
+
+    @property
+    def ending(self) -> Ending:
+        return Ending(StopReason.RENDERER_ERROR, Verdict(None, str(self)))
+
+
+def task_tokens(renderer: Renderer, task: Observation, tools: Sequence[dict[str, Any]]) -> tuple[int, ...]:
+    """The prompt of a task. Raises `RendererFault`."""
+    try:
+        return _ids(renderer.prompt(task.messages, tools))
+    except BaseException as error:  # a bad rollout is data: the boundary to foreign templates and parsers
+        raise RendererFault(error, reason_of(error)) from error
+
+
+def _ids(rendered: Any) -> tuple[int, ...]:
+    """Token ids as a renderer, which may be foreign code, gives them. Raises `TypeError`."""
+    if isinstance(rendered, str | bytes):  # bytes are numbers, too, and an empty text holds nothing wrong
+        raise TypeError("the renderer gave a text instead of token ids")
+    return tuple(map(operator.index, rendered))
+
+
+def sampled_turn(
+    renderer: Renderer, token_ids: Sequence[int], completion: Completion, tools: Sequence[dict[str, Any]] = ()
+) -> Message:
+    """The assistant message in a sampled turn, which ends with `completion` and says whether that was cut. Raises
+    `RendererFault`."""
+    try:
+        return replace(renderer.parse(token_ids, tools), cut=completion.finish == "length")
+    except BaseException as error:
+        raise RendererFault(error, reason_of(error)) from error
+
+
+def played_turn(
+    renderer: Renderer,
+    token_ids: Sequence[int],
+    completion: Completion,
+    config: EpisodeConfig,
+    tools: Sequence[dict[str, Any]] = (),
+) -> Message:
+    """The same in an episode. A cut turn that its environment is to judge has no tool calls: the policy did not finish
+    the turn, so they must not be executed."""
+    action = sampled_turn(renderer, token_ids, completion, tools)
+    return replace(action, tool_calls=()) if action.cut and not config.fails(action) else action
+
+
+def next_prompt(
+    rollout: LiveRollout, observation: Observation, task: Environment, renderer: Renderer, config: EpisodeConfig
+) -> tuple[int, ...]:
+    """The prompt of the turn after `observation`: what the engine has seen and the tokens that the observation adds, or
+    another context (`core.protocols.RewritingRenderer`), unless the episode ends here and nothing is asked in it.
+    Raises `RendererFault`."""
+    said, new, tools = rollout.messages, observation.messages, task.tools
+    try:
+        prompt = whole_prompt(renderer, said, new, tools)
+        if prompt is not None:
+            prompt = _ids(prompt)
+            last = observation.done or rollout.turns + 1 >= config.max_turns
+            return rollout.token_ids if last else prompt
+        return (*rollout.token_ids, *_ids(renderer.extend(said, new, tools, stopped=rollout.stopped)))
+    except BaseException as error:
+        raise RendererFault(error, reason_of(error)) from error
+
+
+def require_whole_paths(renderer: Renderer, brancher: Brancher | None) -> None:
+    """Raise `ConfigError` for a brancher where contexts are rewritten: a fork would share turns that lie in several
+    branches of the tree."""
+    if brancher is not None and rewrites(renderer):
+        hint = "leave the brancher out, or keep thoughts (renderer.thoughts=keep)"
+        raise ConfigError("cannot fork rollouts whose earlier thoughts are dropped", field="brancher", hint=hint)
+
+
+def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -> Ending | None:
+    """How the rollout ended with its last answer; None: it goes on. Limits are outcomes and are scored."""
+    observation = rollout.answers[-1]
+    if observation.done:
+        stop, why = StopReason.COMPLETED, "the episode is over"
+    elif rollout.turns >= config.max_turns:
+        stop, why = StopReason.MAX_TURNS, f"{config.max_turns} turns"
+    elif not has_room(rollout.token_ids, config):
+        stop, why = StopReason.MAX_TOKENS, f"{config.max_context} tokens of context"
+    elif observation.reward and not task_of(task).total_reward:
+        why = f"the environment gave reward {observation.reward:g} at turn {rollout.turns}, and goes on: {_TOTAL}"
+        return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why))
+    else:
+        return None
+    success = observation.success if observation.done else False
+    reward = observation.reward
+    if reward is None and success is not None:
+        reward = float(success)
+    if reward is None:
+        why = "the episode is over, and its environment says neither reward nor success"
+    verdict = Verdict(reward, why, success=success)
+    return ended(stop, verdict, task, rollout.messages, rollout.answers)
+
+
+def cut_ending(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -> Ending:
+    """How the rollout ends after a cut turn. The reward is 0, or the environment's reward for an ending there if that
+    is less, so that a policy cannot avoid a penalty with endless text."""
+    rollout.cut = True
+    last = rollout.answers[-1]
+    worth = float(task_of(task).failure_reward) if len(rollout.answers) == 1 else last.reward or 0.0
+    why = f"cut by the limit of {config.sampling.max_tokens} tokens a turn"
+    verdict = Verdict(min(0.0, worth), why, success=False)
+    return ended(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers)
+
+
+def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:
+    """Whether another completion fits the context."""
+    return len(token_ids) + config.sampling.max_tokens <= config.max_context
+
+
+def no_room(config: EpisodeConfig) -> Ending:
+    """The ending of a whole group whose task leaves no room for a completion. It says nothing about the policy, which
+    was never asked."""
+    why = f"the task alone leaves no room in {config.max_context} tokens of context"
+    return Ending(StopReason.NO_ROOM, Verdict(None, why))
+
+
+def ended(
+    stop: StopReason, verdict: Verdict, task: Environment, messages: Sequence[Message], answers: Sequence[Observation]
+) -> Ending:
+    """The ending of a rollout that came to an end, with its episode. `answers[0]` is the task."""
+    episode = Episode(
+        task_id=task.task_id,
+        task_type=task_of(task).task_type,
+        messages=tuple(messages),
+        tools=tuple(task.tools),
+        observations=tuple(answers),
+        stop=stop,
+        reward=verdict.reward,
+        success=verdict.success,
+    )
+    return Ending(stop, verdict, episode)
+
+
+def _said(messages: Sequence[Message]) -> str:
+    return "\n".join(message.content for message in messages)

@@ -1,0 +1,129 @@
+"""Who plays tasks: the scheduler, or an outside program that drives itself (an agent behind a gateway)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.labels import Rewards
+from turntree.core.protocols import Brancher, Environment, Gate, Renderer, StreamingEngine, task_of
+from turntree.core.tree import RolloutTree, StopReason
+from turntree.env.pool import EnvironmentPool
+from turntree.rollout.accounting import Usage
+from turntree.rollout.groups import GrownGroup
+from turntree.rollout.live import EpisodeConfig, judged
+from turntree.rollout.rewards import RewardSum
+from turntree.rollout.scheduler import Order, Scheduler, SchedulerConfig
+
+Finished = Callable[[int], object]  # told how many rollouts ended
+
+
+class Player(Protocol):
+    """Turns tasks into finished groups: the law of `Scheduler.run`."""
+
+    usage: Usage
+    rendered: bool
+
+    def run(
+        self,
+        tasks: Iterable[Environment],
+        *,
+        seed: int,
+        iteration: int = 0,
+        order: Order = "task",
+        begun: Counter[str] | None = None,
+    ) -> Iterator[GrownGroup]: ...
+
+
+class Plays(Protocol):
+    """The attribute `player` of tasks that are played by a program of their own."""
+
+    def __call__(
+        self, engine: StreamingEngine, renderer: Renderer, config: SchedulerConfig, rewards: RewardSum | None
+    ) -> Player: ...
+
+
+def require_steppable(tasks: Sequence[Environment], needed: str) -> None:
+    """Raise `ConfigError` for tasks that play themselves, where the configuration key `needed` steps environments."""
+    if tasks and task_of(tasks[0]).player is not None:
+        problem = (
+            "steps environments, and these tasks are agents: processes that turntree cannot stop or copy at a turn"
+        )
+        raise ConfigError(problem, field=needed, hint="leave it out")
+
+
+def require_rendered(grown: Sequence[tuple[RolloutTree, Rewards]]) -> None:
+    """Raise `InputError` where every rollout ended because its messages could not be rendered: the model and the tasks
+    do not fit."""
+    ends = [(tree, end, rewards) for tree, rewards in grown for end in tree.ends()]
+    if ends and all(tree.stop_reason(end) is StopReason.RENDERER_ERROR for tree, end, _ in ends):
+        _, end, rewards = ends[0]
+        raise InputError(rewards.verdicts[end].reason, hint="see turntree check model")
+
+
+def player_of(
+    tasks: Sequence[Environment],
+    engine: StreamingEngine,
+    renderer: Renderer,
+    config: SchedulerConfig,
+    *,
+    pool: EnvironmentPool | None = None,
+    gate: Gate | None = None,
+    brancher: Brancher | None = None,
+    rewards: RewardSum | None = None,
+) -> Player:
+    """The tasks' own player where they have one, else the scheduler. Raises `ConfigError` for a gate or a brancher with
+    tasks that play themselves: nobody can stop or copy such a rollout at a turn."""
+    own: Plays | None = task_of(tasks[0]).player if tasks else None
+    if own is None:
+        return Scheduler(engine, renderer, config, pool=pool, gate=gate, brancher=brancher, rewards=rewards)
+    for name, part in (("gate", gate), ("brancher", brancher)):
+        if part is not None:
+            require_steppable(tasks, name)
+    return own(engine, renderer, config, rewards)
+
+
+def grow(
+    tasks: Sequence[Environment],
+    engine: StreamingEngine,
+    renderer: Renderer,
+    config: EpisodeConfig,
+    *,
+    group_size: int = 1,
+    seed: int,
+    pool: EnvironmentPool | None = None,
+    finished: Finished | None = None,
+    part: bool = False,
+    functions: RewardSum | None = None,
+    places: int = 256,
+) -> list[tuple[RolloutTree, Rewards]]:
+    """Play `group_size` episodes of every task to the end, `places` at once: a tree and its rewards for each, in order.
+
+    The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
+    without it (turn and context limits included); None where the episode failed. With `functions` it is theirs; they
+    judge when all episodes have ended. `finished` is told how many rollouts ended, task by task. The draws of (task,
+    sample, turn) depend on `seed` only, and of a task that comes again on how often it came before. Raises `InputError`
+    where no task can be rendered, unless these are a `part` of the tasks.
+    """
+    settings = SchedulerConfig(episodes=config, group_size=group_size)
+    alone = bool(tasks) and task_of(tasks[0]).player is not None
+    if not alone:  # nothing in this process could be stopped by a limit of time
+        settings = replace(settings, max_live_rollouts=places, rollout_seconds=math.inf, group_seconds=math.inf)
+    player = player_of(tasks, engine, renderer, settings, pool=pool, rewards=functions if alone else None)
+    player.rendered = part or not alone  # one task that cannot be rendered is censored
+    groups: list[GrownGroup] = []
+    for group in player.run(tasks, seed=seed, order="completion"):
+        groups.append(group)
+        if finished is not None:
+            finished(group_size)
+    groups.sort(key=lambda group: group.index)
+    if not part:
+        require_rendered([(group.tree, group.rewards) for group in groups])
+    if alone or functions is None:
+        return [(group.tree, group.rewards) for group in groups]
+    rewards = judged([group.endings for group in groups], functions)
+    return [(group.tree, given) for group, given in zip(groups, rewards, strict=True)]

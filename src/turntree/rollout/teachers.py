@@ -1,0 +1,165 @@
+"""Label the states of a policy's own episodes with what a teacher would do there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, cast
+
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import EnvironmentFault, asked, reason_of
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Teacher
+from turntree.rollout.rebuild import walk
+from turntree.traces.schema import Trace
+
+NO_LABEL, FAILED = "no_label", "the teacher failed"
+
+
+def labelled(
+    trace: Trace, task: Environment, teacher: Teacher, turns: Collection[int] | None = None
+) -> tuple[Trace, Counter[str], Cost]:
+    """The trace with a label at every turn (or of `turns` only) that the teacher has one for, the reasons of the
+    others, and what that cost: the steps of the environment, and the time for them and the teacher.
+
+    The episode is played again on a copy of `task`. Where the environment fails or answers differently, the states from
+    there on have no label. A teacher that fails at a state gives it none. One that waits for a server says in
+    `concurrency` how many states are worth asking for at the same time."""
+    spoken = trace.turn_positions
+    said: dict[int, Callable[[], Message | str]] = {}
+    unsaid: dict[int, str] = {}
+    wanted = range(len(spoken)) if turns is None else turns
+    started, played = time.perf_counter(), 0
+    steps = walk(task, trace.messages[: spoken[max(wanted)]], f"trace {trace.id!r}")
+    with _asking(teacher) as ask:
+        try:
+            for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
+                played = turn
+                if turn in wanted:
+                    said[turn] = ask(environment, trace.messages[:place])
+        except (EnvironmentFault, InputError) as fault:
+            unsaid = {turn: reason_of(fault) for turn in wanted if turn not in said}
+        answers = {turn: answer() for turn, answer in said.items()} | unsaid
+    labels = {turn: answer for turn, answer in answers.items() if isinstance(answer, Message)}
+    missing = {turn: f"{NO_LABEL}: {answer}" for turn, answer in answers.items() if turn not in labels}
+    marks = {"skip_turns": {str(turn): reason for turn, reason in missing.items()}} if missing else {}
+    meta = {key: value for key, value in trace.meta.items() if key != "skip_turns"}  # a cut turn is a state like others
+    cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
+    return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values()), cost
+
+
+Ask = Callable[[Environment, Sequence[Message]], Callable[[], Message | str]]
+
+
+@contextlib.contextmanager
+def _asking(teacher: Teacher) -> Iterator[Ask]:
+    """How to ask it: at once, or in as many threads as it says, with as many copies of the environment waiting. What is
+    not answered when the block ends in an error is cancelled."""
+    threads = getattr(teacher, "concurrency", 1)
+    if threads <= 1:
+
+        def at_once(environment: Environment, history: Sequence[Message]) -> Callable[[], Message | str]:
+            answer = _said(teacher, _copy(environment), history)
+            return lambda: answer
+
+        yield at_once
+        return
+    pool, room = ThreadPoolExecutor(threads, thread_name_prefix="turntree-teacher"), threading.Semaphore(2 * threads)
+
+    def submit(environment: Environment, history: Sequence[Message]) -> Callable[[], Message | str]:
+        room.acquire()
+        future = pool.submit(_said, teacher, _copy(environment), history)
+        future.add_done_callback(lambda _: room.release())
+        return future.result
+
+    try:
+        yield submit
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _copy(environment: Environment) -> Environment | str:
+    """A copy for the teacher to look at, or why there is none."""
+    try:
+        return asked(environment.fork)
+    except EnvironmentFault as fault:
+        return f"{FAILED} ({fault})"
+
+
+def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Message]) -> Message | str:
+    if isinstance(environment, str):
+        return environment
+    try:
+        said = teacher(environment, history)
+        if isinstance(said, Message):  # what no file can hold (NaN, half a character) must not reach one
+            json.dumps(said.to_chat(), ensure_ascii=False, allow_nan=False).encode()
+    except BaseException as error:  # the boundary to foreign code
+        return f"{FAILED} ({reason_of(error)})"
+    if isinstance(said, Message) and said.role != "assistant":
+        return f"the teacher gave a message of {said.role!r}"
+    return said
+
+
+class ModelTeacher:
+    """A model behind a server that speaks OpenAI's chat completions (a key, where one is needed, is OPENAI_API_KEY).
+
+    Args:
+        url: The address, as http://host:port/v1.
+        model: The name of the model there.
+        max_tokens: Longest answer; one that is cut labels nothing.
+        temperature: Sampling temperature (0: greedy).
+        timeout: Seconds that an answer may take; it is asked for five times.
+        concurrency: Requests at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        timeout: float = 120.0,
+        concurrency: int = 8,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError("must be at least 1", field="teacher.concurrency")
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"{url!r} is not a URL", field="teacher.url", hint="write http://host:port/v1")
+        import openai
+
+        key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
+        self._client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=4)
+        self._model, self._max_tokens, self._temperature = model, max_tokens, temperature
+        self.concurrency = concurrency
+
+    def __call__(self, environment: Environment, history: Sequence[Message]) -> Message | str:
+        asked: dict[str, Any] = {"tools": list(environment.tools)} if environment.tools else {}
+        answer = self._client.chat.completions.create(
+            model=self._model,
+            messages=cast(Any, [_spelled(message) for message in history]),
+            max_tokens=self._max_tokens,
+            temperature=self._temperature,
+            **asked,
+        )
+        choice = answer.choices[0]
+        if choice.finish_reason not in ("stop", "tool_calls"):  # cut by the limit or by a filter
+            return f"the teacher's answer was cut ({choice.finish_reason})"
+        # what a server adds to a call is no part of the label
+        return Message.from_chat(choice.message.model_dump(exclude_none=True), strict=False)
+
+
+def _spelled(message: Message) -> dict[str, Any]:
+    """The message as servers take it: arguments are JSON text there, and our own marks are unknown."""
+    chat = {key: value for key, value in message.to_chat().items() if key != "cut"}
+    for call in chat.get("tool_calls", ()):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return chat

@@ -1,0 +1,120 @@
+"""Files that are either whole or absent: JSON and JSONL, written to a temporary sibling and renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.run.jsonl import parse_json, parse_object, read_lines, read_text, replacing
+from turntree.run.jsonl import writing as writing
+
+
+def require_writable(path: Path, *, folder: bool = False) -> None:
+    """Raise `InputError` unless a file (or a folder) can be written at `path`, in place of what is there."""
+    if path.exists() and path.is_dir() != folder:
+        raise InputError("is a file" if folder else "is a folder", path=path, hint="name another path to write to")
+    place = Path(os.path.realpath(path if folder else path.parent))
+    above = next(one for one in (place, *place.parents) if one.exists())
+    if not above.is_dir():
+        raise InputError(f"cannot be written: {above} is a file", path=path, hint="name another path to write to")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise InputError(f"cannot be written: {above} is read-only", path=path, hint="name another path to write to")
+
+
+def replace_folder(fresh: Path, target: Path) -> None:
+    """Rename `fresh` over `target`. A folder cannot be renamed over a full one, so the old one is moved away first."""
+    if not target.exists():
+        fresh.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    old = target.rename(aside / target.name)
+    try:
+        fresh.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write a file whole or not at all; returns `path`. A lone surrogate (a model can write one as an escape, and UTF-8
+    cannot hold it) is written as that escape."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+    return path
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value of a file. Raises `InputError`."""
+    return parse_json(read_text(path), path, half_characters=True)
+
+
+def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any]]) -> int:
+    """A JSONL table: a header object that says what it is, then one row a line. Returns the number of rows."""
+    count = 0
+    with replacing(path) as file:
+        file.write(json_line(header).encode())
+        for row in rows:
+            file.write(json_line(row).encode())
+            count += 1
+    return count
+
+
+def json_line(row: dict[str, Any], *, allow_nan: bool = True) -> str:
+    """One line of a JSONL file. Text stays readable; only lone surrogates are escaped."""
+    text = json.dumps(row, ensure_ascii=False, allow_nan=allow_nan) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The header and rows of a table of the given schema. Raises `InputError` naming file and line."""
+    header, rows = stream_table(path, schema)
+    return header, list(rows)
+
+
+def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """`read_table` as an iterator. The header is checked at once, each row when it is reached."""
+    if not path.exists():
+        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})")
+    lines = (parse_line(line, path, number) for number, line in read_lines(path))
+    header = next(lines, None)
+    if header is None:
+        raise InputError("is empty", path=path, hint=f"the stage before makes it ({schema})")
+    found = header.get("schema")
+    if found != schema:
+        raise InputError(f"is {found!r}, not {schema!r}", path=path, line=1, field="schema", hint="name the right file")
+    return header, lines
+
+
+def parse_line(text: bytes | str, path: Path, number: int) -> dict[str, Any]:
+    """One JSON object of our own JSONL files. Raises `InputError` naming the line."""
+    return parse_object(text, path, number, half_characters=True)
+
+
+def file_hash(path: Path) -> str:
+    """Short content hash, to name the input of a stage."""
+    if not path.is_file():
+        raise InputError("no such file", path=path, hint="check the path")
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+
+
+def tree_hash(path: Path) -> str:
+    """`file_hash` of a file, or of a folder: the names and contents of all files below it."""
+    if not path.is_dir():
+        return file_hash(path)
+    inside = sorted(each for each in path.rglob("*") if each.is_file())
+    named = "".join(f"{each.relative_to(path)} {file_hash(each)}\n" for each in inside)
+    return hashlib.blake2b(named.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()

@@ -1,0 +1,201 @@
+"""The run directory: `config.json`, `metrics.jsonl`, `cost.json`, and the stage's results.
+
+`config.json` is written first, `metrics.jsonl` (and the stage's other logs) grow, `checkpoints` hold what a killed run
+needs to resume, `model` is the result. `cost.json` is written last: where it exists, the run is finished. A checkpoint
+records the length of the logs and their checksums, so a resumed run cuts them back to that length, and notices rows
+that are missing or changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import InputError
+from turntree.run import files
+from turntree.run.identity import FREE, file_digest, locked, require_same
+from turntree.run.jsonl import read_lines
+
+_MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
+LOGGER_MARKS = "loggers.json"  # how far each logger has come (`run.loggers`)
+_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl", "pass_rates.jsonl")  # of all stages
+_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
+
+Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
+
+
+class RunDirectory:
+    """One run's folder. Metrics are appended and flushed to disk a row at a time; everything else is atomic."""
+
+    def __init__(self, path: str | Path, logs: tuple[str, ...] = ()) -> None:
+        self.path = Path(path)
+        self.model = self.path / "model"
+        self.checkpoints = self.path / "checkpoints"
+        self.logs = ("metrics.jsonl", *logs)  # what the stage appends to
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+        self.identity: dict[str, Any] = {}  # of the run in this folder; `begin` sets it
+        self._config, self._metrics, self._cost = (
+            self.path / name for name in ("config.json", "metrics.jsonl", "cost.json")
+        )
+
+    @property
+    def finished(self) -> bool:
+        return self._cost.exists()
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append a row of metrics, then call the listeners."""
+        self.append("metrics.jsonl", [row])
+        for listener in self.listeners:
+            listener(row)
+
+    def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Append rows to one of `logs`. They are on disk when this returns, so that no checkpoint refers to a lost
+        row."""
+        with files.writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
+            handle.writelines(files.json_line(row, allow_nan=False) for row in rows)
+            handle.flush()
+            os.fsync(handle.fileno())
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows logged so far. Raises `InputError` for a line that is not JSON."""
+        return [files.parse_line(text, self._metrics, number) for number, text in read_lines(self._metrics)]
+
+    def logged(self) -> Logged:
+        """Rows, bytes and checksum of every log, for the checkpoint that is being saved."""
+        found: Logged = {}
+        for path in (self.path / name for name in self.logs):
+            if path.exists():
+                checksum, rows, size = file_digest(path, flush=True)
+                found[path.name] = {"rows": rows, "bytes": size, "digest": checksum}
+        return found
+
+    def rewind(self, logged: Logged | None) -> None:
+        """Cut the logs back to their length at a checkpoint (None: no checkpoint, so to nothing): what a killed process
+        wrote after it will be written again. Raises `InputError`, before anything is cut, where rows from before the
+        checkpoint are missing or changed."""
+        known = logged or {}
+        for name, seen in known.items():
+            _check_rows(self.path / name, seen)
+        for path in (self.path / name for name in self.logs):
+            if path.name in known:
+                os.truncate(path, known[path.name]["bytes"])
+            else:
+                path.unlink(missing_ok=True)
+
+    def write_cost(self, cost: Cost, checks: Cost = NO_COST) -> None:
+        """Write the cost of the stage, which finishes the run: it needs no checkpoint any more. Held-out checks are a
+        separate entry."""
+        bill = {**cost.counts(), "timing": cost.timing()}
+        files.write_json(self._cost, {**bill, "checks": {**checks.counts(), "timing": checks.timing()}})
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def begin(self, identity: dict[str, Any], *, overwrite: bool) -> None:
+        """Begin the run that `identity` describes in this folder, or resume the unfinished run of the same identity
+        that is here. Unless `overwrite`, raises `InputError` for a finished run and for another run (naming what
+        differs); always for a folder that holds no run."""
+        self.identity = json.loads(json.dumps(identity))
+        if self._config.exists():
+            found = _read_config(self._config)
+            if not overwrite:
+                require_same(found, self.identity, self.path, free=FREE)
+            self._tidy()  # not before: a command that is refused leaves another run as it is
+            if overwrite:
+                self._clear()
+            elif self.finished:
+                hint = "pass --overwrite to run it again"
+                raise InputError("holds this run, finished", path=self.path, hint=hint)
+        elif made := next((name for name in _MADE if (self.path / name).exists()), None):
+            problem = f"holds {made}, and no config.json that says which run made it"
+            raise InputError(problem, path=self.path, hint="choose another --out, or delete it")
+        files.write_json(self._config, self.identity)
+
+    def _tidy(self) -> None:
+        """Remove what a killed process left behind: temporary files of atomic writes, and checkpoints of a finished
+        run."""
+        unfinished = (*(f".{name}.*" for name in _OWN), "own/.*.partial", "own/.*.tmp")
+        for leftover in (path for names in unfinished for path in self.path.glob(names)):
+            shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        if self.finished:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def finished_with(self, config: dict[str, Any]) -> bool:
+        """Whether this folder holds a finished run of this configuration. Raises `InputError` for another
+        configuration."""
+        if not self.finished:
+            return False
+        found = _read_config(self._config).get("config")
+        require_same({"config": found}, {"config": config}, self.path, free=FREE)
+        return True
+
+    def _clear(self) -> None:
+        """Remove the files of the previous run, which may have been of another stage; `cost.json`, the mark of a
+        finished run, goes first."""
+        self._cost.unlink(missing_ok=True)
+        for name in (LOGGER_MARKS, *_LOGS, "report.html"):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.model, self.path / "own"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def open_run(
+    path: str | Path,
+    stage: str,
+    config: dict[str, Any],
+    inputs: dict[str, Any],
+    *,
+    overwrite: bool = False,
+    logs: tuple[str, ...] = (),
+) -> Iterator[RunDirectory]:
+    """The folder of a run, locked for this process while the block lasts (`RunDirectory.begin` says what is refused).
+
+    `config` is the resolved configuration and `inputs` the hashes of the contents that it points to. Together they are
+    the identity of the run, which decides whether an unfinished run may be resumed. `logs` are the files that the stage
+    appends to beside the metrics.
+    """
+    run = RunDirectory(path, logs)
+    with files.writing(run.path):
+        run.path.mkdir(parents=True, exist_ok=True)
+    with locked(run.path):
+        run.begin({"stage": stage, "config": config, "inputs": inputs}, overwrite=overwrite)
+        yield run
+
+
+@contextlib.contextmanager
+def open_folder(
+    path: Path, stage: str, config: dict[str, Any], *, overwrite: bool = False, free: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """The folder of a stage that keeps runs in subfolders, locked for this process while the block lasts. The stage may
+    run there repeatedly. Raises `InputError` where another configuration was run there, unless `overwrite`."""
+    with files.writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    described, place = {"stage": stage, "config": config}, path / "config.json"
+    with locked(path):
+        found = _read_config(place) if place.exists() else None
+        if found is not None and not overwrite:
+            require_same(found, described, path, free=free)
+        files.write_json(place, described)
+        yield
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    found = files.read_json(path)
+    if not isinstance(found, dict) or "stage" not in found:
+        raise InputError("is not the folder of a training run", path=path.parent, hint="choose another --out")
+    return found
+
+
+def _check_rows(path: Path, seen: dict[str, Any]) -> None:
+    hint = "put the file back as it was, or pass --overwrite to start again"
+    checksum, held, _ = file_digest(path, seen["bytes"]) if path.exists() else ("", 0, 0)
+    if held < seen["rows"]:
+        problem = f"holds {held} of the {seen['rows']} rows that the run had written when it was saved"
+        raise InputError(f"{problem}: {seen['rows'] - held} are missing", path=path, hint=hint)
+    if checksum != seen["digest"]:
+        raise InputError(f"its first {seen['rows']} rows are not those that the run wrote", path=path, hint=hint)

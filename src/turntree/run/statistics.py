@@ -1,0 +1,215 @@
+"""Intervals for shares, means and paired differences, rank statistics, and the bootstrap over tasks.
+
+The unit of every interval is what was drawn independently: tasks for a claim about these policies on other tasks, seeds
+and tasks for a claim about training. Coverage is simulated in tests/run/test_coverage.py.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z95 = 1.959963984540054
+
+
+def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
+    """Wilson score interval of a share (Wilson 1927), as (low, high); (0, 1) without trials.
+
+    Weighted trials may be given as their effective number, (sum w)^2 / sum w^2 (Kish).
+
+    >>> low, high = wilson(8, 10); print(round(low, 3), round(high, 3))
+    0.49 0.943
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    share = successes / trials
+    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
+    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
+    """Wilson's interval of a share whose trials come in clusters (episodes of one task), as (low, high).
+
+    `successes` and `trials` are counts per cluster. The effective number of trials is p (1 - p) over the variance of
+    the share between clusters (Kish's design effect, linearised where clusters differ in size), and at most their
+    number. Equal clusters show no variance; each of them then counts as one trial.
+    """
+    from scipy.stats import t
+
+    won, played = np.asarray(successes, dtype=float), np.asarray(trials, dtype=float)
+    won, played = won[played > 0], played[played > 0]
+    clusters = len(played)
+    if clusters < 2:
+        return wilson(float(won.sum() / played.sum()), 1) if clusters else (0.0, 1.0)
+    share = float(won.sum() / played.sum())
+    residual = float(((won - share * played) ** 2).sum())
+    variance = clusters / (clusters - 1) * residual / float(played.sum()) ** 2
+    effective = min(share * (1 - share) / variance, float(played.sum())) if variance > 0 else clusters
+    return wilson(share * effective, effective, float(t.ppf(0.975, clusters - 1)))
+
+
+class Interval(NamedTuple):
+    """A mean with its 95% interval, and the effect that a two-sided test at 5% detects with 80% power. The last three
+    are None for a single value, which has no spread."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    detectable: float | None
+
+
+def t_interval(values: Sequence[float] | NDArray[Any]) -> Interval:
+    """Student's interval of the mean of independent values.
+
+    >>> print([round(edge, 3) for edge in t_interval([1.0, 2.0, 3.0])])
+    [2.0, -0.484, 4.484, 3.097]
+    """
+    found = np.asarray(values, dtype=float)
+    if len(found) < 2:
+        return Interval(float(found.mean()), None, None, None)
+    return _interval(float(found.mean()), (float(found.var(ddof=1)) / len(found), len(found) - 1))
+
+
+def crossed_interval(values_ST: Sequence[Sequence[float]] | NDArray[Any]) -> Interval:
+    """The mean over S seeds, all measured on the same T tasks, with an interval that covers other seeds and other
+    tasks.
+
+    From the two-way analysis of variance: Student's interval over seeds, widened by the variance between tasks. Their
+    variance is the excess of the mean square of tasks over the residual one. With one seed there is no interval.
+    """
+    values = np.asarray(values_ST, dtype=float)
+    seeds, tasks = values.shape
+    middle, by_seed, by_task = float(values.mean()), values.mean(axis=1), values.mean(axis=0)
+    if seeds < 2 or tasks < 2:
+        return t_interval(by_seed)
+    residual = values - by_seed[:, None] - by_task[None, :] + middle
+    error = float((residual**2).sum()) / ((seeds - 1) * (tasks - 1)) / (seeds * tasks)
+    of_tasks = max(0.0, float(by_task.var(ddof=1)) / tasks - error)
+    return _interval(middle, (float(by_seed.var(ddof=1)) / seeds, seeds - 1), (of_tasks, tasks - 1))
+
+
+def _interval(mean: float, *parts: tuple[float, int]) -> Interval:
+    """The interval from independent parts of the mean's variance with their degrees of freedom."""
+    from scipy.stats import t
+
+    quantiles = [(variance, t.ppf(0.975, free), t.ppf(0.8, free)) for variance, free in parts]
+    half = math.sqrt(sum(variance * edge**2 for variance, edge, _ in quantiles))
+    detectable = math.sqrt(sum(variance * (edge + power) ** 2 for variance, edge, power in quantiles))
+    return Interval(mean, mean - half, mean + half, detectable)
+
+
+def sign_flip(differences: Sequence[float] | NDArray[Any], *, seed: int = 0, resamples: int = 4000) -> float:
+    """Two-sided p-value of a mean difference of zero: the signs of the tasks' differences are flipped at random.
+
+    One difference per task, averaged over its seeds, because outcomes of one task under several seeds are not
+    independent.
+    """
+    values = np.asarray(differences, dtype=float)
+    signs = np.random.default_rng(seed).integers(0, 2, size=(resamples, len(values))) * 2.0 - 1
+    as_far = np.abs(signs @ values) >= abs(values.sum()) - 1e-9 * len(values)
+    return float((1 + as_far.sum()) / (1 + resamples))
+
+
+def paired_bootstrap(
+    first: Sequence[float], second: Sequence[float], *, seed: int = 0, resamples: int = 4000
+) -> tuple[float, float, float]:
+    """Mean of `first - second` over pairs of values in [0, 1] with its 95% percentile interval: (mean, low, high).
+
+    Pairs are resampled together, so what makes a task hard for both cancels out. The interval is widened by what a
+    bootstrap leaves out with few pairs (after Hesterberg's expanded percentile interval, 2015: 1.9 times at four pairs,
+    1.01 at 200). Equal differences cannot be resampled: the interval then has room for the share of other tasks that
+    may not have been seen (Clopper and Pearson's bound), all with the worst or all with the best difference.
+    """
+    from scipy.stats import t
+
+    if len(first) != len(second) or not first:
+        raise ValueError(f"pairs needed, got {len(first)} and {len(second)} values")
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    count = len(differences)
+    if min(differences) == max(differences):
+        mean, unseen = differences[0], clopper_pearson_high(0, count, 0.975)
+        return mean, mean - unseen * (mean + 1), mean + unseen * (1 - mean)
+    rng = random.Random(seed)
+    means = sorted(math.fsum(rng.choices(differences, k=count)) / count for _ in range(resamples))
+    mean = math.fsum(differences) / count
+    # Student's quantile for the normal one, and the unbiased variance for the plain one
+    wider = math.sqrt(count / (count - 1)) * float(t.ppf(0.975, count - 1)) / Z95
+    low, high = means[int(0.025 * resamples)], means[min(resamples - 1, int(0.975 * resamples))]
+    return mean, max(-1.0, mean + wider * (low - mean)), min(1.0, mean + wider * (high - mean))
+
+
+def clopper_pearson_low(successes: int, trials: int, confidence: float = 0.95) -> float:
+    """One-sided exact lower bound of a share (Clopper and Pearson 1934): 0 without a success.
+
+    >>> round(clopper_pearson_low(14, 14), 3), round(clopper_pearson_low(17, 21), 3)
+    (0.807, 0.616)
+    """
+    from scipy.special import betaincinv
+
+    return 0.0 if successes == 0 else float(betaincinv(successes, trials - successes + 1, 1 - confidence))
+
+
+def clopper_pearson_high(successes: int, trials: int, confidence: float = 0.95) -> float:
+    """One-sided exact upper bound of a share: 1 without a failure."""
+    return 1.0 - clopper_pearson_low(trials - successes, trials, confidence)
+
+
+def successes_needed(trials: int, floor: float, confidence: float = 0.95) -> NDArray[np.int64]:
+    """For 0 to `trials` trials, the fewest successes whose Clopper-Pearson lower bound is at least `floor`.
+
+    The entry is above the number of trials where even successes alone do not suffice.
+    """
+    from scipy.stats import binom
+
+    counts = np.arange(trials + 1)
+    return np.asarray(binom.isf(1 - confidence, counts, floor), dtype=np.int64) + 1
+
+
+def auroc(scores: Sequence[float] | NDArray[Any], positive: Sequence[bool] | NDArray[Any]) -> float | None:
+    """Chance that a positive scores higher than a negative, ties counting half; None where one class is empty.
+
+    >>> auroc([0.1, 0.4, 0.4, 0.9], [False, False, True, True])
+    0.875
+    """
+    from scipy.stats import rankdata
+
+    labels = np.asarray(positive, dtype=bool)
+    ones, zeros = int(labels.sum()), int((~labels).sum())
+    if not ones or not zeros:
+        return None
+    return float((rankdata(scores)[labels].sum() - ones * (ones + 1) / 2) / (ones * zeros))
+
+
+def spearman(first: Sequence[float] | NDArray[Any], second: Sequence[float] | NDArray[Any]) -> float | None:
+    """Spearman's rank correlation (ties share their mean rank); None where one side is constant."""
+    from scipy.stats import rankdata
+
+    ranks = [rankdata(values) for values in (first, second)]
+    if any(np.ptp(rank) == 0 for rank in ranks):
+        return None
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def resampled(clusters: Sequence[Hashable], *, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Row indices of bootstrap samples that draw whole clusters: rows of one task are not independent."""
+    members: dict[Hashable, list[int]] = {}
+    for row, cluster in enumerate(clusters):
+        members.setdefault(cluster, []).append(row)
+    rows = [np.array(each) for each in members.values()]
+    generator = np.random.default_rng(seed)
+    for _ in range(resamples):
+        yield np.concatenate([rows[drawn] for drawn in generator.integers(len(rows), size=len(rows))])
+
+
+def percentile_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """The percentile interval of bootstrap values, as (low, high); None without values."""
+    if not values:
+        return None
+    low, high = np.quantile(np.asarray(values), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)

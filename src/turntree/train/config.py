@@ -1,0 +1,232 @@
+"""Configuration of training, as plain values. It does not import torch, so that the command line starts fast.
+
+The line of text below a field is its documentation: `turntree config` and `--help` show it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from turntree.core.completion import Sampling
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError
+from turntree.credit.config import CreditConfig
+from turntree.decide.filters.dapo import DapoFilter
+from turntree.decide.filters.greso import GresoConfig
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.local import CutTurns
+from turntree.rollout.scheduler import SchedulerConfig
+from turntree.train.loss_config import LossConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW without weight decay, which would pull a post-trained policy away from its start without evidence from
+    data."""
+
+    learning_rate: float = 1e-5
+    """AdamW's step size. The embedded tiny policies want 3e-4 to 5e-4."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's moments. With 0.95 a large gradient fades within about twenty steps, which suits runs of
+    tens to hundreds of steps."""
+    eps: float = 1e-8
+    """Added to the denominator of AdamW."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """After warm-up: hold the learning rate, or lower it to `final_fraction` of it at the last step."""
+    final_fraction: float = 0.1
+    """For "cosine": the learning rate at the last step as a fraction of `learning_rate`."""
+    max_grad_norm: float = 1.0
+    """Gradients with a larger norm are scaled down to this norm."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError("must be a finite number above 0", field=name)
+        if not self.max_grad_norm > 0:  # infinity clips nothing
+            raise ConfigError("must be a number above 0", field="max_grad_norm")
+        for name in ("warmup_steps", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError("must be a finite number of at least 0", field=name)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"are {self.betas}", field="betas", hint="each is at least 0 and below 1")
+        if not 0 <= self.final_fraction <= 1:
+            raise ConfigError("is outside [0, 1]", field="final_fraction")
+
+    def require_steps(self, total: int | None, field: str = "schedule") -> None:
+        """Raise `ConfigError` where no step is left for the learning rate to fall."""
+        if self.schedule == "cosine" and (total is None or total <= self.warmup_steps):
+            problem = (
+                f"'cosine' needs a number of steps above warmup_steps ({self.warmup_steps}), and there are {total}"
+            )
+            raise ConfigError(problem, field=field, hint="take fewer warmup_steps, or 'constant'")
+
+    def factor(self, step: int, total_steps: int | None = None) -> float:
+        """The fraction of `learning_rate` used by step `step` (the first is 0) of `total_steps`."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.schedule == "constant" or total_steps is None:
+            return 1.0
+        progress = min(1.0, (step - self.warmup_steps) / max(1, total_steps - 1 - self.warmup_steps))
+        return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save checkpoints. With both intervals 0, a killed run starts over. No result depends on these, so they
+    may differ when a run is resumed."""
+
+    every: int = 10
+    """Steps between two checkpoints (0: never)."""
+    every_seconds: float = 300.0
+    """Save at the end of a step if the last checkpoint is this old (0: never)."""
+    keep: int = 2
+    """How many of the newest checkpoints are kept while the run is unfinished."""
+
+    def __post_init__(self) -> None:
+        at_least(self, every=0, every_seconds=0, keep=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Low-rank adaptation (Hu et al. 2021). There is no dropout: a policy must score as it samples."""
+
+    rank: int = 16
+    """Rank of the adapter's two matrices."""
+    alpha: int = 32
+    """alpha over rank scales the adapter."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names of linear modules, or "all-linear": all except the head, and the experts and router of a mixture."""
+    seed: int = 0
+    """Seed of the adapter's random matrix; the other one begins at zero."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "lora.", rank=1, alpha=1)
+        if not self.targets:
+            raise ConfigError("names no module", field="lora.targets", hint='for example ["q_proj", "v_proj"]')
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig:
+    """Supervised fine-tuning on the assistant turns of traces."""
+
+    epochs: int = 2
+    """Passes over the traces."""
+    batch: int = 16
+    """Traces of one optimizer step."""
+    max_tokens: int = 8192
+    """Most padded positions of one forward pass. Longer examples are left out, and counted."""
+    seed: int = 0
+    """Seed of the order of the traces."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        at_least(self, epochs=1, batch=1, max_tokens=1)
+
+    def steps(self, examples: int) -> int:
+        """Optimizer steps for this number of examples."""
+        return math.ceil(examples / self.batch) * self.epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReinforcedConfig:
+    """Options that both kinds of training on rollouts share."""
+
+    updates: int = 1
+    """Optimizer steps on one batch of rollouts."""
+    max_tokens: int = 8192
+    """Most token positions of one forward pass."""
+    seed: int = 0
+    """Of every draw."""
+    stop_without_gradient: int = 0
+    """Iterations (steps) in a row without a group that has a gradient, after which the run ends (0: it goes on)."""
+    credit: CreditConfig = field(default_factory=CreditConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def _check(self, sampling: Sampling, *counts: str, inside: str = "") -> None:
+        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` (a key in the section `inside`) and the
+        loss do not go together."""
+        at_least(self, stop_without_gradient=0, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
+        sampling.check_trainable(f"{inside}sampling")
+        if self.loss.temperature not in (None, sampling.temperature):
+            hint = "leave it out: it is that of sampling"
+            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint=hint)
+        self.loss.estimator(self.credit)  # refuses what does not go together
+
+
+@dataclass(frozen=True, kw_only=True)
+class PivotConfig(ReinforcedConfig):
+    """GRPO on one-turn groups (PivotRL, Algorithm 1)."""
+
+    steps: int = 40
+    """Training steps, the paper's K_train."""
+    states: int = 32
+    """States of one step, the paper's B."""
+    group_size: int = 8
+    """Rollouts of one state, the paper's G."""
+    check_every: int = 0
+    """Steps between held-out checks (0: only before the first and after the last step)."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
+    loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
+    cut_turns: CutTurns = "fail"
+    """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
+
+    def __post_init__(self) -> None:
+        at_least(self, group_size=2, check_every=0)
+        self._check(self.sampling, "steps", "states")
+        self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """Judged turns in an iteration's episodes: PivotRL's reward on the policy's own path, in the same update. They need
+    a teacher and a verifier."""
+
+    verdicts: float = 0.0
+    """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts).
+    Nothing is sampled; the teacher labels every state. The advantage of a turn is its verdict minus the mean of its
+    kind of action in the iteration, times what the run shows to hang on the kind (`rollout.acceptance`, this iteration
+    included); where rewards are 0 and 1, weight 1 has the unit of the episodes' advantages. Groups that a filter drops
+    are not trained on."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.verdicts) and self.verdicts >= 0):
+            raise ConfigError("must be 0 or above", field="local.verdicts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineConfig(ReinforcedConfig):
+    """GRPO on whole episodes."""
+
+    iterations: int = 40
+    """Batches of episodes, each followed by its updates."""
+    groups: int = 16
+    """Tasks of one iteration, each played `rollouts.group_size` times."""
+    check_every: int = 10
+    """Iterations between held-out checks (0: only before the first and after the last)."""
+    rollouts: SchedulerConfig = field(
+        default_factory=lambda: SchedulerConfig(episodes=EpisodeConfig(max_turns=16, sampling=Sampling(max_tokens=256)))
+    )
+    dapo: DapoFilter | None = None
+    """Drop groups without reward variance from the update."""
+    greso: GresoConfig | None = None
+    """Skip tasks that are predicted to give no variance."""
+    local: LocalConfig = field(default_factory=LocalConfig)
+    max_off_policy_steps: int = 0
+    """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
+    weights of this many updates before its turn (0: synchronous)."""
+
+    def __post_init__(self) -> None:
+        at_least(self.rollouts, "rollouts.", group_size=2)
+        at_least(self, max_off_policy_steps=0, check_every=0)
+        if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
+            problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
+            raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")
+        self._check(self.rollouts.episodes.sampling, "iterations", "groups", inside="rollouts.episodes.")
+        self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")

@@ -1,0 +1,162 @@
+"""Scoring: the log-probability of every trained slot, from one pass over unique tokens.
+
+Shape suffixes as in `pack.packing`; U is the number of distinct hidden states that predict a trained slot, D their
+width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from turntree.pack.attention import Layout, decoder_inputs
+from turntree.pack.head import decoder_of, head_logits, token_scores, vocabulary_size
+from turntree.pack.packing import PackedBatch
+from turntree.train.lora import Reference, reference_model
+from turntree.train.sharded import in_pass
+
+# Above this many logits the head runs in chunks that are computed again in the backward pass (256 MiB in float32);
+# below it, a second head pass would cost more than the memory it saves.
+CHUNK_LOGITS = 1 << 26
+
+
+@dataclass(frozen=True)
+class SlotScores:
+    """Of the tempered distribution at each trained slot. `entropies_S` (nats) carries no gradient."""
+
+    logprobs_S: Tensor
+    entropies_S: Tensor
+    log_softmax_SV: Tensor | None = None
+
+
+def policy_logprobs(
+    model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, layout: Layout | None = None
+) -> Tensor:
+    """log softmax(logits / temperature)[token] at every trained slot, [S], in nats."""
+    return slot_scores(model, batch, temperature=temperature, layout=layout).logprobs_S
+
+
+def slot_scores(
+    model: PreTrainedModel,
+    batch: PackedBatch,
+    *,
+    temperature: float = 1.0,
+    full: bool = False,
+    layout: Layout | None = None,
+) -> SlotScores:
+    """Scores of the trained slots; `full` also keeps all S x V log-probabilities (for the exact KL: small V only).
+
+    The decoder runs once over the packed rows; hidden states are gathered at the *path* predecessors of trained
+    slots, each once though all first tokens of a fork share one, and only those go through the head. Raises
+    `InputError` for an attention backend that would misread the mask; `layout` as in `attention.decoder_inputs`.
+    """
+    return SlotScores(*in_pass(model, _slot_scores, model, batch, temperature, full, layout))
+
+
+def _slot_scores(
+    model: PreTrainedModel, batch: PackedBatch, temperature: float, full: bool, layout: Layout | None
+) -> tuple[Tensor, ...]:
+    predecessor_U, row_S = torch.unique(batch.predecessor_S, return_inverse=True)
+    inputs = decoder_inputs(model, batch, layout)
+    with _checkpointing(model):
+        output = decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs)
+    hidden_UD = output.last_hidden_state.flatten(0, 1).index_select(0, predecessor_U)
+    if full:
+        return _full_scores(model, hidden_UD, row_S, batch.target_S, temperature)
+    return head_scores(model, hidden_UD, row_S, batch.target_S, temperature)
+
+
+def head_scores(
+    model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """`token_scores` of the head's logits, in chunks where there are many of them, so that memory stays bounded."""
+    chunk = max(1, CHUNK_LOGITS // vocabulary_size(model))
+    if len(hidden_UD) <= chunk:
+        return _scores(model, hidden_UD, row_S, target_S, temperature)
+    order_S = torch.argsort(row_S, stable=True)
+    starts = range(0, len(hidden_UD), chunk)
+    sizes = [int(((row_S >= start) & (row_S < start + chunk)).sum()) for start in starts]
+    parts: list[tuple[Tensor, Tensor]] = [
+        checkpoint(_scores, model, hidden, row_S[own] - start, target_S[own], temperature, use_reentrant=False)
+        for start, hidden, own in zip(starts, hidden_UD.split(chunk), order_S.split(sizes), strict=True)
+    ]
+    back_S = torch.argsort(order_S)
+    logprobs, entropies = (torch.cat(kind)[back_S] for kind in zip(*parts, strict=True))
+    return logprobs, entropies
+
+
+@torch.no_grad()
+def with_old_logprobs(
+    model: PreTrainedModel, batches: Sequence[PackedBatch], *, temperature: float = 1.0
+) -> list[PackedBatch]:
+    """The batches with `old_logprobs` recomputed by the trainer with the current model (at the start of an update).
+
+    Needed when the engine's numbers differ from the trainer's, or when its weights were older; the sampling
+    log-probabilities stay, for the truncated importance weight.
+    """
+    moved = [batch.to(model.device) for batch in batches]
+    return [
+        dataclasses.replace(batch, old_logprobs_T=policy_logprobs(model, batch, temperature=temperature)[batch.slot_T])
+        for batch in moved
+    ]
+
+
+@torch.no_grad()
+def with_reference_logprobs(
+    reference: Reference, batches: Sequence[PackedBatch], *, temperature: float = 1.0
+) -> list[PackedBatch]:
+    """The batches with the frozen reference's log-probabilities, computed once for all epochs over them."""
+    with reference_model(reference) as model:
+        moved = [batch.to(model.device) for batch in batches]
+        return [
+            dataclasses.replace(batch, reference_logprobs_S=policy_logprobs(model, batch, temperature=temperature))
+            for batch in moved
+        ]
+
+
+def set_checkpointing(model: PreTrainedModel) -> None:
+    """Gradient checkpointing: keep only the inputs of the layers and recompute the rest in the backward pass, for a
+    third more time and the memory of one layer. Works in evaluation mode too, because the same model also samples."""
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # name before 5.20
+    enable({"use_reentrant": False})
+
+
+@contextmanager
+def _checkpointing(model: PreTrainedModel) -> Iterator[None]:
+    """Transformers checkpoints layers in training mode only, but a policy that also samples stays in evaluation
+    mode."""
+    layers: list[Any] = [module for module in model.modules() if getattr(module, "gradient_checkpointing", False)]
+    waking = [layer for layer in layers if not layer.training] if torch.is_grad_enabled() else []
+    for layer in waking:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in waking:
+            layer.training = False
+
+
+def _scores(
+    model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    return token_scores(head_logits(model, hidden_UD), row_S, target_S, temperature)
+
+
+def _full_scores(
+    model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits_UV = head_logits(model, hidden_UD)
+    wide = torch.promote_types(logits_UV.dtype, torch.float32)
+    log_softmax_SV = torch.log_softmax(logits_UV.to(wide) / temperature, dim=-1)[row_S]
+    with torch.no_grad():
+        entropies_S = -(log_softmax_SV.exp() * log_softmax_SV).sum(-1)
+    rows_S = torch.arange(len(target_S), device=target_S.device)
+    return log_softmax_SV[rows_S, target_S], entropies_S, log_softmax_SV

@@ -1,0 +1,191 @@
+"""How a model is trained: on packed trees where it can be, on a row per rollout where it cannot.
+
+Sliding windows, chunked attention, ALiBi, length-dependent RoPE, state-space layers, attention sinks, dropout and
+unknown head scalings all break the packed forward pass in their own way: branches see each other. Instead of a list of
+architectures, one random three-leaf tree is scored both ways and the difference is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from turntree.core.errors import InputError
+from turntree.core.labels import Credit, NodeCredit
+from turntree.core.progress import notice
+from turntree.core.seeds import generator
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.engine.compatibility import check_positions, check_window
+from turntree.engine.limits import Prefixes
+from turntree.pack.attention import Layout, layouts
+from turntree.pack.head import vocabulary_size
+from turntree.pack.packing import PackedBatch, pack
+from turntree.train.forward import policy_logprobs
+
+# (log-probability in nats, relative gradient): rounding of the type with room to spare, far below a broken mask, which
+# is off by nats. In half precision rounding grows with the logits: up to _ROUNDING of the largest log-probability.
+# SmolLM2-135M, fine-tuned, in bfloat16 on paths of 48 to 2,048 tokens: at most 0.48 nats and 0.28 of the gradient. A
+# window of nine tenths of the path is off by 6.8 and 3.5 there
+TOLERANCES = {
+    torch.float64: (1e-6, 1e-5),  # stock decoders normalise in float32 whatever their type
+    torch.float32: (1e-4, 1e-3),
+    torch.float16: (0.05, 0.05),
+    torch.bfloat16: (0.2, 0.5),
+}
+_ROUNDING = {torch.float16: 0.004, torch.bfloat16: 0.03}
+
+
+@dataclass(frozen=True)
+class IsolationReport:
+    """Packed against plain rows: largest log-probability difference (nats) and relative L2 error of the gradient, of
+    the worst attention layout that the model may take."""
+
+    logprob_error: float
+    gradient_error: float
+
+
+def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, field: str) -> bool:
+    """Whether trees are packed, or have a row per rollout because the model computes only those exactly on paths of up
+    to `tokens` tokens, which `field` bounds. Says the reason. Raises `InputError` for a model that does not even
+    compute padded rows exactly, or that is to be packed (`prefixes` is "shared") and cannot."""
+    check_positions(model, tokens, field=field)
+    if prefixes != "repeated":
+        try:
+            check_window(model, tokens, field=field)
+            with _named(model, "packed"):
+                check_path_isolation(model)
+            return True
+        except InputError as error:
+            if prefixes == "shared":
+                raise
+            advice = f" ({field}: {error.hint})" if error.field == field else ""
+            notice(f"a row per rollout, which computes shared prefixes again: {error.problem}{advice}")
+    with _named(model, "trained in padded batches"):
+        check_rows(model)
+    return False
+
+
+@contextmanager
+def _named(model: PreTrainedModel, what: str) -> Iterator[None]:
+    """An error of the model's own code, which was not made for this, is the user's to know and not ours."""
+    try:
+        yield
+    except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
+        problem = f"{type(model).__name__} cannot be {what} ({type(error).__name__}: {error})"
+        raise InputError(problem, hint="use another decoder") from error
+
+
+def check_rows(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
+    """As `check_path_isolation`, for rows of unequal length in one batch: they must not see each other or the
+    padding."""
+    tree, credit = _probe(model, path_tokens, seed)
+    batch = pack([tree], [credit], max_tokens=3 * path_tokens, shared=False)[0].to(model.device)
+    alone_S = torch.cat([_row_alone(model, batch, row) for row in range(len(batch.tokens_BL))])
+    return _compared(model, batch, None, alone_S, _gradient(alone_S, model))
+
+
+def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
+    """Score a random three-leaf tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
+
+    Every attention layout that a batch may take (`pack.attention.layouts`) is checked, with the model as it is
+    set up: its mode, gradient checkpointing, adapter. `path_tokens` is the length of the longest path. A sliding window
+    shows only on paths longer than it; `engine.compatibility.check_window` refuses one by its size, without a pass
+    over paths as long as those that are trained. Leaves `.grad` alone. Raises `InputError` with the measured errors.
+    """
+    tree, credit = _probe(model, path_tokens, seed)
+    batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)
+    plain_S = _plain_logprobs(model, tree, batch)
+    plain_gradient = _gradient(plain_S, model)
+    errors = [_compared(model, batch, layout, plain_S, plain_gradient) for layout in layouts(model)]
+    return IsolationReport(max(e.logprob_error for e in errors), max(e.gradient_error for e in errors))
+
+
+def _compared(
+    model: PreTrainedModel, batch: PackedBatch, layout: Layout | None, plain_S: Tensor, plain_gradient: Tensor
+) -> IsolationReport:
+    """Raises `InputError` for errors above what rounding explains."""
+    found_S = policy_logprobs(model, batch, layout=layout)
+    logprob_error = float((found_S - plain_S).detach().abs().max())
+    errors = IsolationReport(logprob_error, _relative_error(_gradient(found_S, model), plain_gradient))
+    dtype = model.dtype if model.dtype in TOLERANCES else found_S.dtype
+    nats, relative = TOLERANCES[dtype]
+    nats = max(nats, _ROUNDING.get(dtype, 0.0) * float(plain_S.detach().abs().max()))
+    if not (errors.logprob_error <= nats and errors.gradient_error <= relative):
+        name = type(model).__name__
+        how = f"be packed: on a random tree ({layout} attention)" if layout else "be trained in padded batches:"
+        hint = "leave device.prefixes at auto, which gives every rollout a row of its own"
+        raise InputError(
+            f"{name} cannot {how} its log-probabilities are off by {errors.logprob_error:.2g} nats and its gradient by "
+            f"{errors.gradient_error:.2g}",
+            hint=hint if layout else "use another decoder, and no dropout",
+        )
+    return errors
+
+
+def _probe(model: PreTrainedModel, path_tokens: int, seed: int) -> tuple[RolloutTree, Credit]:
+    """Two branches below a prompt, one of which forks again: three leaves, the longest path `path_tokens` long."""
+    draw = generator(seed, "path isolation")
+    vocabulary = vocabulary_size(model)
+    part = max(2, path_tokens // 3)
+
+    def sampled(tree: RolloutTree, parent: int, length: int) -> int:
+        ids = tuple(draw.randrange(vocabulary) for _ in range(length))
+        zeros = (0.0,) * length
+        return tree.add(parent, NodeKind.COMPLETION, ids, logprobs=zeros, entropies=zeros).id
+
+    tree = RolloutTree("probe")
+    root = tree.add(None, NodeKind.PROMPT, tuple(draw.randrange(vocabulary) for _ in range(part))).id
+    fork = sampled(tree, root, part)
+    for leaf in (sampled(tree, fork, part), sampled(tree, fork, max(1, part // 2)), sampled(tree, root, part)):
+        tree.stop(leaf, StopReason.COMPLETED)
+    nodes = {node.id: NodeCredit(1.0, 0.0, 1.0) for node in tree if node.sampled}
+    return tree, Credit(nodes, rollout_tokens=1.0, rollouts=3.0, zero_variance=False)
+
+
+def _plain_logprobs(model: PreTrainedModel, tree: RolloutTree, batch: PackedBatch) -> Tensor:
+    """The same slots from stock forward passes, one row per rollout."""
+    of_node: dict[int, Tensor] = {}
+    for rollout in tree.rollouts():
+        scores_L = _stock_logprobs(model, torch.tensor(rollout.token_ids, device=model.device))
+        end = 0
+        for node in rollout.nodes:
+            start, end = end, end + len(node.token_ids)
+            if node.sampled:
+                of_node.setdefault(node.id, scores_L[start - 1 : end - 1])
+    terms_T = torch.cat([of_node[node] for node in sorted(of_node)])
+    plain_S = torch.zeros(len(batch.target_S), dtype=terms_T.dtype, device=terms_T.device)
+    return plain_S.index_copy(0, batch.slot_T, terms_T)
+
+
+def _row_alone(model: PreTrainedModel, batch: PackedBatch, row: int) -> Tensor:
+    """The slots of one row of a flat batch, from a stock pass over it without its padding."""
+    start = row * batch.tokens_BL.shape[1]
+    own_S = (batch.predecessor_S >= start) & (batch.predecessor_S < start + batch.tokens_BL.shape[1])
+    before_S = batch.predecessor_S[own_S] - start
+    return _stock_logprobs(model, batch.tokens_BL[row, : int(before_S.max()) + 2])[before_S]
+
+
+def _stock_logprobs(model: PreTrainedModel, ids_L: Tensor) -> Tensor:
+    """Of every token of one row but the first."""
+    logits_LV = model(input_ids=ids_L[None]).logits[0]
+    wide = logits_LV.float() if logits_LV.dtype in (torch.bfloat16, torch.float16) else logits_LV
+    return torch.log_softmax(wide[:-1], dim=-1).gather(1, ids_L[1:, None]).squeeze(1)
+
+
+def _gradient(scores_S: Tensor, model: PreTrainedModel) -> Tensor:
+    """The gradient of a fixed mixture of the scores, all parameters in one vector."""
+    mixture_S = torch.linspace(-1.0, 1.0, len(scores_S), dtype=scores_S.dtype, device=scores_S.device)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad((mixture_S * scores_S).sum(), parameters, allow_unused=True)
+    pairs = zip(parameters, found, strict=True)
+    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs])
+
+
+def _relative_error(found: Tensor, expected: Tensor) -> float:
+    scale = float(torch.linalg.vector_norm(expected.double()))
+    return float(torch.linalg.vector_norm((found - expected).double())) / max(scale, 1e-30)

@@ -1,0 +1,197 @@
+"""The loop of every training run: sample, credit, learn, check, log, save.
+
+An `Algorithm` is what a run does at a step. PivotRL (`train.pivot`) and GRPO on whole episodes (`train.online`)
+are `RolloutAlgorithm`s, SFT (`train.sft`) is one without rollouts. `train` owns the order of a step and resumes from
+the last checkpoint: the same seed gives the same weights and rows with a single thread, killed or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from transformers import PreTrainedModel
+
+from turntree.core.completion import Sampling
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.labels import Credit
+from turntree.core.protocols import Renderer, StreamingEngine
+from turntree.core.tree import RolloutTree
+from turntree.train.checkpoints import Checkpoints
+from turntree.train.config import ReinforcedConfig
+from turntree.train.group import SINGLE, ProcessGroup
+from turntree.train.lora import Reference
+from turntree.train.trainer import Trainers, open_trainers
+from turntree.train.update import Learner
+
+Row = dict[str, Any]  # of metrics.jsonl
+
+
+class Group(Protocol):
+    """Rollouts of one task or state."""
+
+    @property
+    def tree(self) -> RolloutTree: ...
+
+
+G = TypeVar("G", bound=Group)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The figures of a held-out check, and its cost."""
+
+    figures: Row
+    cost: Cost = NO_COST
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a run tells, and where it saves. `log` gets one row a step, with the figures of `check` where one is due.
+    Before it, `keep` gets all groups of the step with the credit of those that were trained on (None: the others)."""
+
+    log: Callable[[Row], None]
+    check: Callable[[int], Checked] | None = None
+    keep: Callable[[int, Sequence[Any], Sequence[Credit | None]], None] = lambda step, groups, credits: None
+    checkpoints: Checkpoints | None = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The cost of a run, and the separate cost of its checks."""
+
+    cost: Cost
+    checks: Cost
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The figures of a step, and its groups with their credit, where it had rollouts."""
+
+    row: Row
+    groups: Sequence[Any] = ()
+    credits: Sequence[Credit | None] = ()
+
+
+class Algorithm(ABC):
+    """What a run does at each of its `steps`, and the state that the next step depends on."""
+
+    steps: int
+    check_every: int = 0  # steps between two checks, beside those before the first and after the last step
+    trainers: Trainers
+    cost: Cost = NO_COST
+
+    @abstractmethod
+    def step(self, step: int) -> StepResult:
+        """Train once."""
+
+    def after_check(self) -> None:
+        """Forget what a check has left behind, so that the next step does not depend on it."""
+        return None
+
+    def state(self) -> Row:
+        """Everything that the next step depends on beside the weights, as plain JSON."""
+        return {"cost": dataclasses.asdict(self.cost)}
+
+    def restore(self, state: Row) -> None:
+        """Take `state` back, after the trainers have loaded their weights."""
+        self.cost = Cost(**state["cost"])
+
+
+def train(algorithm: Algorithm, hooks: Hooks) -> Trained:
+    """Run the algorithm from its last checkpoint, or from the start, to its end. Updates its model in place."""
+    checks = NO_COST
+    checkpoints = hooks.checkpoints
+    state = None if checkpoints is None else checkpoints.restore(algorithm.trainers)
+    done = 0
+    if state is not None:
+        done, checks = state["step"], Cost(**state["checks"])
+        algorithm.restore(state)
+
+    def check(step: int) -> Row:
+        nonlocal checks
+        if hooks.check is None:
+            return {}
+        checked = hooks.check(step)
+        checks += checked.cost
+        algorithm.after_check()
+        return checked.figures
+
+    if done == 0 and hooks.check is not None:
+        hooks.log({"step": 0, **check(0)})
+    for step in range(done + 1, algorithm.steps + 1):
+        result = algorithm.step(step)
+        if result.groups:
+            hooks.keep(step, result.groups, result.credits)
+        due = step == algorithm.steps or (algorithm.check_every > 0 and step % algorithm.check_every == 0)
+        hooks.log({"step": step, **result.row, **(check(step) if due else {})})
+        if checkpoints is not None and checkpoints.due(step):
+            saved = {**algorithm.state(), "checks": dataclasses.asdict(checks)}
+            checkpoints.save(step, algorithm.trainers, saved)
+    return Trained(algorithm.cost, checks)
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """The policy of a run: `engine` samples from `model` what `renderer` puts into tokens. Without `shared` every
+    rollout is trained in a row of its own (`isolation.shares_prefixes`). The ranks of `group` share each update."""
+
+    model: PreTrainedModel
+    reference: Reference | None
+    engine: StreamingEngine
+    renderer: Renderer
+    shared: bool = True
+    group: ProcessGroup = SINGLE
+
+
+class RolloutAlgorithm(Algorithm, Generic[G]):
+    """Reinforcement learning on groups of rollouts: sample them, give them credit, learn from those that have some."""
+
+    def __init__(self, policy: Trainee, config: ReinforcedConfig, sampling: Sampling, steps: int) -> None:
+        self.policy, self.engine, self.steps = policy, policy.engine, steps
+        self.patience = config.stop_without_gradient
+        self.trainers = open_trainers(
+            policy.model, policy.reference, config.optimizer, steps * config.updates, policy.group
+        )
+        self.learner = Learner(
+            policy.model,
+            self.trainers,
+            policy.engine,
+            config.loss.of(sampling),
+            config.updates,
+            config.max_tokens,
+            policy.shared,
+        )
+
+    @abstractmethod
+    def sample(self, step: int) -> Sequence[G]:
+        """The judged groups of a step."""
+
+    @abstractmethod
+    def credit(self, step: int, groups: Sequence[G]) -> Sequence[Credit | None]:
+        """The credit of every group; None for those that the update does not learn from."""
+
+    @abstractmethod
+    def observe(self, step: int, groups: Sequence[G], credits: Sequence[Credit | None]) -> Row:
+        """The figures of a step's groups, after the update."""
+
+    def step(self, step: int) -> StepResult:
+        groups = self.sample(step)
+        credits = self.credit(step, groups)
+        kept = [(group.tree, credit) for group, credit in zip(groups, credits, strict=True) if credit is not None]
+        metrics, cost = self.learner.learn([tree for tree, _ in kept], [credit for _, credit in kept])
+        self.cost += cost
+        return StepResult({**metrics, **self.observe(step, groups, credits)}, groups, credits)
+
+    def after_check(self) -> None:
+        self.engine.clear_cache()
+
+    def state(self) -> Row:
+        return {**super().state(), "policy_version": self.engine.policy_version}
+
+    def restore(self, state: Row) -> None:
+        super().restore(state)
+        self.engine.update_weights(self.policy.model, state["policy_version"])

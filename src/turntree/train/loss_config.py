@@ -1,0 +1,87 @@
+"""The settings of the loss, as plain values: all that the maths of `train.losses` knows of a run's configuration.
+
+The line of text below a field is its documentation: `turntree config` and `--help` show it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from turntree.core.completion import Sampling
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError
+from turntree.credit.config import CreditConfig, Normalizer
+from turntree.credit.credit import CreditRule
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Defaults: PPO's symmetric clip, token ratios, a light KL pull towards the frozen reference."""
+
+    clip_low: float = 0.2
+    """Ratios below 1 - clip_low of punished tokens have no gradient."""
+    clip_high: float = 0.2
+    """Ratios above 1 + clip_high of rewarded tokens have no gradient; independent of clip_low (DAPO's clip-higher)."""
+    dual_clip: float | None = None
+    """Bounds the ratio of punished tokens, at least 1 - clip_low: dual-clip PPO and, above 1 + clip_high, the delta of
+    "two-sided" clipping."""
+    ratio: Literal["token", "action"] = "token"
+    """The ratio of each token, or the product over one completion (PivotRL, Eq. 8)."""
+    kl_coefficient: float = 0.01
+    """Weight of the KL term towards the starting policy; 0 switches it off."""
+    kl: Literal["k1", "k2", "k3", "full"] = "k2"
+    """The KL estimator (`train.losses` describes their gradients)."""
+    kl_on_zero_variance: bool = True
+    """Whether trees without reward variance still pull towards the reference."""
+    normalizer: Normalizer = "tokens"
+    """What the loss is divided by: trained tokens, rollouts, or the number `constant`."""
+    constant: float | None = None
+    """For normalizer "constant": the number of trained tokens that the loss is divided by."""
+    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
+    """Source of pi_old: the engine, the trainer before the update, or (auto) the trainer wherever the two can
+    differ."""
+    importance_cap: float = 2.0
+    """Bounds exp(old - sampling), which is 1 with the engine's log-probabilities."""
+    temperature: float | None = None
+    """The temperature that the engine sampled at (none: that of the run's sampling, and 1 outside a run)."""
+
+    @property
+    def sampled_at(self) -> float:
+        return 1.0 if self.temperature is None else self.temperature
+
+    def of(self, sampling: Sampling) -> LossConfig:
+        return replace(self, temperature=sampling.temperature)
+
+    @property
+    def per_rollout_credit(self) -> bool:
+        """Whether the credit must divide each rollout by its length (`CreditRule.per_rollout`)."""
+        return self.normalizer == "rollouts" and self.ratio == "token"
+
+    @property
+    def needs_reference_logprobs(self) -> bool:
+        """Whether the KL term reads the reference's log-probability of each trained token."""
+        return self.kl_coefficient > 0 and self.kl != "full"
+
+    def estimator(self, credit: CreditConfig) -> CreditRule:
+        """The estimator for this loss. Raises `ConfigError` where the two do not go together."""
+        return credit.rule(self.normalizer, per_rollout=self.per_rollout_credit)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.clip_low <= 1:
+            raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
+        at_least(self, clip_high=0, kl_coefficient=0)
+        for name, value in (("importance_cap", self.importance_cap), ("temperature", self.sampled_at)):
+            if not value > 0:
+                raise ConfigError("must be above 0", field=name)
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            hint = "3 is what dual-clip PPO uses"
+            raise ConfigError("must be above 1: it bounds the ratio of punished tokens", field="dual_clip", hint=hint)
+        if self.kl == "k1" and self.kl_coefficient > 0:
+            raise ConfigError(
+                "'k1' has no gradient in expectation: as a loss it adds noise only",
+                field="kl",
+                hint="use 'k2', which has the gradient of the same divergence",
+            )
+        if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
+            raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")

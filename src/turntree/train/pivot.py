@@ -1,0 +1,254 @@
+"""PivotRL, Algorithm 1: GRPO on one-turn rollouts at selected states of expert traces, or of the policy's own path."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from turntree.core import seeds
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import InputError
+from turntree.core.labels import Credit, Rewards
+from turntree.core.outcome import GroupOutcome, group_outcome
+from turntree.core.protocols import Engine, Renderer, TurnVerifier
+from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.verdict import censored
+from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
+from turntree.train.config import PivotConfig
+from turntree.train.curriculum import Curriculum
+from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
+from turntree.train.update import credit_of
+
+
+@dataclass(frozen=True)
+class Pivot:
+    """A training state, why it is in the mix ("pivot", "anchor" or "random"), and how often it is drawn, relative to
+    the others. `own`: it is of the policy's own path, and a later search replaces it or shares the draws with it."""
+
+    prompted: Prompted
+    kind: str
+    role: str
+    weight: float = 1.0
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pivots of the policy's own path, what finding them cost, and figures of how they were found."""
+
+    pivots: Sequence[Pivot]
+    cost: Cost = NO_COST
+    figures: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class OwnPath(Protocol):
+    """Where pivots on the policy's own path come from."""
+
+    @property
+    def keep(self) -> float:
+        """Share of the weight of own pivots that earlier ones keep when new ones come (0: they are replaced)."""
+        ...
+
+    def due(self, step: int) -> bool:
+        """Whether a step begins with new ones."""
+        ...
+
+    def draw(self, step: int, number: int) -> Drawn:
+        """New ones, from episodes of the policy as it is before the step; the `number` of this search is from 0."""
+        ...
+
+    def again(self, step: int) -> Sequence[Pivot]:
+        """The pivots that `draw(step)` gave, for a run that resumes."""
+        ...
+
+
+@dataclass(frozen=True)
+class PivotGroup:
+    """One pivot's rollouts in one wave. `index` is its place among the pivots."""
+
+    index: int
+    pivot: Pivot
+    tree: RolloutTree
+    rewards: Rewards
+
+    @property
+    def verdicts(self) -> list[float | None]:
+        return [verdict.reward for verdict in self.rewards.verdicts.values()]
+
+
+# judged rollouts at states, by a seed
+Draw = Callable[[Sequence[Prompted], int], list[tuple[RolloutTree, Rewards]]]
+
+
+def draw_local(
+    prompted: Sequence[Prompted],
+    engine: Engine,
+    renderer: Renderer,
+    verifier: TurnVerifier,
+    config: PivotConfig,
+    seed: int,
+    occurrences: Sequence[int] | None = None,
+) -> list[tuple[RolloutTree, Rewards]]:
+    """The groups of one wave (or of a part of it, where `occurrences` are those in the whole): sampled and judged. What
+    a verifier draws at a state that comes again is keyed by its occurrence, because another worker may judge that."""
+    numbers = occurrences_of(prompted) if occurrences is None else occurrences
+    trees = sample_local(prompted, engine, renderer, config.sampling, config.group_size, seed, occurrences=numbers)
+    found: dict[int, Rewards] = {}
+    for number in sorted(set(numbers)):
+        places = [place for place, occurrence in enumerate(numbers) if occurrence == number]
+        grown = [(trees[place], prompted[place].state) for place in places]
+        draws = seeds.again(seed, 0, number)
+        found |= zip(places, score_wave(grown, verifier, cut_turns=config.cut_turns, seed=draws), strict=True)
+    return [(tree, found[place]) for place, tree in enumerate(trees)]
+
+
+class PivotRL(RolloutAlgorithm[PivotGroup]):
+    """PivotRL on `pivots` (which may be empty where `own` adds pivots of the policy's own path). `draw` samples and
+    judges elsewhere than here."""
+
+    def __init__(
+        self,
+        policy: Trainee,
+        config: PivotConfig,
+        pivots: Sequence[Pivot],
+        verifier: TurnVerifier,
+        *,
+        own: OwnPath | None = None,
+        draw: Draw | None = None,
+    ) -> None:
+        if own is None and not any(pivot.weight > 0 for pivot in pivots):
+            raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
+        super().__init__(policy, config, config.sampling, config.steps)
+        self.config, self.verifier, self.own = config, verifier, own
+        self.check_every = config.check_every
+        self.pivots = list(pivots)
+        self._draw = draw or self._draw_here
+        self._estimator = config.loss.estimator(config.credit)
+        self.curriculum = Curriculum([pivot.weight for pivot in self.pivots], config.seed)
+        self._refreshed: list[int] = []  # the steps that began with new pivots of the policy's own path
+        self._sampled: Row = {}  # what was spent before the update of this step
+
+    def state(self) -> Row:
+        return {**super().state(), "curriculum": self.curriculum.state(), "refreshed": self._refreshed}
+
+    def restore(self, state: Row) -> None:
+        super().restore(state)
+        if self.own is not None:
+            for earlier in state["refreshed"]:
+                self._enter(self.own, self.own.again(earlier), earlier)
+        self.curriculum.restore(state["curriculum"])
+
+    def step(self, step: int) -> StepResult:
+        searched = self._search(self.own, step) if self.own and self.own.due(step) else {}
+        law = self._weights() if step == 1 or searched else {}
+        result = super().step(step)
+        return replace(result, row={**result.row, **searched, **law})
+
+    # own states
+
+    def _search(self, own: OwnPath, step: int) -> Row:
+        """New pivots of the policy's own path."""
+        found = own.draw(step, len(self._refreshed))
+        self.engine.clear_cache()  # the step must not see the search
+        self.cost += found.cost
+        if not self.pivots and not found.pivots:
+            problem = f"no state of the policy's own path is a pivot ({dict(found.figures)})"
+            hint = "play more tasks (own.tasks), or look at the verifier and, where there is one, the teacher"
+            raise InputError(problem, field="own", hint=hint)
+        earlier = {index for index, pivot in enumerate(self.pivots) if pivot.own}
+        self._enter(own, found.pivots, step)
+        figures = {**found.figures, "cost": found.cost.counts()}
+        if own.keep and earlier and found.pivots:
+            figures["kept_share"] = self._share(earlier)
+        return {"own_path": figures}
+
+    def _enter(self, own: OwnPath, pivots: Sequence[Pivot], step: int) -> None:
+        """Put new pivots of the policy's own path in place of the earlier ones, or beside them (`OwnPath.keep`); where
+        there are none, these stay."""
+        self._refreshed.append(step)
+        if not pivots:
+            return
+        earlier, weights = [i for i, pivot in enumerate(self.pivots) if pivot.own], [pivot.weight for pivot in pivots]
+        if earlier and own.keep:  # together they weigh what the new ones would alone
+            self.curriculum.scale(earlier, own.keep * sum(weights))
+            weights = [(1 - own.keep) * weight for weight in weights]
+        else:
+            self.curriculum.remove(earlier)
+        self.curriculum.add(weights)
+        self.pivots += pivots
+
+    def _share(self, earlier: Collection[int]) -> float:
+        """The share of the draws of own pivots that these are expected to have. A step draws distinct ones, so it is
+        more than `OwnPath.keep` where new ones are few."""
+        expected = self.curriculum.expected(self.config.states)
+        own = {index: count for index, count in expected.items() if self.pivots[index].own}
+        return sum(count for index, count in own.items() if index in earlier) / (sum(own.values()) or 1.0)
+
+    def _weights(self) -> Row:
+        """Where a step draws so many of the pivots that their weights say little: what they asked for, and what is."""
+        found = self.curriculum.saturation(self.config.states)
+        return {"weights": {**found, "states": self.config.states}} if found else {}
+
+    # a step
+
+    def sample(self, step: int) -> Sequence[PivotGroup]:
+        indices = self.curriculum.draw(self.config.states, step)
+        batch = [self.pivots[index] for index in indices]
+        drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
+        self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
+        self._sampled = {
+            "turns": self.cost.turns,
+            "spent": self.cost.counts(),
+            "timing": {"seconds": self.cost.seconds},
+        }
+        return [
+            PivotGroup(index, pivot, tree, rewards)
+            for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
+        ]
+
+    def _draw_here(self, prompted: Sequence[Prompted], seed: int) -> list[tuple[RolloutTree, Rewards]]:
+        return draw_local(prompted, self.engine, self.policy.renderer, self.verifier, self.config, seed)
+
+    def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
+        return [
+            None
+            if group_outcome(group.verdicts) is GroupOutcome.CENSORED
+            else credit_of(self._estimator, group.tree, group.rewards)
+            for group in groups
+        ]
+
+    def observe(self, step: int, groups: Sequence[PivotGroup], credits: Sequence[Credit | None]) -> Row:
+        """Enter the rewards into the pivots' records; the step's metrics."""
+        for group in groups:
+            self.curriculum.record(group.index, step, group.verdicts)
+        return {**_reward_metrics(groups), **self.curriculum.metrics(), **self._sampled}
+
+
+def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
+    """Mean reward, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts."""
+    by_role: dict[str, list[float]] = defaultdict(list)
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    reasons = censored(verdict for group in groups for verdict in group.rewards.verdicts.values())
+    cut = 0
+    for group in groups:
+        scored = list(group.rewards.scored().values())
+        by_role[group.pivot.role] += scored
+        by_kind[group.pivot.kind] += scored
+        cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
+    everything = [reward for scored in by_role.values() for reward in scored]
+    return {
+        "reward_mean": _mean_or_none(everything),
+        "mixed_groups": sum(group_outcome(group.verdicts) is GroupOutcome.MIXED for group in groups) / len(groups),
+        "rollouts": sum(len(group.rewards.verdicts) for group in groups),
+        "censored": sum(reasons.values()),
+        "censored_reasons": reasons,
+        "cut_turns": cut,
+        "reward_by_role": {role: _mean_or_none(scored) for role, scored in sorted(by_role.items())},
+        "reward_by_kind": {kind: _mean_or_none(scored) for kind, scored in sorted(by_kind.items())},
+    }
+
+
+def _mean_or_none(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,268 @@
+"""One training step, shared by all stages: labelled trees in, updated policy and cost out.
+
+`Learner` packs the trees and deals the batches to the ranks, `train_batches` is what a rank does with its own,
+`update_step` is one optimizer step, and `batch_loss` the loss of one packed batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from turntree.core.cost import NO_COST, Cost
+from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.foreign import decided
+from turntree.core.labels import Credit, Rewards
+from turntree.core.protocols import Engine, Estimator
+from turntree.core.tree import RolloutTree
+from turntree.pack.head import vocabulary_size
+from turntree.pack.packing import PackedBatch, PackingStats, pack, pack_ranks, packed_slots
+from turntree.train.forward import SlotScores, slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.train.group import SINGLE, ProcessGroup
+from turntree.train.lora import Reference, reference_model
+from turntree.train.loss_config import LossConfig
+from turntree.train.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
+from turntree.train.optimizer import Optimizer
+from turntree.train.trainer import Trainer, Trainers
+
+
+def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Credit:
+    """What an estimator says of a tree. Raises `ConfigError` for what is no credit, or has no finite numbers: nothing
+    would be trained with it, or nothing would be left of the policy."""
+    credit: Any = decided("estimator", estimator, tree, rewards)
+    if not isinstance(credit, Credit):
+        hint = "return a turntree.Credit"
+        raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
+    for node, one in credit.nodes.items():
+        try:
+            wrong = not math.isfinite(one.positive + one.negative + one.multiplicity)
+        except TypeError:
+            wrong = True
+        if wrong:
+            raise ConfigError(f"gave node {node} of {tree.task_id!r} the credit {one}", field="estimator")
+    return credit
+
+
+@dataclass
+class Learner:
+    """Packs, has the ranks learn from it, and notifies the engine, which samples from `model`.
+
+    `max_tokens` bounds one forward and backward pass of a rank; all passes of a batch share one normaliser. Without
+    `shared` every rollout has a row of its own (`isolation.shares_prefixes`).
+    """
+
+    model: PreTrainedModel
+    trainers: Trainers
+    engine: Engine
+    loss: LossConfig
+    updates: int
+    max_tokens: int
+    shared: bool = True
+
+    def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
+        """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
+        leaf, no step is taken, the policy keeps its version, and the metrics show 0 trained groups."""
+        started = time.perf_counter()
+        _require_known(trees, vocabulary_size(self.model))
+        self.engine.clear_cache()  # the memory of its keys and values goes to the training pass
+        dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens, shared=self.shared)
+        if not any(dealt):
+            return {"trained_groups": 0}, NO_COST
+        rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
+        work = partial(train_batches, loss=self.loss, updates=self.updates, rescores=rescores)
+        metrics = self.trainers.run(work, dealt)
+        passed = int(metrics["trained_tokens"])
+        scored = (rescores and self.updates > 1) + (referred and self.loss.needs_reference_logprobs)
+        if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
+            scored += self.updates  # the exact KL needs the reference again at every step
+        cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
+        trained = sum(bool(credit.nodes) for credit in credits)
+        version = self.engine.policy_version + 1
+        self.engine.update_weights(self.model, version)
+        if self.engine.policy_version != version:  # it would go on with old weights, and nothing would show it
+            stayed = f"its policy_version is {self.engine.policy_version}"
+            raise TurntreeError(f"the engine did not take the weights of version {version}: {stayed}")
+        return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
+
+    def slots(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> int:
+        """The tokens that `learn` computes with a gradient: the packer's slots times the optimizer steps."""
+        return packed_slots(trees, credits, max_tokens=self.max_tokens, shared=self.shared) * self.updates
+
+    def rescores(self, trees: Sequence[RolloutTree]) -> bool:
+        """Whether the trainer computes old log-probabilities: a forward pass more where there are several updates."""
+        if self.loss.old_logprobs == "auto":
+            return engine_differs(self.engine, self.model, trees)
+        return self.loss.old_logprobs == "trainer"
+
+
+def _require_known(trees: Sequence[RolloutTree], vocabulary: int) -> None:
+    """Raise `InputError` for a token that the model lacks: a GPU would end the process, and not say which."""
+    for tree in trees:
+        for node in tree:
+            if node.token_ids and not 0 <= min(node.token_ids) <= max(node.token_ids) < vocabulary:
+                unknown = [token for token in node.token_ids if not 0 <= token < vocabulary]
+                where = f"turn {node.turn} of {tree.task_id!r} (node {node.id}, {node.kind.value})"
+                hint = "the engine or the renderer has the tokenizer of another model"
+                raise InputError(f"{where} has token {unknown[0]}; the model knows 0 to {vocabulary - 1}", hint=hint)
+
+
+def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[RolloutTree]) -> bool:
+    """Whether the engine's log-probabilities can differ from those of `model` now by more than float32 rounding. They
+    cannot where the engine samples from the same model object (so an adapter is merged in the same way), every weight
+    and product is float32 or wider, and no completion is older than the weights. In bfloat16, decoding and the packed
+    pass round differently: log-probabilities are off by 0.1, which the clip would treat as an update.
+    """
+    if getattr(engine, "model", None) is not model:
+        return True
+    if any(p.is_floating_point() and torch.finfo(p.dtype).bits < 32 for p in model.parameters()):
+        return True
+    if model.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest":
+        return True
+    now = engine.policy_version
+    return any(node.sampled and node.policy_version != now for tree in trees for node in tree)
+
+
+def train_batches(
+    trainer: Trainer, batches: Sequence[PackedBatch], *, loss: LossConfig, updates: int, rescores: bool
+) -> dict[str, float]:
+    """One rank's part of an update, with as many batches as every other rank: scores with the old policy (where the
+    trainer `rescores`) and with the reference, then `updates` optimizer steps on the same batches. Returns the metrics
+    of the last step over all ranks. Where there is one step, its own pass scores with the old policy."""
+    batches = [batch.to(trainer.model.device) for batch in batches]
+    if rescores and updates == 1:
+        batches = [replace(batch, old_logprobs_T=None) for batch in batches]
+    elif rescores:
+        batches = with_old_logprobs(trainer.model, batches, temperature=loss.sampled_at)
+    if trainer.reference is not None and loss.needs_reference_logprobs:
+        batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.sampled_at)
+    metrics: dict[str, float] = {}
+    for _ in range(updates):
+        metrics = update_step(trainer.model, trainer.reference, trainer.optimizer, batches, loss, group=trainer.group)
+    trainer.publish()
+    return metrics
+
+
+def update_step(
+    model: PreTrainedModel,
+    reference: Reference | None,
+    optimizer: Optimizer,
+    batches: Sequence[PackedBatch],
+    config: LossConfig,
+    *,
+    group: ProcessGroup = SINGLE,
+) -> dict[str, float]:
+    """Accumulate the gradient of all `batches` under one normaliser, step once, return the metrics. In a group, all
+    ranks call it together with as many batches each, and get the same metrics.
+
+    Call it again with the same batches for another epoch: old log-probabilities stay as they are. Batches without
+    reference log-probabilities get them from `reference`; attach them once with `with_reference_logprobs`
+    when there are several epochs. Raises `TurntreeError` on a loss or gradient that is not finite, and leaves the
+    weights as they were.
+    """
+    normalizer = loss_normalizer(batches, config, group)
+    sums = LossSums()
+    optimizer.zero_grad()
+    for number, batch in enumerate(batches):
+        loss, parts = batch_loss(model, reference, batch.to(model.device), config, normalizer)
+        (found,) = group.sums([parts.loss])
+        if not math.isfinite(found):
+            optimizer.zero_grad()
+            raise TurntreeError(
+                f"optimizer step {optimizer.steps}: the loss of batch {number + 1} of {len(batches)} is {found}; "
+                "the weights are unchanged"
+            )
+        optimizer.backward(loss)
+        sums += parts
+    metrics = sums.over(group).metrics()
+    if not config.kl_coefficient:
+        del metrics["kl"]  # it was not measured, which is not zero
+    return metrics | optimizer.step() | packing_metrics(window_stats(batches, group))
+
+
+def batch_loss(
+    model: PreTrainedModel,
+    reference: Reference | None,
+    batch: PackedBatch,
+    config: LossConfig,
+    normalizer: float,
+) -> tuple[Tensor, LossSums]:
+    """Forward pass, reference where the KL term wants one, and loss of one batch."""
+    wants_kl = config.kl_coefficient > 0
+    full = wants_kl and config.kl == "full"
+    if wants_kl and not full and batch.reference_logprobs_S is None and reference is not None:
+        batch = with_reference_logprobs(reference, [batch], temperature=config.sampled_at)[0]
+    scores = slot_scores(model, batch, temperature=config.sampled_at, full=full)
+    return policy_loss(
+        scores.logprobs_S,
+        batch,
+        config,
+        normalizer=normalizer,
+        exact_kl_S=_exact_kl(scores, reference, batch, config) if full else None,
+        entropies_S=scores.entropies_S,
+    )
+
+
+def packing_metrics(stats: PackingStats) -> dict[str, float]:
+    """Counts of the window. `trained_tokens` are unique token positions in the backward pass (`core.cost.Cost`)."""
+    return {
+        "trained_tokens": float(stats.unique_tokens),
+        "padding_tokens": float(stats.padding),
+        "recomputed_tokens": float(stats.recomputed_tokens),
+        "rho": stats.rho,
+        "trees": stats.trees,
+        "zero_variance_fraction": stats.zero_variance_trees / max(stats.trees, 1e-30),
+        "untrained_trees": float(stats.untrained_trees),
+        "cut_trees": float(stats.cut_trees),
+    }
+
+
+def _exact_kl(scores: SlotScores, reference: Reference | None, batch: PackedBatch, config: LossConfig) -> Tensor:
+    if reference is None or scores.log_softmax_SV is None:
+        raise ConfigError("'full' needs a reference policy", field="kl", hint="pass one, or set kl_coefficient to 0")
+    with reference_model(reference) as base, torch.no_grad():
+        frozen = slot_scores(base, batch, temperature=config.sampled_at, full=True)
+    assert frozen.log_softmax_SV is not None  # asked for with full=True
+    return exact_kl(scores.log_softmax_SV, frozen.log_softmax_SV)
+
+
+# without a step
+
+
+def gradient(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    credits: Sequence[Credit],
+    loss: LossConfig,
+    *,
+    max_tokens: int,
+    reference: Reference | None = None,
+    shared: bool = True,
+) -> tuple[Tensor, int]:
+    """The gradient of minus the loss, [P] in float32, and how many tokens its passes computed. Without a
+    `reference` the KL term is left out."""
+    if reference is None:
+        loss = replace(loss, kl_coefficient=0.0)
+    batches = [batch.to(model.device) for batch in pack(trees, credits, max_tokens=max_tokens, shared=shared)]
+    normalizer = loss_normalizer(batches, loss)
+    for batch in batches:
+        batch_loss(model, reference, batch, loss, normalizer)[0].backward()
+    return -taken(model), sum(batch.stats.unique_tokens for batch in batches)
+
+
+def taken(model: PreTrainedModel) -> Tensor:
+    """The gradients of all trained parameters, [P] in float32; the model then has none."""
+    parts = [
+        (torch.zeros_like(each) if each.grad is None else each.grad).flatten().float()
+        for each in model.parameters()
+        if each.requires_grad
+    ]
+    model.zero_grad(set_to_none=True)
+    return torch.cat(parts)

@@ -1,0 +1,328 @@
+"""Tool arguments under their declared JSON schema: are they valid, and which arguments mean the same call.
+
+Two argument objects mean the same call when they are equal after the declared defaults are filled in and numbers
+that are declared `integer` or `number` are compared by value (1 and 1.0; never true). Keys have no order, arrays do.
+
+Schemas are untrusted. External references are never fetched. A schema with a regular expression or a reference may take
+unbounded time, so it is applied in a process that can be killed (`arguments_worker`). The time of other schemas is
+bounded by the sizes of schema and arguments, and they are applied in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+import jsonschema
+from jsonschema.protocols import Validator
+from jsonschema.validators import validator_for
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012, specification_with
+
+from turntree.verify.strict import canonical_json
+from turntree.verify.workers import Workers
+
+SECONDS = 2.0
+_ENDLESS = ('"pattern":"', '"patternProperties":{', '"$ref":"', '"$dynamicRef":"', '"$recursiveRef":"')
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_workers = Workers("arguments_worker.py")
+_NOTHING: dict[str, Any] = {}
+# keywords that `_fits` decides, and those that decide nothing
+_PLAIN = {"type", "properties", "required", "items", "enum", "additionalProperties"}
+_PLAIN |= {"default", "description", "title", "examples"}
+_known: dict[int, tuple[Any, ArgumentRules | BoundedRules]] = {}
+
+
+class SchemaUnusable(Exception):
+    """A declaration that cannot decide anything (no valid JSON schema, a reference that leads nowhere)."""
+
+
+@dataclass(frozen=True)
+class Folding:
+    """What may differ between two strings that count as equal; by default nothing."""
+
+    ignore_case: bool = False
+    ignore_whitespace: bool = False  # runs of white space count as one space, at the ends as none
+
+    @property
+    def folds(self) -> bool:
+        return self.ignore_case or self.ignore_whitespace
+
+    def __call__(self, text: str) -> str:
+        text = " ".join(text.split()) if self.ignore_whitespace else text
+        return text.casefold() if self.ignore_case else text
+
+
+class ArgumentRules:
+    """The declared schema of one tool's arguments. Raises `SchemaUnusable` when it is not a valid schema."""
+
+    def __init__(self, schema: dict[str, Any]) -> None:
+        try:
+            kind: type[Validator] = validator_for(schema, default=jsonschema.Draft202012Validator)
+            kind.check_schema(schema)
+            _check_references(schema, kind)
+        except jsonschema.SchemaError as error:
+            raise SchemaUnusable(f"its parameters are not a JSON schema ({_one_line(error.message)})") from error
+        except Unresolvable as error:
+            raise SchemaUnusable(f"its parameters refer to {_one_line(error.ref)!r}, which leads nowhere") from error
+        except Exception as error:  # an untrusted schema may raise anything in jsonschema (too deep, ...)
+            raise SchemaUnusable(f"its parameters are not a JSON schema ({_one_line(repr(error))})") from error
+        self._schema = schema
+        self._validator = kind(schema, registry=Registry())  # an empty registry: nothing is ever fetched
+        self._plain = _is_plain(schema)
+        self._defaults: dict[int, dict[str, Any]] = {}
+
+    def problem(self, arguments: Any) -> str | None:
+        """The first violation in one line, or None. Raises `SchemaUnusable`."""
+        if self._plain and _fits(self._schema, arguments):
+            return None  # the usual case, decided in a fraction of the time that jsonschema needs
+        found = self._first_error(self._validator, arguments)
+        if found is None:
+            return None
+        path = ".".join(map(str, found.absolute_path))
+        return _one_line(f"{path}: {found.message}" if path else found.message)
+
+    def canonical(self, arguments: Any, folding: Folding) -> str:
+        """Text that is equal exactly for argument objects that mean the same call (valid ones)."""
+        return canonical_json(self.normal(arguments, folding))
+
+    def normal(self, arguments: Any, folding: Folding) -> Any:
+        """The arguments with defaults filled in, declared numbers by value and strings folded."""
+        if self._plain:
+            return self._plain_normal(arguments, self._schema, folding)
+        return self._normal(arguments, [self._schema], folding)
+
+    def _plain_normal(self, value: Any, schema: dict[str, Any], folding: Folding) -> Any:
+        """`_normal` under a schema that applies by itself (`_is_plain`)."""
+        if isinstance(value, str):
+            return folding(value) if folding.folds else value
+        if isinstance(value, dict):
+            defaults = self._defaults.get(id(schema))
+            if defaults is None:
+                defaults = self._defaults[id(schema)] = _defaults([schema])
+            declared, rest = schema.get("properties", _NOTHING), schema.get("additionalProperties")
+            rest = rest if isinstance(rest, dict) else _NOTHING
+            filled: dict[str, Any] = {**defaults, **value} if defaults else cast("dict[str, Any]", value)
+            return {k: self._plain_normal(item, declared.get(k, rest), folding) for k, item in filled.items()}
+        if isinstance(value, list):
+            items = schema.get("items") or _NOTHING
+            return [self._plain_normal(item, items, folding) for item in cast("list[Any]", value)]
+        if isinstance(value, float) and value.is_integer() and _numeric(schema):
+            return int(value)
+        return value
+
+    def _normal(self, value: Any, schemas: Sequence[Any], folding: Folding) -> Any:
+        applied = [part for schema in schemas for part in self._applied(schema, value, depth=0)]
+        if isinstance(value, dict):
+            filled = _defaults(applied) | cast("dict[str, Any]", value)
+            return {key: self._normal(item, _of_property(applied, key), folding) for key, item in filled.items()}
+        if isinstance(value, list):
+            items = cast("list[Any]", value)
+            return [self._normal(item, _of_item(applied, i), folding) for i, item in enumerate(items)]
+        if isinstance(value, str):
+            return folding(value)
+        if isinstance(value, float) and value.is_integer() and any(_numeric(schema) for schema in applied):
+            return int(value)
+        return value
+
+    def _applied(self, schema: Any, value: Any, depth: int) -> Iterator[dict[str, Any]]:
+        """The schema objects that describe `value`: itself, what it refers to, and the alternatives that fit."""
+        if not isinstance(schema, dict):
+            return
+        if depth > 64:
+            raise SchemaUnusable("its parameters refer to themselves")
+        row = cast("dict[str, Any]", schema)
+        yield row
+        if "$ref" in row:
+            yield from self._applied(self._resolve(row["$ref"]), value, depth + 1)
+        for part in row.get("allOf", ()):
+            yield from self._applied(part, value, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            for part in row.get(key, ()):
+                if self._first_error(self._validator.evolve(schema=part), value) is None:
+                    yield from self._applied(part, value, depth + 1)
+                    break
+
+    def _resolve(self, reference: str) -> Any:
+        """What a reference inside the same schema ("#/$defs/Name") points at."""
+        target: Any = self._schema
+        try:
+            if not reference.startswith("#"):
+                raise KeyError(reference)
+            for step in reference.removeprefix("#").split("/")[1:]:
+                step = step.replace("~1", "/").replace("~0", "~")
+                target = target[int(step)] if isinstance(target, list) else target[step]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise SchemaUnusable(f"its parameters refer to {reference!r}, which leads nowhere") from error
+        return target
+
+    @staticmethod
+    def _first_error(validator: Validator, value: Any) -> jsonschema.ValidationError | None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return next(iter(validator.iter_errors(value)), None)
+        except Exception as error:  # unresolvable references, regular expressions that do not compile
+            raise SchemaUnusable(f"its parameters cannot be applied ({_one_line(str(error))})") from error
+
+
+class BoundedRules:
+    """`ArgumentRules` applied in another process, within `SECONDS` of its CPU time."""
+
+    def __init__(self, schema_text: str) -> None:
+        self._schema_text = schema_text
+        self._ask("check", None)
+
+    def problem(self, arguments: Any) -> str | None:
+        return self._ask("problem", arguments)
+
+    def canonical(self, arguments: Any, folding: Folding) -> str:
+        return self._ask("canonical", arguments, folding)
+
+    def normal(self, arguments: Any, folding: Folding) -> Any:
+        return json.loads(self.canonical(arguments, folding))
+
+    def _ask(self, task: str, arguments: Any, folding: Folding | None = None) -> Any:
+        kind, value = _asked(task, self._schema_text, json.dumps(arguments), folding or Folding())
+        if kind == "unusable":
+            raise SchemaUnusable(value)
+        if kind == "invalid":
+            raise ValueError(value)
+        return value
+
+
+@lru_cache(maxsize=4096)
+def _asked(task: str, schema_text: str, arguments: str, folding: Folding) -> tuple[str, Any]:
+    question = [task, schema_text, arguments, folding.ignore_case, folding.ignore_whitespace]
+    answer = _workers.ask(question, SECONDS)
+    return ("unusable", f"its parameters cannot be applied within {SECONDS:g} s") if answer is None else tuple(answer)
+
+
+def rules_of(parameters: Mapping[str, Any] | None) -> ArgumentRules | BoundedRules:
+    """The rules of a tool's declared parameters (None: any object). Raises `SchemaUnusable`."""
+    known = _known.get(id(parameters))
+    if known is not None and known[0] is parameters:
+        return known[1]
+    rules = _rules(canonical_json(parameters or {"type": "object"}))
+    if len(_known) >= 4096:
+        _known.clear()
+    _known[id(parameters)] = (parameters, rules)  # kept alive with its id; declarations are not changed in place
+    return rules
+
+
+@lru_cache(maxsize=4096)
+def _rules(schema_text: str) -> ArgumentRules | BoundedRules:
+    bounded = any(word in schema_text for word in _ENDLESS)
+    return BoundedRules(schema_text) if bounded else rules_here(schema_text)
+
+
+def rules_here(schema_text: str) -> ArgumentRules:
+    """The rules that are applied in this process, without a time limit."""
+    schema = json.loads(schema_text)
+    if not isinstance(schema, dict):
+        raise SchemaUnusable("its parameters are not an object")
+    return ArgumentRules(cast("dict[str, Any]", schema))
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether all of a schema is in keywords that `_fits` decides, with text enumerations only."""
+    if not isinstance(schema, dict):
+        return False
+    row = cast("dict[str, Any]", schema)
+    enum, rest = row.get("enum", []), row.get("additionalProperties", True)
+    return (
+        row.keys() <= _PLAIN
+        and all(isinstance(value, str) for value in enum)
+        and all(_is_plain(part) for part in row.get("properties", _NOTHING).values())
+        and (isinstance(rest, bool) or _is_plain(rest))
+        and ("items" not in row or _is_plain(row["items"]))
+    )
+
+
+def _fits(schema: dict[str, Any], value: Any) -> bool:
+    """Whether a value is valid under a plain schema."""
+    kinds = schema.get("type")
+    if kinds is not None and not (_is(kinds, value) if isinstance(kinds, str) else any(_is(k, value) for k in kinds)):
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if isinstance(value, dict):
+        row, declared = cast("dict[str, Any]", value), schema.get("properties", _NOTHING)
+        rest = schema.get("additionalProperties", True)
+        for key, item in row.items():
+            part = declared.get(key, rest)
+            if part is False or (part is not True and not _fits(part, item)):
+                return False
+        return all(key in row for key in schema.get("required", ()))
+    if isinstance(value, list) and "items" in schema:
+        return all(_fits(schema["items"], item) for item in cast("list[Any]", value))
+    return True
+
+
+def _is(kind: str, value: Any) -> bool:
+    """Whether a JSON value is of a type of JSON schema."""
+    if kind == "integer":
+        return (isinstance(value, int) and not isinstance(value, bool)) or (
+            isinstance(value, float) and value.is_integer()
+        )
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, _TYPES[kind])
+
+
+_TYPES: dict[str, type] = {"string": str, "object": dict, "array": list, "boolean": bool, "null": type(None)}
+
+
+def _check_references(schema: dict[str, Any], kind: type[Validator]) -> None:
+    """Raises `Unresolvable` where a reference leads out of the schema, or nowhere in it."""
+    dialect: Any = kind.META_SCHEMA.get("$schema")
+    root: Resource[Any] = specification_with(dialect, default=DRAFT202012).create_resource(schema)
+    left = [(root, Registry[Any]().resolver_with_root(root))]
+    while left:
+        resource, resolver = left.pop()
+        if isinstance(resource.contents, dict):
+            row = cast("dict[str, Any]", resource.contents)
+            for reference in (row[name] for name in _REFERENCES if isinstance(row.get(name), str)):
+                resolver.lookup(reference)
+        left += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
+
+
+def _defaults(applied: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        key: declared["default"]
+        for schema in applied
+        for key, declared in schema.get("properties", {}).items()
+        if isinstance(declared, dict) and "default" in declared
+    }
+
+
+def _of_property(applied: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    return [
+        schema["properties"][key] if key in schema.get("properties", {}) else schema.get("additionalProperties")
+        for schema in applied
+    ]
+
+
+def _of_item(applied: Sequence[dict[str, Any]], index: int) -> list[Any]:
+    found: list[Any] = []
+    for schema in applied:
+        items: Any = schema.get("items")
+        first: Any = schema.get("prefixItems", items if isinstance(items, list) else [])
+        found.append(first[index] if index < len(first) else items)
+    return found
+
+
+def _numeric(schema: dict[str, Any]) -> bool:
+    declared: Any = schema.get("type")
+    names = cast("list[Any]", declared) if isinstance(declared, list) else [declared]
+    return "integer" in names or "number" in names
+
+
+def _one_line(text: str, limit: int = 160) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,159 @@
+"""The verifier `paper`: the local rewards that the PivotRL paper states for its four domains (appendix A.2).
+
+- swe: "matches tool-call names only".
+- terminal: "output-schema validation, normalized string similarity, and equivalence-based LLM-as-judge scoring".
+- conversation: functional comparison of the calls; of messages the released code wants that there is one.
+- search: the same kind of browsing step. The paper gives no rule; the query must share words with the demonstrated one.
+
+The paper gives no threshold: `similarity` is that of the released configurations. `then` names the judge; without one
+a terminal command that is not similar enough is worth 0, and so is a query.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from operator import attrgetter
+from typing import Literal, get_args
+
+from rapidfuzz.distance import Indel
+
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message, ToolCall, action_kind, answer_text
+from turntree.core.protocols import TurnState
+from turntree.core.verdict import Verdict
+from turntree.verify.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
+from turntree.verify.recommended import invalid, query, url
+from turntree.verify.strict import unreadable
+from turntree.verify.texts import TERMINUS, calls_in, form_of
+from turntree.verify.tool_call import ToolCallMatch
+from turntree.verify.user import Chained
+
+Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
+_THRESHOLDS = {"terminal": 0.9, "search": 0.3}
+
+
+class Paper(Chained):
+    """The verifier of the paper's domain.
+
+    Args:
+        domain: "auto" decides by the demonstration: terminal for shell commands and Terminus answers, search for search
+            tools, swe for editors and readers, conversation for everything else.
+        similarity: In place of the domain's threshold.
+        messages: What a message is worth that is not the demonstrated one ("any": 1 unless it is blank; "judge": what
+            `then` says).
+        then: The verifier that judges such messages.
+    """
+
+    def __init__(
+        self,
+        environment: Part | None = None,
+        *,
+        domain: Domain = "auto",
+        similarity: float | None = None,
+        messages: Literal["any", "exact", "judge"] = "any",
+        then: Part | None = None,
+    ) -> None:
+        if domain not in get_args(Domain):
+            raise ConfigError(f"is {domain!r}", field="domain", hint=f"use one of {', '.join(get_args(Domain))}")
+        if messages == "judge" and then is None:
+            raise ConfigError("needs a judge", field="messages", hint="name it: --set verifier.then.name=judge")
+        self._domain, self._similarity, self._messages = domain, similarity, messages
+        self._calls = ToolCallMatch(messages="any" if messages == "any" else "exact")
+        options = [f"domain={domain}"] if domain != "auto" else []
+        options += [f"similarity={similarity:g}"] if similarity is not None else []
+        options += [f"messages={messages}"] if messages != "any" else []
+        super().__init__(then, environment, ["paper/2", *options])
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        if (verdict := unreadable(state, action)) is not None:
+            return verdict
+        kind = action_kind(action)
+        form = form_of(state, self._domain)
+        shown, tried = (calls_in(one, form) for one in (state.demonstration, action))
+        if shown is None and form is not None:
+            return Verdict(None, "unjudgeable demonstration: its action cannot be read", kind)
+        if shown is None:
+            verdict = self._calls.judge(state, action)
+            is_open = (
+                self._messages == "judge" and verdict.reward == 0 and answer_text(action) and not action.tool_calls
+            )
+            return self._then.judge(state, action) if is_open and self._then is not None else verdict
+        domain = self._domain if self._domain != "auto" else _domain_of(shown)
+        if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):
+            return Verdict(0.0, "a message instead of a call", kind)
+        if domain == "conversation":
+            gold = replace(state, demonstration=replace(state.demonstration, tool_calls=shown))
+            return self._calls.judge(gold, replace(action, tool_calls=tried))
+        name = _first_word if domain == "swe" and not action.tool_calls else attrgetter("name")
+        names = [Counter(map(name, calls)) for calls in (shown, tried)]
+        if names[0] != names[1]:
+            return Verdict(0.0, "another tool", kind)
+        if domain == "swe":
+            return Verdict(1.0, "the same tool", kind)
+        return self._alike(state, action, shown, tried, domain)
+
+    def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
+        """The calls that it takes a message for; None for words."""
+        return calls_in(message, form_of(state, self._domain))
+
+    def _alike(
+        self, state: TurnState, action: Message, shown: tuple[ToolCall, ...], tried: tuple[ToolCall, ...], domain: str
+    ) -> Verdict:
+        kind = action_kind(action)
+        if domain == "terminal" and _done(shown) and not _done(tried):
+            return Verdict(0.0, "does not claim to be done", kind)
+        problem = invalid(tried, state.tools)
+        if problem is not None:
+            return Verdict(0.0, problem, kind)
+        texts = [[_text(call) for call in calls] for calls in (shown, tried)]
+        if texts[0].count(None) != texts[1].count(None):
+            return Verdict(0.0, "a call without its command or query", kind)
+        one, other = ("\n".join(text or "" for text in side) for side in texts)
+        measured = _words(one, other) if domain == "search" else Indel.normalized_similarity(one, other)
+        least = _THRESHOLDS[domain] if self._similarity is None else self._similarity
+        if measured >= least:
+            return Verdict(1.0, f"similarity {measured:.3f}", kind)
+        if self._then is not None:
+            return self._then.judge(state, action)
+        return Verdict(0.0, f"similarity {measured:.3f}", kind)
+
+
+def _domain_of(calls: tuple[ToolCall, ...]) -> str:
+    kinds = {"shell" if call.name == TERMINUS else kind_of(call) for call in calls}
+    if kinds & {"search", "open"}:
+        return "search"
+    if kinds & {"edit", "read"}:
+        return "swe"
+    return "terminal" if "shell" in kinds else "conversation"
+
+
+def _first_word(call: ToolCall) -> str:
+    """Of a SWE-agent that writes its commands each is a tool: `open`, `python`, `submit`."""
+    words = str(call.arguments.get("command", "")).split() if call.name == "bash" else []
+    return words[0] if words else call.name
+
+
+def _done(calls: tuple[ToolCall, ...]) -> bool:
+    return any(call.arguments.get("done") is True for call in calls if call.name == TERMINUS)
+
+
+def _text(call: ToolCall) -> str | None:
+    """What of a call is compared as text; None where it has none of the arguments that say it."""
+    if call.name == TERMINUS:
+        return call.arguments["keys"].strip()
+    found = of_any(call.arguments, COMMAND)
+    if found is not None:
+        return (command_text(found[1]) or "").strip()
+    asked, place = of_any(call.arguments, QUERY), of_any(call.arguments, URL)
+    if asked is not None:
+        return query(str(asked[1]))
+    return None if place is None else url(str(place[1]))
+
+
+def _words(one: str, other: str) -> float:
+    """Common words over all words (Jaccard, by bags); 1 for equal texts."""
+    bags = [Counter(text.split()) for text in (one, other)]
+    union = (bags[0] | bags[1]).total()
+    return (bags[0] & bags[1]).total() / union if union else 1.0

@@ -1,0 +1,63 @@
+"""Mathematical expressions compared symbolically, within limits of time and memory.
+
+Needs the extra `math` (latex2sympy2_extended and sympy). Computer algebra has no time limit, so it runs in processes
+that can be killed (`workers`). They run `symbolic_worker`.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from turntree.verify import latex
+from turntree.verify.workers import Workers
+
+SECONDS = 3.0
+_MOST_CHARACTERS = 400
+_workers = Workers("symbolic_worker.py", needs=("latex2sympy2_extended", "turntree[math]"))
+
+
+def equal(one: str, two: str) -> bool | None:
+    """Whether two LaTeX expressions are equal. False where one is broken. None where that is open: the library may not
+    read them as they were meant (`latex`), the ways to read them disagree, it was not decided within `SECONDS` of CPU
+    time, or one has over 400 characters. Symmetric. Raises `TurntreeError` where the extra is missing. Several threads
+    may ask at once: an undecided comparison delays no other."""
+    if max(len(one), len(two)) > _MOST_CHARACTERS:
+        return None
+    if latex.broken(one) or latex.broken(two):
+        return False
+    one, two = sorted((latex.plain(one), latex.plain(two)))
+    ways = list(dict.fromkeys(latex.readings(one, two)))
+    if ways[0][0] == ways[0][1]:
+        return True
+    if not (latex.known(one) and latex.known(two)):
+        return None
+    first = _asked(*ways[0])
+    return first if all(_asked(*way) is first for way in ways[1:]) else None
+
+
+def readable(text: str) -> bool:
+    """Whether a text is an expression that can be compared."""
+    plain = latex.plain(text) if len(text) <= _MOST_CHARACTERS else ""
+    return bool(plain) and latex.known(plain) and _asked(plain) is True
+
+
+class _Undecided(Exception):
+    """In time, that is: another time it may be, so this is not kept."""
+
+
+@lru_cache(maxsize=65_536)
+def _decided(*texts: str) -> bool:
+    if (answer := _workers.ask(texts, SECONDS)) is None:
+        raise _Undecided
+    return answer
+
+
+def _asked(*texts: str) -> bool | None:
+    try:
+        return _decided(*texts)
+    except _Undecided:
+        return None
+
+
+os.register_at_fork(after_in_child=_decided.cache_clear)

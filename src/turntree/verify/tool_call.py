@@ -1,0 +1,169 @@
+"""Schema-normalising comparison of tool calls: the demonstrated call, written in any equivalent way.
+
+It fails closed. An action scores 0 if it violates the declared schema, calls an undeclared tool, makes one call too
+many or answers with text instead of a call. A demonstration that violates its own schema, or an invalid schema, gives
+no reward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from turntree.core.errors import ConfigError
+from turntree.core.messages import Message, ToolCall, action_kind
+from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.verdict import Verdict
+from turntree.verify.arguments import Folding, SchemaUnusable, rules_of
+from turntree.verify.strict import canonical_json, unreadable
+
+T = TypeVar("T")
+
+
+class Unjudgeable(Exception):
+    """The demonstration itself cannot be compared with."""
+
+
+class Remembered(Generic[T]):
+    """A cache for the last few states, because a state is judged once per sample."""
+
+    def __init__(self, count: int = 512) -> None:
+        self._count = count
+        self._known: dict[int, tuple[TurnState, T]] = {}
+
+    def of(self, state: TurnState, make: Callable[[], T]) -> T:
+        known = self._known.get(id(state))
+        if known is None or known[0] is not state:
+            if len(self._known) >= self._count:
+                self._known.clear()
+            known = self._known[id(state)] = (state, make())
+        return known[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallMatch(TurnVerifier):
+    """1 iff the action makes the demonstrated calls: the same tools with arguments that mean the same, one to one.
+
+    "Mean the same" is an equivalence (see `arguments`), so that a one-to-one matching exists exactly when both sides
+    hold the same calls equally often; the order of parallel calls does not matter. Text beside calls is ignored.
+    Without any declared tool (the source did not record them) arguments must be equal as JSON.
+
+    """
+
+    messages: Literal["exact", "any"] = "exact"
+    """Of turns that demonstrate a message without calls: "exact" wants its text; "any" accepts every text that is not
+    blank, which pays for empty talk, so it is not the default."""
+    ignore_case: bool = False
+    """Compare messages and all string values without their case."""
+    ignore_whitespace: bool = False
+    """Compare messages and all string values word by word."""
+    _expected: Remembered[Counter[tuple[str, str]]] = field(
+        default_factory=lambda: Remembered(), init=False, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.messages not in ("exact", "any"):
+            raise ConfigError(f"is {self.messages!r}", field="messages", hint="use 'exact' or 'any'")
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        options = [f"messages={self.messages}"] if self.messages != "exact" else []
+        options += [option for option in ("ignore_case", "ignore_whitespace") if getattr(self, option)]
+        return "+".join(["tool_call/1", *options])
+
+    @property
+    def _folding(self) -> Folding:
+        return Folding(self.ignore_case, self.ignore_whitespace)
+
+    def judge(self, state: TurnState, action: Message) -> Verdict:
+        if (verdict := unreadable(state, action)) is not None:
+            return verdict
+        kind = action_kind(action)
+        try:
+            if not state.demonstration.tool_calls:
+                return self._judge_message(state.demonstration, action, kind)
+            return self._judge_calls(state, action, kind)
+        except Unjudgeable as problem:
+            return Verdict(None, f"unjudgeable demonstration: {problem}", kind)
+
+    def _judge_message(self, expected: Message, action: Message, kind: str) -> Verdict:
+        if not expected.content.strip():
+            raise Unjudgeable("it is empty")
+        if action.tool_calls:
+            return Verdict(0.0, "a call instead of a message", kind)
+        if not action.content.strip():
+            return Verdict(0.0, "an empty message", kind)
+        if self.messages == "any":
+            return Verdict(1.0, "a message", kind)
+        same = self._folding(action.content.strip()) == self._folding(expected.content.strip())
+        return Verdict(1.0, "the same text", kind) if same else Verdict(0.0, "other text", kind)
+
+    def _judge_calls(self, state: TurnState, action: Message, kind: str) -> Verdict:
+        tools = declared(state.tools)
+        try:
+            expected = self._expected.of(state, lambda: self._canonicals(state.demonstration, tools))
+        except (SchemaUnusable, ValueError, RecursionError) as error:
+            raise Unjudgeable(str(error)) from error
+        if not action.tool_calls:
+            return Verdict(0.0, "a message instead of a call", kind)
+        if len(action.tool_calls) != expected.total():
+            return Verdict(0.0, "more calls" if len(action.tool_calls) > expected.total() else "fewer calls", kind)
+        names = Counter(call.name for call in state.demonstration.tool_calls)
+        if Counter(call.name for call in action.tool_calls) != names:
+            return Verdict(0.0, "another tool", kind)
+        try:
+            found = self._canonicals(action, tools)
+        except SchemaUnusable as error:  # shown by this value only, as an alternative of the schema was tried
+            return Verdict(None, f"unjudgeable action: {error}", kind)
+        except (ValueError, RecursionError) as error:
+            return Verdict(0.0, f"invalid arguments: {error}", kind)
+        return Verdict(1.0, "the same calls", kind) if found == expected else Verdict(0.0, "other arguments", kind)
+
+    def _canonicals(self, message: Message, tools: dict[str, dict[str, Any]]) -> Counter[tuple[str, str]]:
+        return Counter(self._canonical(call, tools) for call in message.tool_calls)
+
+    def _canonical(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> tuple[str, str]:
+        """Raises ValueError for a call that breaks its declaration, `SchemaUnusable` for an invalid declaration."""
+        if not tools:
+            return call.name, canonical_json(_fold(call.arguments, self._folding))
+        if call.name not in tools:
+            raise ValueError(f"{call.name!r} is not declared")
+        rules = rules_of(tools[call.name]["function"].get("parameters"))
+        problem = rules.problem(call.arguments)
+        if problem is not None:
+            raise ValueError(f"{call.name!r}: {problem}")
+        return call.name, rules.canonical(call.arguments, self._folding)
+
+
+def declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
+    """The declared tools by name. Raises `Unjudgeable` where one has no name, or two share one."""
+    found = _declarations.get(id(tools))
+    if found is None or found[0] is not tools:
+        if len(_declarations) >= 1024:
+            _declarations.clear()
+        found = _declarations[id(tools)] = (tools, _declared(tools))
+    return found[1]
+
+
+_declarations: dict[int, tuple[Any, dict[str, dict[str, Any]]]] = {}
+
+
+def _declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
+    declared: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        function: Any = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Unjudgeable("its state declares a tool without a name")
+        if declared.setdefault(function["name"], tool) != tool:
+            raise Unjudgeable(f"its state declares {function['name']!r} in two ways")
+    return declared
+
+
+def _fold(value: Any, folding: Folding) -> Any:
+    if isinstance(value, dict):
+        return {key: _fold(item, folding) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fold(item, folding) for item in value]
+    return folding(value) if isinstance(value, str) else value

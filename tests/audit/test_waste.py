@@ -1,0 +1,144 @@
+"""Where the budget went: every figure adds up, and what the log cannot tell is null with the reason."""
+
+import math
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logs_of_groups import CENSORED, FAIL, MIXED, SUCCEED, group
+
+from turntree.audit.audit import audit
+from turntree.audit.comparison import AuditConfig
+from turntree.audit.played import play
+from turntree.audit.waste import cost, counts, dilution, group_sizes, histories, never_teaching, over_time, overall
+from turntree.core.errors import InputError
+from turntree.logs.groups import LoggedGroup, LoggedRollout
+
+rewards = st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=1, max_size=4)
+logs = st.lists(st.tuples(st.sampled_from("abc"), rewards, st.integers(0, 3)), min_size=1, max_size=12)
+
+
+def built(log):
+    return play([group(task, each, iteration) for task, each, iteration in sorted(log, key=lambda row: row[2])])
+
+
+@given(logs)
+def test_outcomes_partition_the_groups_and_their_budget(log):
+    played, kinds = built(log), ("mixed", "all_fail", "all_succeed", "censored")
+    told = counts(played)
+    assert sum(told[kind] for kind in kinds) == told["groups"] == len(log)
+    for spent in cost(played).values():
+        assert sum(spent[kind] for kind in kinds) == spent["total"]
+        assert spent["all_fail"] + spent["all_succeed"] == spent["zero_variance"]
+    rows = over_time(played)
+    assert sum(row["scored"] for row in rows) == overall(played)["scored"]
+    assert sum(row["zero_variance"] for row in rows) == overall(played)["zero_variance"]
+
+
+@given(logs)
+def test_the_rate_is_that_of_a_direct_count_over_groups_with_two_scored_rollouts(log):
+    scored = [[r for r in each if r is not None] for _, each, _ in log]
+    judged = [each for each in scored if len(each) >= 2]
+    flat = sum(len(set(each)) == 1 for each in judged)
+    found = overall(built(log))
+    assert (found["zero_variance"], found["scored"]) == (flat, len(judged))
+    assert found["zero_variance_rate"] == (flat / len(judged) if judged else None)
+    assert found["low"] - 1e-9 <= (flat / len(judged) if judged else 0) <= found["high"] + 1e-9
+
+
+def test_dilution_counts_what_enters_the_loss_by_group_rollout_and_token():
+    long_flat = group("a", (0.0, 0.0, 0.0, None), actions=("x",) * 4)
+    played = play([long_flat, group("b", MIXED, actions=("x",)), group("c", CENSORED, actions=("x",) * 50)])
+    found = dilution(played)
+    assert found["by_group"] == 1 / 2 and found["by_rollout"] == 3 / 5
+    assert found["by_token"] == (3 * 4) / (3 * 4 + 2 * 1)  # neither the censored rollout nor the censored group
+    assert found["amplification"]["by_rollout"] == pytest.approx(5 / 2)
+
+
+def test_a_log_of_zero_variance_alone_has_no_amplification():
+    assert dilution(play([group("a", FAIL)]))["amplification"] == dict.fromkeys(("by_group", "by_rollout", "by_token"))
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=4, max_size=5), min_size=1, max_size=4))
+def test_smaller_groups_are_all_subsets_of_the_logged_ones(groups):
+    rows = group_sizes(play([group(str(i), each) for i, each in enumerate(groups)]))
+    assert [row["size"] for row in rows] == list(range(2, min(map(len, groups)) + 1))
+    for row in rows:
+        shares = [[len(set(subset)) == 1 for subset in combinations(each, row["size"])] for each in groups]
+        rate = sum(sum(share) / len(share) for share in shares) / len(groups)
+        assert math.isclose(row["zero_variance_rate"], rate, abs_tol=1e-12)
+        assert math.isclose(row["mixed_groups_per_1000_rollouts"], 1000 * (1 - rate) / row["size"], abs_tol=1e-9)
+
+
+class TestTasks:
+    def test_a_task_never_taught_after_enough_epochs_without_a_mixed_group(self):
+        log = [group(task, rewards, i) for i in range(3) for task, rewards in (("hard", FAIL), ("either", MIXED))]
+        log += [group("easy", SUCCEED, i, actions=("x",) * 9) for i in range(4)] + [
+            group("seen twice", FAIL, i) for i in range(2)
+        ]
+        log += [
+            group("hard", CENSORED, 3),
+            group("changes", FAIL, 0),
+            group("changes", SUCCEED, 1),
+            group("changes", FAIL, 2),
+        ]
+        found = never_teaching(play(log), epochs=3)
+        assert [(row["task"], row["groups"], row["ending"]) for row in found["rows"]] == [
+            ("easy", 4, "all_succeed"),
+            ("hard", 3, "all_fail"),  # the censored group is spent, but is no evidence
+            ("changes", 3, "either"),
+        ]
+        assert found["tasks_with_enough_epochs"] == 4 and found["never_taught"] == 3
+        assert found["rows"][0]["mixed_share_at_most"] == pytest.approx(
+            3.841 / (4 + 3.841), abs=1e-3
+        )  # Wilson at 0 of 4
+        assert found["rows"][1]["spent"]["turns"] == 4 * 4
+        share = 10 / 13  # of these tasks' groups
+        assert found["expected_by_chance"] == pytest.approx(3 * share**3 + share**4)
+
+    def test_histories_tell_every_group_of_a_returning_task_in_order(self):
+        log = [
+            group("a", FAIL, 0),
+            group("b", FAIL, 0),
+            group("a", MIXED, 1),
+            group("a", CENSORED, 2),
+            group("a", SUCCEED, 3),
+        ]
+        assert histories(play(log)) == {"rows": {"a": "fmcs"}, "rows_left_out": 0}
+
+
+class TestAbsence:
+    def test_unknown_units_are_left_out_with_the_reason_and_not_guessed(self):
+        bare = LoggedGroup(id="g", task="t", rollouts=(LoggedRollout(actions=(), reward=0.0, characters=5),) * 2)
+        found = audit([bare], AuditConfig())
+        assert set(found["cost"]) == {"characters"} and found["dilution"]["by_token"] is None
+        assert found["over_time"] is None and found["remedies"]["gate"] is found["remedies"]["greso"] is None
+        assert found["absent"] == {
+            "greso": "the log does not say in which iteration a group was played",
+            "pivots": "the log does not say in which iteration a group was played",
+            "gate": "2 rollouts of the log do not say their turns: a gate compares the actions of each turn",
+            "gate_paper": "2 rollouts of the log do not say their turns: a gate compares the actions of each turn",
+            "tokens": "2 rollouts of the log do not say their tokens",
+            "turns": "2 rollouts of the log do not say their turns",
+            "over_time": "the log does not say in which iteration a group was played",
+            "dilution.by_token": "2 rollouts of the log do not say their tokens",
+        }
+        assert found["headline"] == "100% of your groups bought no gradient; they cost 100% of the generated text."
+
+    def test_one_rollout_without_tokens_is_enough_for_the_unit_to_be_unknown(self):
+        known, unknown = (LoggedRollout(actions=("a", "b"), reward=0.0, tokens=tokens) for tokens in (3, None))
+        found = audit([LoggedGroup(id="g", task="t", rollouts=(known, unknown))], AuditConfig())
+        assert set(found["cost"]) == {"turns", "characters"}
+
+    def test_a_task_that_never_comes_back_leaves_nothing_to_predict_from(self):
+        found = audit([group("a", FAIL, 0), group("b", MIXED, 1)], AuditConfig())
+        assert found["absent"]["greso"] == found["absent"]["pivots"] == "no task comes back in a later iteration"
+
+    def test_rollouts_of_one_turn_have_no_middle(self):
+        found = audit([group("a", FAIL, actions=("x",))], AuditConfig())
+        assert found["absent"]["gate_paper"] == "every rollout has one turn, so nothing can be stopped mid-rollout"
+
+    def test_a_log_without_two_scored_rollouts_in_any_group_is_refused(self):
+        with pytest.raises(InputError, match="none of the 1 groups has two scored rollouts"):
+            audit([group("a", CENSORED)], AuditConfig())

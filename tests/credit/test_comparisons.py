@@ -1,0 +1,314 @@
+"""What is compared with what, by hand on one small tree, and equal to the flat computation where nothing forked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turntree.core.config import from_mapping, to_mapping
+from turntree.core.errors import ConfigError
+from turntree.core.labels import Credit, Rewards
+from turntree.core.tree import NodeKind, Role, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+from turntree.credit.comparisons import (
+    AcrossAnchors,
+    across_leaves,
+    across_siblings,
+    across_starts,
+    grpo_advantages,
+    mean_centred,
+    rloo,
+    within_and_across_trees,
+)
+from turntree.credit.config import CreditConfig
+from turntree.credit.credit import CreditRule, hard, hard_dedup
+from turntree.credit.scored import path_weighted, unit_weights
+
+
+def say(tree: RolloutTree, parent: int, *ids: int) -> int:
+    return tree.add(parent, NodeKind.COMPLETION, ids, logprobs=(0.0,) * len(ids)).id
+
+
+def hear(tree: RolloutTree, parent: int, *ids: int) -> int:
+    return tree.add(parent, NodeKind.OBSERVATION, ids).id
+
+
+@dataclasses.dataclass(frozen=True)
+class Forked:
+    """Start `a` forks into three after its first answer from the environment, of which the last was lost to an error;
+    starts `b` and `c` (a refill) are chains that met the same observation.
+
+        a - (8) - a1 reward 1, two tokens      b - (8) - b1 reward 0      c - (8) - c1 reward 1
+                - a2 reward 0
+                - lost
+    """
+
+    tree: RolloutTree
+    rewards: Rewards
+    a: int
+    a1: int
+    a2: int
+    b: int
+    b1: int
+    c: int
+    c1: int
+
+
+@pytest.fixture
+def forked() -> Forked:
+    tree = RolloutTree("forked")
+    task = tree.add(None, NodeKind.PROMPT, (1,)).id
+    a, b, c = say(tree, task, 2), say(tree, task, 3), say(tree, task, 4)
+    tree.mark(c, Role.REFILL)
+    seen = hear(tree, a, 8)
+    a1, a2, lost = say(tree, seen, 5, 5), say(tree, seen, 6), say(tree, seen, 7)
+    b1, c1 = say(tree, hear(tree, b, 8), 5), say(tree, hear(tree, c, 8), 6)
+    for leaf in (a1, a2, b1, c1):
+        tree.stop(leaf, StopReason.COMPLETED)
+    tree.stop(lost, StopReason.ENVIRONMENT_ERROR)
+    rewards = {a1: Verdict(1.0, ""), a2: Verdict(0.0, ""), b1: Verdict(0.0, ""), c1: Verdict(1.0, "")}
+    return Forked(tree, Rewards(rewards | {lost: Verdict(None, "broken")}), a, a1, a2, b, b1, c, c1)
+
+
+def net(credit: Credit) -> dict[int, float]:
+    """P + N of every node: what it is pushed by on-policy."""
+    return {n: c.positive + c.negative for n, c in credit.nodes.items()}
+
+
+def approx(expected: dict[int, float]):
+    return {n: pytest.approx(value, abs=1e-9) for n, value in expected.items()}
+
+
+def test_path_weights_are_the_share_of_each_leaf_in_its_start(forked: Forked) -> None:
+    f = forked
+    credit = CreditRule(leaf_weights=path_weighted, comparison=across_starts, advantages=rloo)(f.tree, f.rewards)
+    assert {n: c.multiplicity for n, c in credit.nodes.items()} == approx(
+        {f.a: 1.0, f.a1: 0.5, f.a2: 0.5, f.b: 1.0, f.b1: 1.0}
+    )  # c is a refill: how many there are is an outcome
+    assert credit.rollouts == pytest.approx(2.0) and credit.censored == credit.uncounted == 1
+    assert credit.redistributed == pytest.approx(1 / 3)  # what the lost branch would have weighed
+
+
+def test_a_leaf_stands_in_for_its_start_among_the_other_initial_starts(forked: Forked) -> None:
+    """Value of a: 1/2, of b: 0; c is a refill and no baseline. RLOO: a1 has 1 - 0, a2 0 - 0, b 0 - 1/2. Where leaves
+    weigh 1 each, c is compared with the mean of a and b, 1/4."""
+    f = forked
+    credit = CreditRule(leaf_weights=path_weighted, comparison=across_starts, advantages=rloo)(f.tree, f.rewards)
+    assert net(credit) == approx({f.a: 0.5, f.a1: 0.5, f.a2: 0.0, f.b: -0.5, f.b1: -0.5})
+    unit = CreditRule(comparison=across_starts, advantages=rloo)(f.tree, f.rewards)
+    assert net(unit) == approx({f.a: 1.0, f.a1: 1.0, f.a2: 0.0, f.b: -0.5, f.b1: -0.5, f.c: 0.75, f.c1: 0.75})
+
+
+def test_a_branch_is_compared_with_its_siblings(forked: Forked) -> None:
+    """The first turn of a is compared with that of b; below the fork a1 is compared with a2 only."""
+    f = forked
+    rule = CreditRule(leaf_weights=path_weighted, comparison=across_siblings, advantages=mean_centred)
+    credit = rule(f.tree, f.rewards)
+    assert net(credit) == approx({f.a: 0.25, f.a1: 0.5 * 0.5, f.a2: -0.5 * 0.5, f.b: -0.25, f.b1: -0.25})
+    unit = CreditRule(comparison=across_siblings, advantages=mean_centred)(f.tree, f.rewards)
+    assert net(unit)[f.c] == pytest.approx(1.0 - (0.5 + 0.0 + 1.0) / 3)  # beside the starts, which never see it
+
+
+def test_a_branch_that_lost_its_siblings_is_no_branch(forked: Forked) -> None:
+    f = forked
+    value = f.tree.to_json()
+    value["stops"][str(f.a2)] = "environment_error"
+    rewards = Rewards(dict(f.rewards.verdicts) | {f.a2: Verdict(None, "broken")})
+    rule = CreditRule(leaf_weights=path_weighted, comparison=across_siblings, advantages=mean_centred)
+    credit = rule(RolloutTree.from_json(value), rewards)
+    assert net(credit)[f.a1] == net(credit)[f.a] == pytest.approx(0.5)
+    assert credit.redistributed == pytest.approx(2 / 3)
+
+
+def test_tree_grpo_adds_z_scores_within_and_across_trees(forked: Forked) -> None:
+    """Rewards 1, 0 | 0 | 1: across all leaves +-1, within the tree of a +-1 on top, nothing within a single leaf."""
+    f = forked
+    exact = CreditRule(comparison=within_and_across_trees, advantages=lambda r: grpo_advantages(r, eps=0.0))
+    assert net(exact(f.tree, f.rewards)) == approx(
+        {f.a: 0.0, f.a1: 2.0, f.a2: -2.0, f.b: -1.0, f.b1: -1.0, f.c: 1.0, f.c1: 1.0}
+    )
+
+
+def test_gigpo_adds_what_a_step_gained_over_the_steps_taken_at_the_same_state(forked: Forked) -> None:
+    """All first turns saw the task (returns 1/4, 0 and 1/2 at discount 1/2), all second turns saw (8); each sampling
+    event is one member of its group, however many leaves lie below it."""
+    f = forked
+    rule = CreditRule(comparison=AcrossAnchors(step_weight=2.0, discount=0.5), advantages=mean_centred)
+    assert net(rule(f.tree, f.rewards)) == approx({
+        f.a: 0.0 + 2 * 2.0 * (0.25 - 0.25),  # two leaves below
+        f.b: -0.5 + 2.0 * (0.0 - 0.25),
+        f.c: 0.5 + 2.0 * (0.5 - 0.25),
+        f.a1: 0.5 + 2.0 * 0.5,
+        f.a2: -0.5 - 2.0 * 0.5,
+        f.b1: -0.5 - 2.0 * 0.5,
+        f.c1: 0.5 + 2.0 * 0.5,
+    })  # fmt: skip
+
+
+def test_steps_at_states_of_their_own_gain_nothing_from_anchors(forked: Forked) -> None:
+    f = forked
+    alone = AcrossAnchors(step_weight=5.0, state=lambda tree, node: node.id)
+    rules = (CreditRule(comparison=alone), CreditRule())
+    assert net(rules[0](f.tree, f.rewards)) == net(rules[1](f.tree, f.rewards))
+
+
+def test_continuations_of_probed_tokens_are_at_a_state_of_their_own() -> None:
+    """Two probes with the same tokens: their continuations compare with their own siblings only."""
+    tree = RolloutTree("probe")
+    task = tree.add(None, NodeKind.PROMPT, (1,)).id
+    ends = {}
+    for k, rewards in enumerate([(1.0, 0.0), (1.0, 1.0)]):
+        probe = say(tree, task, 2)
+        for reward in rewards:
+            ends[say(tree, probe, 3 + k)] = reward
+    for leaf in ends:
+        tree.stop(leaf, StopReason.COMPLETED)
+    rule = CreditRule(comparison=AcrossAnchors(discount=1.0), advantages=mean_centred)
+    credit = net(rule(tree, Rewards({leaf: Verdict(r, "") for leaf, r in ends.items()})))
+    (won, lost, *others) = ends
+    assert credit[won] - credit[lost] == pytest.approx(1.0 + 1.0)  # episode and step
+    assert [credit[n] for n in others] == pytest.approx([0.25, 0.25])
+
+
+def test_hard_credit_is_the_mean_over_leaves_below_on_every_copy_or_once(forked: Forked) -> None:
+    """Rewards 1, 0, 0, 1 have mean 1/2; below a the advantages +-1/2 cancel before they are split by sign."""
+    f = forked
+    soft, each, once = (
+        CreditRule(advantages=mean_centred, attribution=attribution)(f.tree, f.rewards).nodes[f.a]
+        for attribution in (CreditRule().attribution, hard, hard_dedup)
+    )
+    assert (soft.positive, soft.negative, soft.multiplicity) == (0.5, -0.5, 2.0)
+    assert (each.positive, each.negative, each.multiplicity) == (0.0, 0.0, 2.0)
+    assert (once.positive, once.negative, once.multiplicity) == (0.0, 0.0, 1.0)
+
+
+def test_credit_divided_by_length_keeps_the_mean_of_hard_attribution(forked: Forked) -> None:
+    """a1 has three trained tokens on its path, a2 two: the mean of their advantages is that of the rollouts, the
+    weight that it gets is 1/3 + 1/2."""
+    f = forked
+    rule = CreditRule(advantages=lambda r: [3.0, 1.0, 0.0, 0.0], attribution=hard, per_rollout=True)
+    credit = rule(f.tree, f.rewards).nodes[f.a]
+    assert credit.multiplicity == pytest.approx(1 / 3 + 1 / 2)
+    assert credit.positive == pytest.approx(2.0 * (1 / 3 + 1 / 2))
+    with pytest.raises(ConfigError, match="counts a node once"):
+        CreditRule(attribution=hard_dedup, per_rollout=True)
+
+
+def test_equal_words_of_two_starts_are_no_branch_point() -> None:
+    tree = RolloutTree("twins")
+    task = tree.add(None, NodeKind.PROMPT, (1,)).id
+    twins = [say(tree, task, 5, 6) for _ in range(3)]
+    for leaf in twins:
+        tree.stop(leaf, StopReason.COMPLETED)
+    assert path_weighted(tree, twins).weights == (1.0, 1.0, 1.0)
+
+
+def random_tree(seed: int, *, forks: bool) -> tuple[RolloutTree, Rewards]:
+    """Starts of several turns, with forks or without; one leaf in six is lost."""
+    draw = random.Random(seed)
+    tree = RolloutTree("random")
+    task = tree.add(None, NodeKind.PROMPT, (1,)).id
+    frontier = [(say(tree, task, *[2] * draw.randint(1, 3)), 1) for _ in range(draw.randint(1, 6))]
+    while frontier:
+        node, turns = frontier.pop()
+        if turns < 4 and draw.random() < 0.6:
+            seen = hear(tree, node, 8, draw.randint(0, 1))
+            for _ in range(draw.choice([1, 1, 2, 3]) if forks else 1):
+                frontier.append((say(tree, seen, *[3] * draw.randint(1, 4)), turns + 1))
+    verdicts = {}
+    for leaf in tree.leaves():
+        lost = draw.random() < 1 / 6
+        tree.stop(leaf, StopReason.ENGINE_ERROR if lost else StopReason.COMPLETED)
+        verdicts[leaf] = Verdict(None if lost else draw.choice([0.0, 0.3, 1.0]), "")
+    return tree, Rewards(verdicts)
+
+
+FLAT = {
+    "starts": {"comparison": across_starts},
+    "starts, path weights": {"comparison": across_starts, "leaf_weights": path_weighted},
+    "siblings, path weights": {"comparison": across_siblings, "leaf_weights": path_weighted},
+    "trees": {"comparison": within_and_across_trees},
+    "anchors of no weight": {"comparison": AcrossAnchors(step_weight=0.0)},
+    "hard": {"attribution": hard},
+    "hard_dedup": {"attribution": hard_dedup},
+}
+
+
+@pytest.mark.parametrize("difference", FLAT.values(), ids=FLAT)
+@pytest.mark.parametrize("advantages", [grpo_advantages, mean_centred, rloo])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000))
+def test_without_forks_every_estimator_is_the_flat_computation(difference, advantages, seed: int) -> None:
+    tree, rewards = random_tree(seed, forks=False)
+    plain = CreditRule(advantages=advantages)(tree, rewards)
+    other = CreditRule(advantages=advantages, **difference)(tree, rewards)
+    assert plain.nodes.keys() == other.nodes.keys()
+    for n, c in plain.nodes.items():
+        assert vars(other.nodes[n]) == {name: pytest.approx(value, abs=1e-9) for name, value in vars(c).items()}
+    assert (other.rollout_tokens, other.rollouts) == pytest.approx((plain.rollout_tokens, plain.rollouts))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000))
+def test_the_leaves_of_a_start_weigh_one_whatever_was_lost(seed: int) -> None:
+    tree, rewards = random_tree(seed, forks=True)
+    scored = list(rewards.scored())
+    weighting = path_weighted(tree, scored)
+    for start in tree.starts():
+        inside = [
+            w for w, leaf in zip(weighting.weights, scored, strict=True) if start in (n.id for n in tree.path(leaf))
+        ]
+        assert not inside or math.fsum(inside) == pytest.approx(1.0)
+    everything = path_weighted(tree, tree.leaves())
+    kept = [w for w, leaf in zip(everything.weights, tree.leaves(), strict=True) if leaf in scored]
+    assert weighting.redistributed == pytest.approx(math.fsum(weighting.weights) - math.fsum(kept), abs=1e-12)
+    assert everything.redistributed == 0.0 == unit_weights(tree, scored).redistributed
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000))
+def test_the_token_normaliser_is_the_sum_of_multiplicities(seed: int) -> None:
+    tree, rewards = random_tree(seed, forks=True)
+    for attribution in (CreditRule().attribution, hard, hard_dedup):
+        credit = CreditRule(attribution=attribution)(tree, rewards)
+        assert credit.rollout_tokens == pytest.approx(
+            sum(c.multiplicity * len(tree[n].token_ids) for n, c in credit.nodes.items())
+        )
+    unique = sum(len(tree[n].token_ids) for n in credit.nodes)
+    assert credit.rollout_tokens == unique
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"leaf_weights": "path_weighted"}, "comparison"),
+        ({"leaf_weights": "path_weighted", "comparison": "trees"}, "comparison"),
+        ({"leaf_weights": "path_weighted", "comparison": "anchors"}, "comparison"),
+        ({"leaf_weights": "path_weighted", "comparison": "starts", "attribution": "hard_dedup"}, "attribution"),
+        ({"comparison": "siblings"}, "advantages"),
+        ({"comparison": "anchors", "anchor_discount": 0.0}, "anchor_discount"),
+        ({"anchor_weight": 0.5}, "anchor_weight"),
+        ({"attribution": "harder"}, "attribution"),
+        ({"weights": "unit"}, "weights"),
+    ],
+)
+def test_credit_that_theory_calls_wrong_is_refused(values: dict, field: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        from_mapping(CreditConfig, values)
+    assert error.value.field == field
+
+
+def test_a_configuration_becomes_its_rule_and_survives_a_round_trip() -> None:
+    config = CreditConfig(advantages="rloo", comparison="starts", leaf_weights="path_weighted", attribution="hard")
+    assert from_mapping(CreditConfig, to_mapping(config)) == config
+    assert config.rule("constant", per_rollout=False) == CreditRule(
+        advantages=rloo, comparison=across_starts, leaf_weights=path_weighted, attribution=hard
+    )
+    assert CreditConfig().rule("tokens", per_rollout=False) == CreditRule(comparison=across_leaves)
+    anchors = CreditConfig(comparison="anchors", anchor_weight=0.5, anchor_discount=0.9)
+    assert anchors.rule("tokens", per_rollout=False).comparison == AcrossAnchors(step_weight=0.5, discount=0.9)

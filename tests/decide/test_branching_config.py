@@ -1,0 +1,66 @@
+"""Configurations of branching that cannot work are refused before anything is loaded, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from turntree.core.config import Part, from_mapping, to_mapping
+from turntree.core.errors import ConfigError
+from turntree.credit.config import CreditConfig
+from turntree.rollout.scheduler import SchedulerConfig
+from turntree.stages.train_online import TrainOnlineConfig
+from turntree.train.losses import LossConfig
+from turntree.train.online import OnlineConfig
+
+UNBIASED = CreditConfig(leaf_weights="path_weighted", comparison="starts", advantages="rloo")
+CONSTANT = LossConfig(normalizer="constant", constant=100.0)
+
+
+def config(brancher: Part | None, initial: int | None = 4, **train: Any) -> TrainOnlineConfig:
+    rollouts = SchedulerConfig(group_size=8, initial_rollouts=initial)
+    wanted = TrainOnlineConfig(train=OnlineConfig(rollouts=rollouts, **train), brancher=brancher)
+    wanted.build_brancher(vocabulary=10)
+    return wanted
+
+
+def test_what_works_survives_its_file() -> None:
+    for brancher in (Part("entropy"), Part("fixed", {"turns": [2, 3]}), Part("posthoc")):
+        wanted = config(brancher)
+        assert from_mapping(TrainOnlineConfig, to_mapping(wanted)) == wanted
+    config(Part("entropy"), credit=UNBIASED, loss=CONSTANT)
+    config(Part("entropy", {"probe_tokens": 1}), loss=LossConfig(ratio="action"))
+    config(Part("fixed"), loss=LossConfig(ratio="action"))
+    config(None, None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "why"),
+    [
+        (lambda: config(Part("entropy"), 8), "train.rollouts.initial_rollouts", "none left to add"),
+        (lambda: config(None, 4), "train.rollouts.initial_rollouts", "without a brancher"),
+        (lambda: config(Part("entropy"), loss=LossConfig(ratio="action")), "train.loss.ratio", "whole turns"),
+        (
+            lambda: config(Part("random"), loss=LossConfig(ratio="action")),
+            "train.loss.ratio",
+            "share a part of one",
+        ),
+        (
+            lambda: config(Part("posthoc"), credit=UNBIASED, loss=CONSTANT),
+            "train.credit.leaf_weights",
+            "biases path weights",
+        ),
+    ],
+)
+def test_a_configuration_that_contradicts_itself_is_refused_in_one_line(wrong: Any, field: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        wrong()
+    assert f"field '{field}'" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("initial", "most"), [(0, None), (9, None), (4, -1)])
+def test_impossible_numbers_of_rollouts_are_refused(initial: int, most: int | None) -> None:
+    with pytest.raises(ConfigError, match=r"initial_rollouts|max_branched"):
+        SchedulerConfig(group_size=8, initial_rollouts=initial, max_branched=most)

@@ -1,0 +1,229 @@
+"""Stages on a Ray cluster of two nodes give what they give in one process, whoever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from inline_pool import InlinePool
+
+from turntree.core.completion import Sampling
+from turntree.core.config import Part
+from turntree.pivots.profile import ProfileConfig
+from turntree.pivots.select import SelectConfig
+from turntree.rollout.cluster.pool import WorkerPool
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import SchedulerConfig
+from turntree.stages import train_online, train_pivot, workers
+from turntree.stages.cluster import ClusterConfig
+from turntree.stages.config import CheckConfig, TrainPivotConfig
+from turntree.stages.demonstrate import demonstrate
+from turntree.stages.profile import ProfileStageConfig, run_profile
+from turntree.stages.select import run_select
+from turntree.stages.train_online import TrainOnlineConfig, run_train_online
+from turntree.stages.train_pivot import run_train_pivot
+from turntree.train.checkpoints import CheckpointConfig
+from turntree.train.online import OnlineConfig
+from turntree.train.optimizer import Optimizer, OptimizerConfig
+from turntree.train.pivot import PivotConfig
+
+pytestmark = pytest.mark.usefixtures("two_nodes")
+CACHES = {"prefilled_tokens", "reused_tokens"}
+TWO = ClusterConfig(workers=2, cpus=0.5)
+COMMAND = Sampling(max_tokens=24)
+FAST = OptimizerConfig(learning_rate=1e-4)  # AdamW turns rounding of a small gradient into a share of this
+ONLINE = TrainOnlineConfig(
+    environment=Part("chatter:tasks"),
+    model="household",
+    count=4,
+    held_out_count=1,
+    train=OnlineConfig(
+        iterations=3,
+        groups=4,
+        check_every=0,
+        optimizer=FAST,
+        rollouts=SchedulerConfig(
+            episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12), cut_turns="judge"),
+            group_size=4,
+            initial_rollouts=2,
+        ),
+    ),
+    brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it learns from what the workers' branchers saw
+    gate=Part("divergence", {"checkpoints": [{"turn": 2, "threshold": 0.5}], "audit": 0.5}),
+    checkpoints=CheckpointConfig(every=1),
+)
+
+
+def artifacts(folder: Path) -> dict[str, list[Any]]:
+    return {path.name: rows_of(path) for path in sorted(folder.glob("*.jsonl"))}
+
+
+def rows_of(path: Path) -> list[Any]:
+    return [timeless(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def timeless(value: Any) -> Any:
+    if isinstance(value, list):
+        return [timeless(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: timeless(each) for key, each in value.items() if key != "timing"}
+
+
+def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
+    """Where two JSON values differ by more than rounding, apart from how prompts came to be in a cache."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() - CACHES == other.keys() - CACHES:
+        for key in one.keys() - CACHES:
+            yield from differences(one[key], other[key], f"{place}.{key}")
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for number, pair in enumerate(zip(one, other, strict=True)):
+            yield from differences(*pair, f"{place}[{number}]")
+    elif isinstance(one, float) and isinstance(other, float):
+        sampled = place.startswith(".trees.jsonl")  # of single tokens, by kernels over batches of another shape
+        if abs(one - other) > (1e-4 if sampled else 1e-5) * max(1.0, abs(one)):
+            yield f"{place}: {one} {other}"
+    elif one != other:
+        yield f"{place}: {str(one)[:60]} {str(other)[:60]}"
+
+
+def caught(monkeypatch: pytest.MonkeyPatch, stage: Any) -> list[WorkerPool]:
+    """The pools that the stage opens from now on."""
+    pools: list[WorkerPool] = []
+    opened = stage.open_crew
+
+    @contextmanager
+    def catching(*arguments: Any, **settings: Any) -> Iterator[WorkerPool]:
+        with opened(*arguments, **settings) as pool:
+            pools.append(pool)
+            yield pool
+
+    monkeypatch.setattr(stage, "open_crew", catching)
+    return pools
+
+
+def first_gradients(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The gradient of the first step of every run from now on, clipped: AdamW's first moment is a share of it."""
+    found: list[torch.Tensor] = []
+    step = Optimizer.step
+
+    def watched(optimizer: Optimizer) -> dict[str, float]:
+        said = step(optimizer)
+        if optimizer.steps == 1:
+            names = [str(number) for number, _ in enumerate(optimizer.masters)]
+            held = optimizer.tensors(names)
+            found.append(torch.cat([held[f"exp_avg.{name}"].flatten().clone() for name in names]))
+        return said
+
+    monkeypatch.setattr(Optimizer, "step", watched)
+    return found
+
+
+@contextmanager
+def meanwhile(ready: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
+    """Do `act` once `ready`, while the block runs; the block must not end before."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not ready():
+            time.sleep(0.02)
+        act()
+        done.set()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield
+    assert done.is_set()
+
+
+def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradients = first_gradients(monkeypatch)
+    run_train_online(ONLINE, tmp_path / "here")
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "WorkerPool", InlinePool)
+        run_train_online(replace(ONLINE, cluster=TWO), tmp_path / "one")
+    pools, rows = caught(monkeypatch, train_online), tmp_path / "two" / "metrics.jsonl"
+
+    def kill() -> None:
+        busy = next(member for member in pools[0]._workers if member.job and member.process)
+        os.kill(busy.process[1], signal.SIGKILL)
+
+    with meanwhile(lambda: rows.exists() and bool(rows.read_text()) and any(m.job for m in pools[0]._workers), kill):
+        run_train_online(replace(ONLINE, cluster=TWO), tmp_path / "two")
+    assert pools[0].lost == 1
+    here, one, two = (artifacts(tmp_path / name) for name in ("here", "one", "two"))
+    assert two == one, "the same bits, whatever the number of workers, and whoever dies"
+    assert list(differences(here, two)) == []
+    alone, beside, spread = gradients
+    assert torch.equal(beside, spread) and float((spread - alone).norm() / alone.norm()) < 1e-5 < float(alone.norm())
+    assert {tree["iteration"] for tree in two["trees.jsonl"]} == {1, 2, 3}
+    assert len(two["trees.jsonl"]) == 12, "every task is trained exactly once"
+    assert all(row["trained_groups"] and row["loss"] for row in two["metrics.jsonl"] if row["step"])
+    assert any(node for row in two["trees.jsonl"] for node in row["tree"]["decisions"] if node["action"] == "fork")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    demonstrate(Part("household", {"games": {"count": 6}}), folder / "traces.jsonl")
+    return folder / "traces.jsonl"
+
+
+def profiling(traces: Path) -> ProfileStageConfig:
+    profile = ProfileConfig(rollouts=4, sampling=COMMAND, wave=4)
+    return ProfileStageConfig(traces=str(traces), limit=40, profile=profile)
+
+
+def test_a_profile_whose_command_is_killed_goes_on_where_it_was(two_nodes: Any, traces: Path, tmp_path: Path) -> None:
+    calm, killed = tmp_path / "calm.jsonl", tmp_path / "killed.jsonl"
+    run_profile(profiling(traces), calm)
+    settings = ["profile.rollouts=4", "profile.wave=4", "cluster.workers=1", "cluster.cpus=0.5"]
+    command = [sys.executable, "-m", "turntree.cli.main", "profile", "--traces", str(traces), "--out", str(killed)]
+    command += ["--limit", "40", "--max-tokens", "24", "--cluster", two_nodes.address]
+    command += [word for each in settings for word in ("--set", each)]
+    log = killed.with_name("killed.jsonl.waves")
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < 3):
+            time.sleep(0.02)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL, "it was killed before its end"
+    run_profile(profiling(traces), killed)  # in one process: how many there are is no part of the identity
+    assert rows_of(killed) == rows_of(calm)
+
+
+def test_pivot_training_is_the_same_when_a_node_is_lost(
+    two_nodes: Any, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_profile(profiling(traces), tmp_path / "profile.jsonl")
+    run_select(tmp_path / "profile.jsonl", SelectConfig(threshold=1.0, anchor_share=0.2), tmp_path / "pivots.jsonl")
+    config = TrainPivotConfig(
+        pivots=str(tmp_path / "pivots.jsonl"),
+        train=PivotConfig(steps=8, states=4, group_size=4, sampling=COMMAND, optimizer=FAST),  # it ends after the node
+        check=CheckConfig(states=2, samples=2),
+    )
+    run_train_pivot(config, tmp_path / "here")
+    pools, rows = caught(monkeypatch, train_pivot), tmp_path / "two" / "metrics.jsonl"
+    node = two_nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    cluster = ClusterConfig(workers=3, cpus=1.0, batch=1)  # one a node; of the last, none is left when its node is
+    with meanwhile(
+        lambda: rows.exists() and rows.read_text().count("\n") > 1,
+        lambda: two_nodes.remove_node(node, allow_graceful=False),
+    ):
+        run_train_pivot(replace(config, cluster=cluster), tmp_path / "two")
+    here, two = artifacts(tmp_path / "here"), artifacts(tmp_path / "two")
+    assert list(differences(here, two)) == []
+    assert len(two["trees.jsonl"]) == 32, "every state is trained on exactly once"
+    assert pools[0].lost >= 1

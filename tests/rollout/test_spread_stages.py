@@ -1,0 +1,141 @@
+"""Stages that give their work out as units: what comes back, what is asked ahead, and what a resumed run repeats."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_pool import InlinePool
+from test_rollout_workers import COMMAND, ONLINE, TWO, artifacts, differences, profiling, rows_of, timeless
+
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError
+from turntree.pivots.profile import ProfileConfig
+from turntree.pivots.stopping import AdaptiveConfig
+from turntree.rollout.cluster.pool import UnitLost
+from turntree.stages import workers
+from turntree.stages.cluster import ClusterConfig
+from turntree.stages.demonstrate import demonstrate
+from turntree.stages.evaluate import EvaluateConfig, evaluate
+from turntree.stages.profile import run_profile
+from turntree.stages.train_online import run_train_online
+from turntree.train.checkpoints import Checkpoints
+from turntree.train.config import LocalConfig
+
+
+@pytest.fixture(autouse=True)
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "WorkerPool", InlinePool)
+
+
+def ahead(steps: int, iterations: int = 4, **settings: Any) -> Any:
+    train = replace(ONLINE.train, iterations=iterations, max_off_policy_steps=steps)
+    return replace(ONLINE, cluster=TWO, train=train, **settings)
+
+
+def versions(run: Path) -> list[set[int]]:
+    """By iteration: the versions of the policy that its tokens were sampled with."""
+    found: dict[int, set[int]] = {}
+    for row in artifacts(run)["trees.jsonl"]:
+        sampled = {node["policy_version"] for node in row["tree"]["nodes"] if "policy_version" in node}
+        found.setdefault(row["iteration"], set()).update(sampled)
+    return [found[iteration] for iteration in sorted(found)]
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_an_iteration_is_sampled_with_the_weights_of_so_many_updates_before(tmp_path: Path, steps: int) -> None:
+    run_train_online(ahead(steps), tmp_path / "run")
+    rows = [row for row in artifacts(tmp_path / "run")["metrics.jsonl"] if row["step"]]
+    updates = [int(row["trained_groups"] > 0) for row in rows]
+    done = [sum(updates[:number]) for number in range(len(rows))]  # before each iteration
+    wanted = [{done[max(0, number - steps)]} for number in range(len(rows))]
+    assert sum(updates) >= 3 and versions(tmp_path / "run") == wanted
+    for number, row in enumerate(rows):
+        if steps and row["trained_groups"]:
+            age = done[number] - done[max(0, number - steps)]
+            assert (row["staleness_mean"], row["staleness_max"]) == (age, age)
+            assert (abs(row["importance_mean"] - 1) > 1e-6) == (age > 0), "old log-probabilities are the trainer's"
+        assert steps or "staleness_max" not in row
+
+
+def test_a_killed_asynchronous_run_repeats_none_of_what_was_played_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_train_online(ahead(1), tmp_path / "calm")
+    save = Checkpoints.save
+
+    def killed(self: Checkpoints, step: int, *state: Any) -> None:
+        if step == 3:
+            raise KeyboardInterrupt
+        save(self, step, *state)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Checkpoints, "save", killed)
+        run_train_online(ahead(1), tmp_path / "killed")
+    run_train_online(ahead(1), tmp_path / "killed")
+    assert artifacts(tmp_path / "killed") == artifacts(tmp_path / "calm")
+
+
+def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_teaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, given = InlinePool.submit, []
+
+    def losing(self: InlinePool, unit: dict[str, Any], **settings: Any) -> Future[Any]:
+        given.append(unit)
+        if len(given) != 2:
+            return submit(self, unit, **settings)
+        future: Future[Any] = Future()
+        future.set_exception(UnitLost("3 workers were lost over one unit of work; the last: killed"))
+        return future
+
+    monkeypatch.setattr(InlinePool, "submit", losing)
+    run_train_online(ahead(0, iterations=1), tmp_path / "run")
+    row = next(row for row in artifacts(tmp_path / "run")["metrics.jsonl"] if row["step"])
+    assert row["censored_reasons"] == {"lost: 3 workers were lost over one unit of work; the last: killed": 1}
+    assert row["groups"] == 4 and row["groups_censored"] >= 1
+    tasks = [tree["tree"]["task_id"] for tree in artifacts(tmp_path / "run")["trees.jsonl"]]
+    assert len(set(tasks)) == 4 and given[1]["tasks"][0][1] in tasks
+
+
+def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
+    rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
+    judging = dict.fromkeys(("environment", "teacher", "verifier"), Part("household"))
+    train = replace(ONLINE.train, rollouts=rollouts, local=LocalConfig(verdicts=2.0))
+    here = replace(ONLINE, brancher=None, gate=None, train=train, **judging)
+    run_train_online(here, tmp_path / "here")
+    run_train_online(replace(here, cluster=TWO), tmp_path / "there")
+    found = artifacts(tmp_path / "here")
+    assert list(differences(found, artifacts(tmp_path / "there"))) == []
+    assert found["metrics.jsonl"][-1]["local"]["turns_judged"]
+
+
+def test_rollouts_ahead_need_workers_and_the_trainers_own_log_probabilities() -> None:
+    with pytest.raises(ConfigError, match="needs rollout workers"):
+        replace(ahead(1), cluster=ClusterConfig())
+    with pytest.raises(ConfigError, match="older weights"):
+        replace(ahead(1).train, loss=replace(ONLINE.train.loss, old_logprobs="engine"))
+    with pytest.raises(ConfigError, match="nothing would run there"):
+        ClusterConfig(address="local")
+
+
+def test_an_adaptive_profile_in_parts_decides_as_one_in_whole_waves(tmp_path: Path) -> None:
+    demonstrate(Part("household", {"games": {"count": 6}}), tmp_path / "traces.jsonl")
+    profile = ProfileConfig(rollouts=8, sampling=COMMAND, wave=8, adaptive=AdaptiveConfig())
+    config = replace(profiling(tmp_path / "traces.jsonl"), profile=profile, limit=24)
+    run_profile(config, tmp_path / "here.jsonl")
+    run_profile(replace(config, cluster=replace(TWO, batch=3)), tmp_path / "there.jsonl")
+    here, there = rows_of(tmp_path / "here.jsonl"), rows_of(tmp_path / "there.jsonl")
+    assert list(differences(here, there)) == []
+    assert {row["rollouts"] for row in here[1:]} != {8}, "some candidates were settled early"
+
+
+def test_an_evaluation_on_workers_is_that_of_one_process() -> None:
+    config = EvaluateConfig(environment=Part("household"), count=10, samples=2, max_turns=3, max_tokens=24)
+    here, there = evaluate(config), evaluate(replace(config, cluster=replace(TWO, batch=4)))
+    for result in (here, there):
+        del result["config"]
+    assert list(differences(timeless(here), timeless(there))) == []

@@ -1,0 +1,42 @@
+"""Files are whole or absent; a damaged table names its line."""
+
+import pytest
+
+from turntree.core.errors import InputError
+from turntree.run.files import read_json, read_table, write_table
+from turntree.run.jsonl import replacing
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), replacing(path) as handle:
+        handle.write(b"new")
+        raise RuntimeError("interrupted")
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_table_round_trips(tmp_path):
+    path = tmp_path / "t.jsonl"
+    assert write_table(path, {"schema": "x/1"}, [{"a": 1}, {"a": "ü"}]) == 2
+    assert read_table(path, "x/1") == ({"schema": "x/1"}, [{"a": 1}, {"a": "ü"}])
+
+
+def test_a_truncated_line_is_named(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"schema": "x/1"}\n{"a": 1}\n{"a": ')
+    with pytest.raises(InputError, match=r"t\.jsonl:3: is not complete JSON"):
+        read_table(path, "x/1")
+
+
+def test_another_schema_is_refused(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"schema": "y/1"}\n')
+    with pytest.raises(InputError, match="'y/1', not 'x/1'"):
+        read_table(path, "x/1")
+
+
+def test_a_missing_file_is_one_clear_line(tmp_path):
+    with pytest.raises(InputError, match="does not exist"):
+        read_json(tmp_path / "none.json")

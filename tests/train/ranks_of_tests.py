@@ -1,0 +1,51 @@
+"""What other ranks import: the policies that tests train, and questions to a rank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tiny_models import tiny_model
+from turntree.pack.attention import set_tree_attention
+from turntree.train import forward
+from turntree.train.config import LoRAConfig
+from turntree.train.forward import set_checkpointing
+from turntree.train.lora import add_adapter
+from turntree.train.sharded import whole
+from turntree.train.trainer import Trainer
+
+VOCABULARY = 24
+SAVING = 2 * VOCABULARY  # logits of a chunk of the head, where memory is saved
+
+
+def policy(kind: str) -> PreTrainedModel:
+    """A tiny policy; `kind` names what is special about it."""
+    dtype = torch.bfloat16 if "bfloat16" in kind else torch.float32
+    model = tiny_model("llama" if "untied" in kind else "qwen3", VOCABULARY, dtype=dtype)
+    if "adapter" in kind:
+        add_adapter(model, LoRAConfig(rank=4))
+    if "trained" in kind:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.3)
+    set_tree_attention(model)
+    if "saving" in kind:
+        set_checkpointing(model)
+    forward.CHUNK_LOGITS = SAVING if "saving" in kind else 1 << 26
+    return model
+
+
+def moments(trainer: Trainer, _: None) -> dict[str, Tensor]:
+    """The whole first moment of every parameter: after one step, the gradient times 1 - beta."""
+    held = trainer.optimizer.tensors(trainer.names)
+    return {name: whole(value).clone() for name, value in held.items() if name.startswith("exp_avg.")}
+
+
+def shares(trainer: Trainer, _: None) -> list[tuple[int, int]]:
+    """Of every rank: the numbers that it holds of the trained weights, and all of them."""
+    masters = trainer.optimizer.masters
+    own = sum(getattr(master, "to_local", lambda m=master: m)().numel() for master in masters)
+    return trainer.group.collect((own, sum(master.numel() for master in masters)))

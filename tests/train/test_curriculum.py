@@ -1,0 +1,132 @@
+"""Which pivots are drawn: seeded epochs, weights, live pass rates, and what a checkpoint holds."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turntree.core import seeds
+from turntree.train.curriculum import Curriculum
+
+SOLVED, MIXED, FAILED, CENSORED = [1.0] * 4, [1.0, 0.0, 1.0, 0.0], [0.0] * 4, [None] * 4
+
+
+def curriculum(pivots=5, seed=0):
+    return Curriculum([1.0] * pivots, seed)
+
+
+def test_no_pivot_is_drawn_twice_before_all_were() -> None:
+    drawn = curriculum(7).draw(21, step=1)
+    assert all(sorted(drawn[start : start + 7]) == list(range(7)) for start in (0, 7, 14))
+
+
+def test_the_draws_are_the_seeded_epochs_of_algorithm_1() -> None:
+    """The order that earlier versions drew, so that runs stay comparable."""
+    expected = []
+    for epoch in range(3):
+        order = list(range(5))
+        seeds.generator(11, "epoch", epoch).shuffle(order)
+        expected += order
+    drawn = curriculum(5, seed=11)
+    assert [index for step in range(1, 6) for index in drawn.draw(3, step)] == expected
+
+
+def test_the_live_pass_rate_forgets_the_policy_of_earlier_visits() -> None:
+    pivots = curriculum(1)
+    assert pivots.records[0].pass_rate is None
+    pivots.record(0, 1, FAILED)
+    assert pivots.records[0].pass_rate == 0.0
+    pivots.record(0, 2, SOLVED)
+    assert pivots.records[0].pass_rate == pytest.approx(4 / (4 + 2))  # the visit before counts half
+    assert (pivots.records[0].visits, pivots.records[0].last_visit) == (2, 2)
+
+
+def test_a_visit_without_scored_rollouts_found_nothing() -> None:
+    pivots = curriculum(1)
+    for step, rewards in enumerate((SOLVED, CENSORED, [None, None, None, 0.0]), start=1):
+        pivots.record(0, step, rewards)
+    assert (pivots.records[0].visits, pivots.records[0].pass_rate) == (1, 1.0)
+
+
+@given(st.lists(st.sampled_from([SOLVED, MIXED, FAILED, CENSORED]), min_size=1, max_size=30), st.integers(0, 29))
+def test_a_restored_curriculum_goes_on_as_if_nothing_had_happened(outcomes, cut) -> None:
+    def go(pivots, start, stop):
+        drawn = []
+        for step in range(start, stop):
+            indices = pivots.draw(3, step)
+            drawn.append(indices)
+            for index in indices:
+                pivots.record(index, step, outcomes[(step * 7 + index) % len(outcomes)])
+        return drawn
+
+    whole = curriculum(4)
+    expected = go(whole, 0, 30)
+    first, second = curriculum(4), curriculum(4)
+    before = go(first, 0, cut)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert before + go(second, cut, 30) == expected
+    assert second.records == whole.records
+
+
+def test_the_live_pass_rate_is_the_mean_over_pivots_that_were_visited() -> None:
+    pivots = curriculum(4)
+    assert pivots.metrics() == {"live_pivots": 4, "live_pass_rate": None}
+    for index, rewards in enumerate((SOLVED, MIXED, FAILED)):
+        pivots.record(index, 1, rewards)
+    assert pivots.metrics()["live_pass_rate"] == 0.5
+
+
+def test_a_heavier_pivot_is_drawn_in_proportion_and_weight_zero_never() -> None:
+    weighted = Curriculum([0.0, 1.0, 2.0, 4.0], 0)
+    drawn = [index for step in range(3000) for index in weighted.draw(1, step)]
+    shares = [drawn.count(index) / len(drawn) for index in range(4)]
+    assert shares == pytest.approx([0, 1 / 7, 2 / 7, 4 / 7], abs=0.03)
+
+
+def test_only_the_proportions_of_weights_count_however_small_they_are() -> None:
+    weights = [1.0, 2.0] * 10
+    usual, small = (Curriculum([w * s for w in weights], 0) for s in (1.0, 2.0**-40))
+    for step in range(1, 51):
+        assert usual.draw(4, step) == small.draw(4, step)
+
+
+def test_a_step_draws_no_weighted_pivot_twice_before_the_others() -> None:
+    weighted = Curriculum([1.0, 1.0, 2.0, 400.0], 0)
+    assert all(sorted(weighted.draw(4, step)) == [0, 1, 2, 3] for step in range(20))
+
+
+def test_removed_pivots_are_not_drawn_again_and_added_ones_are() -> None:
+    pivots = curriculum(3)
+    pivots.draw(2, 1)
+    pivots.remove([0, 1])
+    pivots.add([1.0])
+    assert pivots.metrics()["live_pivots"] == 2
+    assert {index for step in range(3, 9) for index in pivots.draw(2, step)} == {2, 3}
+
+
+def test_earlier_pivots_keep_their_share_of_the_draws_and_their_proportions() -> None:
+    pivots = Curriculum([1.0, 2.0, 0.0], 0)
+    pivots.scale(range(3), total=4.0)
+    pivots.add([1.0, 3.0])  # half of the weight is theirs
+    drawn = [index for step in range(3000) for index in pivots.draw(1, step)]
+    shares = [drawn.count(index) / len(drawn) for index in range(5)]
+    assert shares == pytest.approx([1 / 6, 1 / 3, 0, 1 / 8, 3 / 8], abs=0.03)
+
+
+@pytest.mark.parametrize(("pivots", "count"), [(40, 32), (40, 8), (20, 32), (10, 10)])
+def test_what_a_step_is_expected_to_draw_is_what_it_draws(pivots: int, count: int) -> None:
+    """Its pivots are distinct, so weights of 19:1 say next to nothing where it draws most of them."""
+    weighted = Curriculum([1.9, 0.1] * (pivots // 2), 0)
+    expected = weighted.expected(count)
+    assert sum(expected.values()) == pytest.approx(count)
+    drawn = [index for step in range(1, 401) for index in weighted.draw(count, step)]
+    for index in (0, 1):
+        assert sum(one % 2 == index for one in drawn) / 400 == pytest.approx(expected[index] * pivots / 2, rel=0.06)
+
+
+def test_weights_that_say_less_than_they_ask_for_are_told() -> None:
+    weights = [1.9, 0.1] * 20
+    few, many = (Curriculum(w, 0) for w in (weights, weights * 20))
+    assert few.saturation(32) == {"asked": pytest.approx(19), "drawn": pytest.approx(1.67, abs=0.01), "distinct": 40}
+    assert many.saturation(32) == {} == curriculum(4).saturation(32)
