@@ -168,7 +168,7 @@ def registered(folder: Path) -> Path:
     metadata = folder / "other_package-2.5.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-package\nVersion: 2.5\n")
-    points = "[turntree.decide.gates]\nevery_other = my_parts:EveryOther\n[turntree.env]\ngame = my_world:tasks\n"
+    points = "[turntree.gates]\nevery_other = my_parts:EveryOther\n[turntree.environments]\ngame = my_world:tasks\n"
     (metadata / "entry_points.txt").write_text(points)
     world = "def tasks(split, count, *, seed, argument, size: int = 3): return [(split, count, seed, argument, size)]\n"
     (folder / "my_world.py").write_text(world)

@@ -319,7 +319,7 @@ class TestMcp:
             pytest.skip("needs mcp 2")
         self.rows = tmp_path / "rows.jsonl"
         self.rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-        return f"mcp:{sys.executable} {Path(__file__).parents[1] / 'tools' / 'mcp_server.py'}"
+        return f"mcp:{sys.executable} {Path(__file__).with_name('mcp_server.py')}"
 
     @pytest.mark.parametrize("own", [False, True])
     def test_laws_and_an_episode(self, name: str, own: bool) -> None:

@@ -30,7 +30,7 @@ READERS = {
 def small(monkeypatch):
     """Bounds that a test reaches at once."""
     monkeypatch.setattr(opening, "_ALWAYS", 1000)
-    for module in ("observe.opening", "observe.jsonl", "traces.documents"):
+    for module in ("run.opening", "run.jsonl", "traces.documents"):
         monkeypatch.setattr(f"turntree.{module}.LONGEST", 5000)
 
 

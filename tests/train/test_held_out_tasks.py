@@ -25,7 +25,7 @@ from turntree.stages.train_pivot import _development_tasks, _seen
 from turntree.traces.schema import Trace, write_traces
 from turntree.train.config import PivotConfig
 
-HERE = Part("tests.training.test_held_out_tasks:Numbers")
+HERE = Part("tests.train.test_held_out_tasks:Numbers")
 
 
 @dataclass(frozen=True)
