@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from turntree.experiments.paired import claim, over_seeds
 from turntree.rollout.accounting import account
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.run.files import read_json, write_json
-from turntree.stages.policy import Policy, load_sharing, policy_name
+from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.train.config import LossConfig
 
 SCHEMA = "turntree.ladder/1"
@@ -52,7 +52,7 @@ Place = tuple[str, int, int]  # task, sample, turn
 def run_ladder(config: LadderConfig, out: Path) -> dict[str, Any]:
     """Measure seed by seed, then compare; `out/summary.json` holds the result, `out/seedN.json` a seed. Seeds that are
     there are not measured again. Raises `InputError` where they are of another configuration or policy."""
-    policy = load_sharing(policy_name(config.model, config.environment), config.device)
+    policy = load_policy(policy_name(config.model, config.environment), replace(config.device, prefixes="shared"))
     splits = {TRAIN: config.iterations * config.groups}
     with open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened:
         made_from = {"policy_hash": policy.hash, "tasks": identity(config.environment, opened)}

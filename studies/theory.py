@@ -47,7 +47,7 @@ from turntree.experiments.config import COMMAND, household_pivots
 from turntree.rollout.local import sample_local, score_wave
 from turntree.run.files import write_json
 from turntree.run.statistics import spearman
-from turntree.stages.policy import Policy, load_sharing
+from turntree.stages.policy import Policy, load_policy
 from turntree.stages.verifier import open_verifier
 from turntree.train.config import LossConfig
 from turntree.train.loop import Hooks, Trainee, train
@@ -74,7 +74,7 @@ def run_theory(config: TheoryConfig, out: Path) -> dict[str, Any]:
 
 def measure_policy(config: TheoryConfig) -> dict[str, Any]:
     """Raises `InputError` where too few mixed states are found, or where rewards are not 0 or 1."""
-    policy = load_sharing(config.model, config.device)
+    policy = load_policy(config.model, replace(config.device, prefixes="shared"))
     generator = np.random.default_rng(config.seed)
     with open_verifier(config.verifier) as verifier:
         spaces = spaces_of(policy, verifier, config)

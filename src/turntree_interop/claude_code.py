@@ -20,16 +20,13 @@ from turntree.traces.formats.row import (
     count_unknown,
     list_of,
     one_turn_a_response,
+    role_of,
     text_of,
     told_by,
     words,
 )
 
 _DOMAIN = "software engineering"
-
-
-def _role(message: Any) -> Any:
-    return cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
 
 
 _SAID = ("user", "assistant")
@@ -141,8 +138,8 @@ class _Thread:
         if place is None or place[0] == len(self._lines) - 1:
             return
         dropped = self._chat.messages[place[1] :]
-        turns = len({str(m.get(RESPONSE) or id(m)) for m in dropped if _role(m) == "assistant"})
-        if turns and not any(_role(m) == "tool" for m in dropped[-1:]):
+        turns = len({str(m.get(RESPONSE) or id(m)) for m in dropped if role_of(m) == "assistant"})
+        if turns and not any(role_of(m) == "tool" for m in dropped[-1:]):
             self._chat.left_out["abandoned_branch"] += turns
             del self._chat.messages[place[1] :]
             del self._lines[place[0] + 1 :]

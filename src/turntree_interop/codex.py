@@ -23,6 +23,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     failed_exit,
     list_of,
+    role_of,
     text_of,
     told_by,
 )
@@ -59,11 +60,11 @@ def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
         elif kind == "compacted":
             yield _closed(chat, sessions)
             parts += 1
-            chat = _part(next((m for m in chat.messages if _role(m) == "system"), None), parts)
+            chat = _part(next((m for m in chat.messages if role_of(m) == "system"), None), parts)
             again = payload.get("replacement_history")
             items = again if isinstance(again, list) else [{"role": "user", "content": payload.get("message")}]
             kept = [read_item(item, chat.ignored) for item in items]
-            chat.messages += [m | {"weight": 0} if _role(m) == "assistant" else m for m in kept if m is not None]
+            chat.messages += [m | {"weight": 0} if role_of(m) == "assistant" else m for m in kept if m is not None]
         else:
             chat.ignored[f"lines of type {kind}"] += 1
     yield _closed(chat, sessions)
@@ -74,7 +75,7 @@ def _codex_meta(payload: dict[str, Any], chat: ChatRow, sessions: list[str]) -> 
     sessions += [one for key in ("id", "session_id", "forked_from_id") if (one := text_of(payload, (key,)))]
     told: Any = payload.get("base_instructions") or payload.get("instructions")
     prompt = told.get("text") if isinstance(told, dict) else told
-    if prompt and not any(_role(message) == "system" for message in chat.messages):
+    if prompt and not any(role_of(message) == "system" for message in chat.messages):
         chat.messages.insert(0, {"role": "system", "content": prompt})
 
 
@@ -118,7 +119,3 @@ def _closed(chat: ChatRow, sessions: list[str]) -> ChatRow:
 
 def _part(system: Any, number: int) -> ChatRow:
     return ChatRow(messages=[system] if system else [], id=str(number), domain=_DOMAIN, rule="tool_calls")
-
-
-def _role(message: Any) -> Any:
-    return cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None

@@ -35,6 +35,7 @@ from turntree.traces.formats.row import (
     told_by,
     words,
 )
+from turntree_interop.sharegpt import turns_of
 
 _ATIF_KEYS = words(
     "schema_version session_id trajectory_id agent steps notes final_metrics extra continued_trajectory_ref "
@@ -151,10 +152,6 @@ def _atif_answers(calls: list[Any], results: list[Any]) -> list[Any]:
     return messages
 
 
-def _talk(row: dict[str, Any]) -> Any:
-    return row.get("conversations", row.get("conversation"))
-
-
 _TERMINUS_KEYS = words(
     "conversations agent model model_provider date task episode run_id trial_name result reward resolved success id "
     "task_id instruction verifier_output"
@@ -163,7 +160,7 @@ _REFUSED = ("previous response had parsing errors", "error:", "warnings:")
 
 
 def _is_terminus(row: dict[str, Any]) -> str:
-    first = first_object(_talk(row))
+    first = first_object(turns_of(row))
     return "" if "role" in first and "content" in first else "no 'conversations' of {role, content}"
 
 

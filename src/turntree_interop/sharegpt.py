@@ -33,12 +33,13 @@ _SHAREGPT_KEYS = words("conversations conversation tools id system source task_i
 _RESULT = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 
 
-def _talk(row: dict[str, Any]) -> Any:
+def turns_of(row: dict[str, Any]) -> Any:
+    """The dialogue of a row, under either of its names."""
     return row.get("conversations", row.get("conversation"))
 
 
 def _is_sharegpt(row: dict[str, Any]) -> str:
-    first = first_object(_talk(row))
+    first = first_object(turns_of(row))
     return "" if "from" in first and "value" in first else "no 'conversations' of {from, value}"
 
 

@@ -198,7 +198,7 @@ class StageCommand(OutputCommand):
         try:
             return parts.resolved(from_mapping(self.config_class, values))
         except ConfigError as error:
-            error = self._elsewhere(error, values)
+            error = self._elsewhere(error)
             if (file := _named_by(error, layers)) is not None:
                 raise located(error, path=file) from error
             typed = [word for word in own if error.field == f"{self._part}.{_name(word)}"]
@@ -226,7 +226,7 @@ class StageCommand(OutputCommand):
                 raise located(error, path=layer.path) from error
         return values
 
-    def _elsewhere(self, error: ConfigError, values: Mapping[str, Any]) -> ConfigError:
+    def _elsewhere(self, error: ConfigError) -> ConfigError:
         """The same error; where an unknown key is one of other sections, its hint names it there."""
         above, _, name = (error.field or "").rpartition(".")
         if error.problem != UNKNOWN:

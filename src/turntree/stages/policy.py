@@ -76,10 +76,6 @@ class Speaker:
     renderer: Renderer
     identity: dict[str, str]
 
-    def forget(self) -> None:
-        """Clear the engine's caches, so that the next samples do not depend on earlier ones."""
-        self.engine.clear_cache()
-
 
 @contextlib.contextmanager
 def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) -> Iterator[Speaker]:
@@ -112,11 +108,6 @@ def load_renderer(source: str, renderer: Part = AUTO) -> tuple[PreTrainedTokeniz
     folder = resolve(source, weights=False)
     tokenizer = load_tokenizer(folder)
     return tokenizer, _renderer(renderer, tokenizer, folder)
-
-
-def load_sharing(source: str, device: Device) -> Policy:
-    """As `load_policy`, for what measures gradients of packed trees: a model that cannot share prefixes is refused."""
-    return load_policy(source, dataclasses.replace(device, prefixes="shared"))
 
 
 def load_policy(source: str, device: Device) -> Policy:

@@ -114,7 +114,7 @@ class Profiler:
 
     def profiled(self, states: Sequence[TurnState], prior: Prior) -> Wave:
         """One wave. It must not depend on earlier waves, because a resumed run has not computed them."""
-        self.policy.forget()
+        self.policy.engine.clear_cache()
         settings = self.config.profile
         limits = Limits(settings.sampling.max_tokens, self.policy.engine.max_context, settings.max_path)
         fitting, skipped = that_fit(states, self.policy.renderer, limits)

@@ -71,7 +71,7 @@ def _played(
 ) -> Wave:
     """One wave: its traces as JSON, and what was counted."""
     teacher = None if config.teacher is None else parts.build("teachers", config.teacher)
-    speaker.forget()  # a wave must not depend on earlier waves, because a resumed run has not computed them
+    speaker.engine.clear_cache()  # a wave must not depend on earlier waves, because a resumed run has not computed them
     settings = SchedulerConfig(episodes=config.episodes, group_size=config.samples)
     scheduler = Scheduler(speaker.engine, speaker.renderer, settings, pool=opened.pool)
     counts: Counter[str] = Counter()

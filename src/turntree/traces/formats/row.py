@@ -120,6 +120,10 @@ def first_object(items: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", next(iter(found), {}))
 
 
+def role_of(message: Any) -> Any:
+    return cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
+
+
 def words(text: str) -> frozenset[str]:
     """The words of a text: how formats list the keys of their schemas."""
     return frozenset(text.split())
