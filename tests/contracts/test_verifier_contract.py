@@ -73,7 +73,7 @@ CASES = [
     Case("strict", StrictMatch, tool_turns),
     Case("strict on commands", StrictMatch, household_turns),
     Case("tool_call", ToolCallMatch, tool_turns),
-    Case("tool_call, any message", lambda: ToolCallMatch(messages="any", ignore_case=True), tool_turns),
+    Case("tool_call, any message", lambda: ToolCallMatch(messages="any"), tool_turns),
     Case("recommended", Recommended, tool_turns),
     Case("recommended, any message", lambda: Recommended(messages="any", domain="conversation"), tool_turns),
     Case("recommended on commands", Recommended, household_turns),

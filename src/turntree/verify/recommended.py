@@ -24,7 +24,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verify.arguments import Folding, SchemaUnusable, rules_of
+from turntree.verify.arguments import SchemaUnusable, rules_of
 from turntree.verify.edits import Files, same_result
 from turntree.verify.kinds import (
     COMMAND,
@@ -54,7 +54,6 @@ from turntree.verify.user import Chained, build_verifier
 
 Open = Literal["", "played", "any"]  # what may decide: nothing more, only the effects, or any other verifier
 Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
-_PLAIN = Folding()
 _FOLDER = re.compile(
     r"\[Current working directory: ([^\]\n]+)\]|\(Current directory: ([^)\n]+)\)|<cwd>([^<\n]+)</cwd>"
     r"|\w@[\w.-]+:(?:([^\s#$]{0,4096})[#$]\s*\Z|[^\s#$]{0,4096}[#$])"  # a prompt, which tells it at the end only
@@ -284,7 +283,7 @@ class Recommended(Chained):
         known = declared(tools)
         if known and call.name in known:
             schema = known[call.name]["function"].get("parameters")
-            arguments = rules_of(schema).normal(call.arguments, _PLAIN)
+            arguments = rules_of(schema).normal(call.arguments)
         else:
             schema = None
             arguments = call.arguments if known else _by_value(call.arguments)
