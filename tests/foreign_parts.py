@@ -526,7 +526,7 @@ def _judge(behave: Behave, content: bool) -> str:
         message = SimpleNamespace(content=given, tool_calls=None)
         return SimpleNamespace(usage=None, choices=[SimpleNamespace(finish_reason="stop", message=message)])
 
-    judge.asker._client = SimpleNamespace(  # type: ignore[assignment]
+    judge.client = SimpleNamespace(  # type: ignore[assignment]
         chat=SimpleNamespace(completions=SimpleNamespace(create=create)), close=lambda: None
     )
     try:
