@@ -64,7 +64,7 @@ def chat(*calls: Any, text: str | None = None) -> dict[str, Any]:
 )
 def test_an_action_is_read_in_every_form(tmp_path: Path, candidate: Any) -> None:
     found = score(tmp_path, [chat(LS)], [candidate])
-    assert found["verifier"] == "recommended/7"
+    assert found["verifier"] == "recommended/8"
     assert found["verdicts"] == [{"reward": 1.0, "reason": "does the same", "kind": "bash"}]
 
 
@@ -90,7 +90,7 @@ def test_options_are_keys_and_labels_say_how_far_it_agrees(tmp_path: Path) -> No
     labels = lines(tmp_path / "labels.jsonl", 1, {"label": 0})
     gold, candidate = [chat(LS), chat(text="Hello")], [chat(SAME), chat(text="Bye")]
     found = score(tmp_path, gold, candidate, "--labels", labels, "--set", "verifier.messages=any")
-    assert found["verifier"] == 'recommended/7+messages="any"'
+    assert found["verifier"] == 'recommended/8+messages="any"'
     assert found["agreement"]["accuracy"] == 0.5
     assert found["agreement"]["accepted_wrong"] == 1
     nemo = score(tmp_path, gold, candidate, "--set", "verifier.domain=swe_pivot", verifier="nemo")

@@ -75,7 +75,7 @@ CASES = [
     Case("tool_call", ToolCallMatch, tool_turns),
     Case("tool_call, any message", lambda: ToolCallMatch(messages="any"), tool_turns),
     Case("recommended", Recommended, tool_turns),
-    Case("recommended, any message", lambda: Recommended(messages="any", domain="conversation"), tool_turns),
+    Case("recommended, any message", lambda: Recommended(messages="any"), tool_turns),
     Case("recommended on commands", Recommended, household_turns),
     Case("paper", lambda: Paper(domain="conversation"), tool_turns),
     Case("household", HouseholdVerifier, household_turns),

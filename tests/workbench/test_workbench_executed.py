@@ -116,6 +116,6 @@ class TestRecommendedWithASandbox:
         at = replace(state(traces["count_files"]), environment=None)
         assert played.judge(at, bash("echo 99")).reason == "other arguments"
 
-    def test_its_name_says_what_is_played_and_it_can_be_switched_off(self, played):
+    def test_its_name_says_what_is_played(self, played):
         assert "effects=executed/1" in played.name
-        assert Recommended(TERMINAL, effects="off").name == "recommended/7" == Recommended().name
+        assert Recommended().name == "recommended/8"
