@@ -39,7 +39,7 @@ from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.rewards import RewardSum, WeightedReward
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
-from turntree.verify.user import UserBatchVerifier, UserVerifier
+from turntree.verify.user import UserVerifier
 
 NOT_HERE = "cannot happen here, or nothing limits its time"
 CENSORED, ENDS, TOLD, REFUSED, OFF, GOES_ON, NOTHING = (
@@ -492,7 +492,7 @@ def _(behave: Behave) -> str:
 @part("verifier: `judge_all`")
 def _(behave: Behave) -> str:
     one: Any = lambda state, action: behave()  # noqa: E731
-    many = UserBatchVerifier("mine", one, together=lambda pairs, seed: behave())
+    many = UserVerifier("mine", one, together=lambda pairs, seed: behave())
     return of_verdicts(many.judge_all([(STATE, LEFT)]))
 
 

@@ -47,7 +47,7 @@ class ArgumentRules:
         try:
             kind: type[Validator] = validator_for(schema, default=jsonschema.Draft202012Validator)
             kind.check_schema(schema)
-            _check_references(schema, kind)
+            self._resolver = _resolver(schema, kind)
         except jsonschema.SchemaError as error:
             raise SchemaUnusable(f"its parameters are not a JSON schema ({_one_line(error.message)})") from error
         except Unresolvable as error:
@@ -99,7 +99,11 @@ class ArgumentRules:
         row = cast("dict[str, Any]", schema)
         yield row
         if "$ref" in row:
-            yield from self._applied(self._resolve(row["$ref"]), value, depth + 1)
+            try:
+                target = self._resolver.lookup(row["$ref"]).contents
+            except Unresolvable as error:  # from the root: it may be written for another base
+                raise SchemaUnusable(f"its parameters refer to {row['$ref']!r}, which leads nowhere") from error
+            yield from self._applied(target, value, depth + 1)
         for part in row.get("allOf", ()):
             yield from self._applied(part, value, depth + 1)
         for key in ("anyOf", "oneOf"):
@@ -107,19 +111,6 @@ class ArgumentRules:
                 if self._first_error(self._validator.evolve(schema=part), value) is None:
                     yield from self._applied(part, value, depth + 1)
                     break
-
-    def _resolve(self, reference: str) -> Any:
-        """What a reference inside the same schema ("#/$defs/Name") points at."""
-        target: Any = self._schema
-        try:
-            if not reference.startswith("#"):
-                raise KeyError(reference)
-            for step in reference.removeprefix("#").split("/")[1:]:
-                step = step.replace("~1", "/").replace("~0", "~")
-                target = target[int(step)] if isinstance(target, list) else target[step]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise SchemaUnusable(f"its parameters refer to {reference!r}, which leads nowhere") from error
-        return target
 
     @staticmethod
     def _first_error(validator: Validator, value: Any) -> jsonschema.ValidationError | None:
@@ -246,18 +237,19 @@ def _is(kind: str, value: Any) -> bool:
 _TYPES: dict[str, type] = {"string": str, "object": dict, "array": list, "boolean": bool, "null": type(None)}
 
 
-def _check_references(schema: dict[str, Any], kind: type[Validator]) -> None:
-    """Raises `Unresolvable` where a reference leads out of the schema, or nowhere in it."""
+def _resolver(schema: dict[str, Any], kind: type[Validator]) -> Any:
+    """What finds the references of a schema. Raises `Unresolvable` where one leads out of it, or nowhere in it."""
     dialect: Any = kind.META_SCHEMA.get("$schema")
     root: Resource[Any] = specification_with(dialect, default=DRAFT202012).create_resource(schema)
-    left = [(root, Registry[Any]().resolver_with_root(root))]
+    whole = Registry[Any]().resolver_with_root(root)
+    left = [(root, whole)]
     while left:
         resource, resolver = left.pop()
-        if isinstance(resource.contents, dict):
-            row = cast("dict[str, Any]", resource.contents)
-            for reference in (row[name] for name in _REFERENCES if isinstance(row.get(name), str)):
-                resolver.lookup(reference)
+        row: dict[str, Any] = resource.contents if isinstance(resource.contents, dict) else {}
+        for reference in (row[name] for name in _REFERENCES if isinstance(row.get(name), str)):
+            resolver.lookup(reference)
         left += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
+    return whole
 
 
 def _defaults(applied: Sequence[dict[str, Any]]) -> dict[str, Any]:
