@@ -35,7 +35,7 @@ def played(sandbox):
 
 @pytest.fixture(scope="module")
 def traces(sandbox):
-    return {trace.meta["task_type"]: trace for trace in Gold(environment=TERMINAL, count=16)}
+    return {trace.meta["task_type"]: trace for trace in Gold(environment=TERMINAL, count=8)}
 
 
 def state(trace, turn=0):
@@ -86,7 +86,7 @@ def test_the_state_is_that_after_the_turns_before(verifier, traces):
 def test_a_trace_of_an_episode_says_how_it_is_rebuilt(traces):
     recorded = next(iter(traces.values())).environment
     assert recorded["name"] == "terminal" and recorded["task_id"] == "terminal-train-0"
-    expected = environment_record(TERMINAL, "train", 16, 0, "terminal-train-0")
+    expected = environment_record(TERMINAL, "train", 8, 0, "terminal-train-0")
     assert {key: recorded[key] for key in expected} == expected
 
 
