@@ -33,7 +33,6 @@ from turntree.decide.gates.monitor import GateMonitor
 from turntree.env.pool import EnvironmentPool
 from turntree.rollout.accounting import TreeAccount, account
 from turntree.rollout.groups import GrownGroup
-from turntree.rollout.live import require_whole_paths
 from turntree.rollout.players import Player, player_of
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import SchedulerConfig
@@ -87,7 +86,6 @@ class Parts:
 
     def player(self, config: SchedulerConfig) -> Player | Spread:
         """Who plays the groups: the workers, or this process."""
-        require_whole_paths(self.policy.renderer, self.brancher)
         if self.spread is not None:
             return self.spread(config)
         return player_of(
