@@ -32,7 +32,7 @@ test-alfworld: install  ## Parity with the official ALFWorld package (installs i
 # Two environments, because verifiers and openenv need another major version of the MCP package than our own client.
 ENVS := .venv-environments
 MCP1 := gymnasium,verifiers,openenv
-MCP2 := gymnasium,textarena,reasoning-gym,mcp
+MCP2 := gymnasium,mcp
 test-environments:  ## Environments of other packages, on the real packages (installs them into .venv-environments)
 	for extras in $(MCP1) $(MCP2); do \
 	  test -x $(ENVS)/$$extras/bin/python || $(PYTHON) -m venv $(ENVS)/$$extras || exit 1; \

@@ -93,7 +93,7 @@ def test_options_are_keys_and_labels_say_how_far_it_agrees(tmp_path: Path) -> No
     assert found["verifier"] == 'recommended/8+messages="any"'
     assert found["agreement"]["accuracy"] == 0.5
     assert found["agreement"]["accepted_wrong"] == 1
-    nemo = score(tmp_path, gold, candidate, "--set", "verifier.domain=swe_pivot", verifier="nemo")
+    nemo = score(tmp_path, gold, candidate, "--set", "verifier.domain=swe", verifier="nemo")
     assert [verdict["reward"] for verdict in nemo["verdicts"]] == [1.0, 0.0]
 
 
