@@ -24,7 +24,7 @@ def experiment() -> None:
     stage="experiment gate",
     options=short(
         "seeds online.train.iterations online.train.groups online.environment.difficulty "
-        "gate-turn=online.gate.checkpoints.0.turn gate-threshold=online.gate.checkpoints.0.threshold "
+        "gate-turn=online.gate.turn gate-threshold=online.gate.threshold "
         "online.train.loss.constant"
     ),
     short_help="Compare the gate with no gate and with random cuts.",

@@ -244,8 +244,8 @@ def _brancher(text: str) -> str | None:
         **short(
             "brancher.probe_tokens initial=train.rollouts.initial_rollouts train.rollouts.episodes.max_turns "
             "train.rollouts.episodes.sampling.max_tokens train.rollouts.episodes.sampling.temperature "
-            "train.optimizer.learning_rate kl=train.loss.kl_coefficient gate gate-turn=gate.checkpoints.0.turn "
-            "gate-threshold=gate.checkpoints.0.threshold gate.audit estimator filter=filters train.dapo train.greso"
+            "train.optimizer.learning_rate kl=train.loss.kl_coefficient gate gate-turn=gate.turn "
+            "gate-threshold=gate.threshold gate.audit estimator filter=filters train.dapo train.greso"
         ),
         "--reward": REWARD,
         **short("teacher verifier device.engine device.renderer"),

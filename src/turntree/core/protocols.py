@@ -306,11 +306,6 @@ class Gate(Protocol):
         """The first turn at which it may decide to cut a group of two rollouts or more."""
         return 1
 
-    @property
-    def last_look(self) -> int | None:
-        """The turn at which it has decided: a gate of several (`AnyOf`) does not ask it at later ones."""
-        return None
-
     def decide(self, group: GroupProgress) -> GateDecision | None:
         """None: nothing to decide at this turn."""
         ...

@@ -89,7 +89,7 @@ def _gated() -> TrainOnlineConfig:
         iterations=16,
         check_every=8,
         loss={"normalizer": "constant", "constant": 5500.0},
-        gate=Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}),
+        gate=Part("divergence", {"turn": 8, "threshold": 0.64}),
     )
 
 
