@@ -171,9 +171,7 @@ def _quickstart_arms(summary: Any, path: Path) -> list[str]:
         if schema == QUICKSTART_SCHEMA:
             return list(summary.get("arms", {}).keys())
     hint = "its numbers are in this file; name a run of the folder (seedN/ARM) for a page"
-    raise InputError(
-        "is a summary of an experiment, not of a run or a quickstart", path=path, hint=hint
-    )
+    raise InputError("is a summary of an experiment, not of a run or a quickstart", path=path, hint=hint)
 
 
 def _arms(path: Path, mentioned: Iterable[str]) -> tuple[Arm, ...]:
