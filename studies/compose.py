@@ -19,8 +19,6 @@ from configs import ComposeConfig, chain, playing
 
 from turntree.cli.experiment import edges, in_points
 from turntree.core.config import Part, to_mapping
-from turntree.decide.filters.dapo import DapoFilter
-from turntree.decide.filters.greso import GresoConfig
 from turntree.experiments.paired import (
     arm_folder,
     claim_policy,
@@ -134,8 +132,6 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
     train = replace(
         config.online.train,
         seed=seed,
-        dapo=DapoFilter() if "dapo" in added else None,
-        greso=GresoConfig() if "greso" in added else None,
         local=LocalConfig(verdicts=config.verdicts if judges else 0.0),
     )
     if "branching" in added:
@@ -148,6 +144,7 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         held_out_count=config.held_out,
         held_out_temperature=config.pivot.sampling.temperature,
         train=train,
+        filters=tuple(Part(name) for name in ("greso", "dapo") if name in added),
         gate=config.gate if "gate" in added else None,
         brancher=config.brancher if "branching" in added else None,
         teacher=config.teacher if judges else None,

@@ -13,8 +13,8 @@ from turntree.env.tasks import TRAIN
 from turntree.experiments.config import (
     ANSWER,
     COMMAND,
-    SeededExperiment,
     check_constant,
+    check_once,
     household_own,
     household_pivots,
     household_selection,
@@ -117,7 +117,7 @@ _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     "held_out_count": "held_out",
     "held_out_temperature": "pivot.sampling.temperature",
     "train.local": "verdicts",
-    **dict.fromkeys(("train.dapo", "train.greso"), ""),
+    "filters": "",
 }
 
 
@@ -140,7 +140,7 @@ def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComposeConfig(SeededExperiment):
+class ComposeConfig:
     """`studies/run.py compose`."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -186,9 +186,7 @@ class ComposeConfig(SeededExperiment):
     """Tasks of the split "dev" that are played at every check."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("must be there, and each once", field="arms")
+        check_once(seeds=self.seeds, arms=self.arms)
         if not self.verdicts > 0:
             raise ConfigError("must be above 0", field="verdicts")
         stages = [stage for arm in self.arms for stage in chain(arm)]

@@ -17,8 +17,8 @@ SMALL = (
 )  # fmt: skip
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--group-size", 4,
-    "--set", "online.train.rollouts.episodes.max_turns=5", "--set", "online.held_out_count=3",
-    "--set", "online.count=4",
+    "--set", "train.rollouts.episodes.max_turns=5", "--set", "held_out_count=3",
+    "--set", "count=4",
 )  # fmt: skip
 
 

@@ -27,7 +27,9 @@ from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.credit.comparisons import across_siblings, rloo
 from turntree.credit.config import CreditConfig
+from turntree.credit.credit import CreditRule
 from turntree.decide.branching.rules import FixedBrancher
 from turntree.engine.hf import HFEngine
 from turntree.engine.scripted import ScriptedAnswer, ScriptedEngine
@@ -342,9 +344,7 @@ def test_a_brancher_is_refused_where_contexts_are_rewritten_and_works_where_thou
 
 def test_a_comparison_that_reads_forks_is_refused() -> None:
     tree, rewards = Asked().scheduled()[0]
-    rule = LossConfig(normalizer="constant", constant=10.0).estimator(
-        CreditConfig(comparison="siblings", advantages="rloo")
-    )
+    rule = CreditRule(comparison=across_siblings, advantages=rloo)
     with pytest.raises(ConfigError, match="branches that were not drawn"):
         rule(tree, rewards)
 

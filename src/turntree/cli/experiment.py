@@ -23,9 +23,9 @@ def experiment() -> None:
     config="turntree.experiments.config:GateExperimentConfig",
     stage="experiment gate",
     options=short(
-        "seeds online.train.iterations online.train.groups online.environment.difficulty "
-        "gate-turn=online.gate.checkpoints.0.turn gate-threshold=online.gate.checkpoints.0.threshold "
-        "online.train.loss.constant"
+        "seeds train.iterations train.groups environment.difficulty "
+        "gate-turn=gate.checkpoints.0.turn gate-threshold=gate.checkpoints.0.threshold "
+        "train.loss.constant"
     ),
     short_help="Compare the gate with no gate and with random cuts.",
 )
@@ -62,8 +62,8 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
     config="turntree.experiments.config:BranchingExperimentConfig",
     stage="experiment branching",
     options=short(
-        "seeds arms online.train.iterations online.train.groups online.train.rollouts.group_size "
-        "online.brancher.probe_tokens online.train.optimizer.learning_rate online.train.loss.constant"
+        "seeds arms train.iterations train.groups train.rollouts.group_size "
+        "brancher.probe_tokens train.optimizer.learning_rate train.loss.constant"
     ),
     short_help="Forks where entropy rises, against random ones and none.",
 )

@@ -79,9 +79,8 @@ def configured_arm(config: BranchingExperimentConfig, out: Path, seed: int, arm:
             released = {name: value for name, value in alike.items() if name == "branches"}
             return replace(online, brancher=Part("arpo_released", released))
         case "tree_grpo":
-            trees = replace(online.train.credit, comparison="trees")
             posthoc = Part("posthoc", {"expansions": rollouts.group_size // rollouts.initial - 1})
-            return replace(online, brancher=posthoc, train=replace(online.train, credit=trees))
+            return replace(online, brancher=posthoc, estimator=Part("turntree.credit.config:TREE_GRPO"))
         case "grpo":
             return _independent(online, rollouts.group_size)
         case "grpo_half":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from turntree.core.completion import Sampling
@@ -32,16 +32,11 @@ COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is som
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SeededExperiment:
-    """Arms that are compared seed by seed."""
-
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Every arm is run once with each."""
-
-    def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError("must be there, and each once: a repeated seed narrows intervals", field="seeds")
+def check_once(**lists: tuple[Any, ...]) -> None:
+    """Raise `ConfigError` for a list that is empty or names something twice: a repeated seed narrows intervals."""
+    for name, values in lists.items():
+        if not values or len(set(values)) < len(values):
+            raise ConfigError("must be there, and each once", field=name)
 
 
 def check_constant(online: TrainOnlineConfig, changes: str) -> None:
@@ -49,8 +44,8 @@ def check_constant(online: TrainOnlineConfig, changes: str) -> None:
     if online.train.loss.normalizer != "constant":
         raise ConfigError(
             f"lets {changes} change the step size",
-            field="online.train.loss.normalizer",
-            hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
+            field="train.loss.normalizer",
+            hint="use 'constant', with about the trained tokens of an iteration as train.loss.constant",
         )
 
 
@@ -79,36 +74,51 @@ def online_config(
     )
 
 
-def _gated() -> TrainOnlineConfig:
-    """The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever converge. The threshold is
-    calibrated for the embedded policy."""
-    return online_config(
-        Part("household", {"difficulty": "easy"}),
-        EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24)),
-        2e-4,
-        iterations=16,
-        check_every=8,
-        loss={"normalizer": "constant", "constant": 5500.0},
-        gate=Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}),
-    )
+@dataclass(frozen=True, kw_only=True)
+class OnlineExperiment(TrainOnlineConfig):
+    """Arms that are compared seed by seed. The keys are those of `train online`: every arm is such a run."""
+
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """Every arm is run once with each."""
+
+    @property
+    def online(self) -> TrainOnlineConfig:
+        return TrainOnlineConfig(**{each.name: getattr(self, each.name) for each in fields(TrainOnlineConfig)})
+
+
+_GATED = online_config(
+    Part("household", {"difficulty": "easy"}),
+    EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24)),
+    2e-4,
+    iterations=16,
+    check_every=8,
+    loss={"normalizer": "constant", "constant": 5500.0},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateExperimentConfig(SeededExperiment):
-    """`turntree experiment gate`."""
+class GateExperimentConfig(OnlineExperiment):
+    """`turntree experiment gate`. The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever
+    converge. The threshold is calibrated for the embedded policy."""
 
-    online: TrainOnlineConfig = field(default_factory=_gated)
-    """Every arm's configuration; its gate is that of the arm "gate"."""
+    environment: Part = _GATED.environment
+    """The environment of every arm."""
+    train: OnlineConfig = _GATED.train
+    gate: Part | None = field(
+        default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]})
+    )
+    """That of the arm "gate"."""
     arms: tuple[GateArm, ...] = ("none", "gate", "random")
     """What is compared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.online.gate is None:
-            raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
-        check_constant(self.online, "a cut")
-        if "none" not in self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("needs the arm 'none', and every arm once", field="arms")
+        if self.gate is None:
+            raise ConfigError("is missing", field="gate", hint="the arm 'gate' needs one")
+        check_constant(self, "a cut")
+        check_once(seeds=self.seeds, arms=self.arms)
+        if "none" not in self.arms:
+            raise ConfigError("needs the arm 'none'", field="arms")
         if "random" in self.arms and "gate" not in self.arms:
             raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
 
@@ -135,28 +145,32 @@ def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
     )
 
 
-def _branched() -> TrainOnlineConfig:
-    return online_config(
-        Part("qa"),
-        ANSWER,
-        5e-4,
-        iterations=40,
-        check_every=10,
-        loss={"normalizer": "constant", "constant": 2000.0},
-        brancher=Part("entropy", {"probe_tokens": 2}),
-        held_out_count=300,
-        held_out_temperature=1.0,
-        held_out_samples=2,
-    )
+_BRANCHED = online_config(
+    Part("qa"),
+    ANSWER,
+    5e-4,
+    iterations=40,
+    check_every=10,
+    loss={"normalizer": "constant", "constant": 2000.0},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BranchingExperimentConfig(SeededExperiment):
+class BranchingExperimentConfig(OnlineExperiment):
     """`turntree experiment branching`. All arms but `tree_grpo` and those on `starts` compare every leaf with every
     leaf (ARPO's soft estimator)."""
 
-    online: TrainOnlineConfig = field(default_factory=_branched)
-    """The arm "entropy"; the others are written as their differences from it."""
+    environment: Part = _BRANCHED.environment
+    """The environment of every arm."""
+    train: OnlineConfig = _BRANCHED.train
+    brancher: Part | None = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
+    """That of the arm "entropy"; the others are written as their differences from it."""
+    held_out_count: int = 300
+    """Held-out tasks for the checks."""
+    held_out_temperature: float = 1.0
+    """Sampling temperature of held-out episodes."""
+    held_out_samples: int = 2
+    """Held-out episodes per task."""
     arms: tuple[BranchingArm, ...] = ("grpo", "entropy", "random", "entropy_starts", "entropy_paths", "grpo_calls")
     """What is compared. grpo: as many leaves, all independent; grpo_half: the initial rollouts alone; grpo_calls: as
     many independent rollouts as make the tool calls of entropy; random: the paced coin; entropy_starts: the baseline
@@ -165,13 +179,11 @@ class BranchingExperimentConfig(SeededExperiment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        brancher = self.online.brancher
-        if brancher is None or brancher.name != "entropy":
-            raise ConfigError("must be 'entropy': the other arms differ from it", field="online.brancher.name")
-        if not brancher.options.get("paced", True):
-            raise ConfigError("must be true: 'random' keeps the same pace", field="online.brancher.paced")
-        check_constant(self.online, "the number of leaves")
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("must be there, and each once", field="arms")
+        if self.brancher is None or self.brancher.name != "entropy":
+            raise ConfigError("must be 'entropy': the other arms differ from it", field="brancher.name")
+        if not self.brancher.options.get("paced", True):
+            raise ConfigError("must be true: 'random' keeps the same pace", field="brancher.paced")
+        check_constant(self, "the number of leaves")
+        check_once(seeds=self.seeds, arms=self.arms)
         if "grpo_calls" in self.arms and not {"grpo", "entropy"} <= set(self.arms):
             raise ConfigError("needs the arms 'grpo' and 'entropy', whose calls it matches", field="arms")
