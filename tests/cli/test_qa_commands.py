@@ -1,5 +1,5 @@
 """Questions on the command line, end to end on the embedded policy, in miniature: traces, SFT, training with branches,
-evaluation, the experiments."""
+evaluation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ from turntree_worlds.sandboxes.sandbox import Sandbox
 SMALL = (
     "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,
     "--count", 6, "--set", "held_out_count=3",
-)  # fmt: skip
-ARMS = (
-    "--seeds", 0, "--iterations", 1, "--groups", 2, "--group-size", 4,
-    "--set", "train.rollouts.episodes.max_turns=5", "--set", "held_out_count=3",
-    "--set", "count=4",
 )  # fmt: skip
 
 
@@ -111,22 +106,3 @@ def test_questions_of_ones_own_are_asked_over_documents_of_ones_own(turntree, tm
     assert "index" in alone
     held_out = turntree.error("train", "online", "--out", tmp_path / "no", *SMALL, *asked, "--count", 5)
     assert "none is left to check on" in held_out
-
-
-def test_the_branching_experiment_compares_its_arms_and_does_not_run_them_twice(turntree, tmp_path) -> None:
-    command = ("experiment", "branching", "--out", tmp_path / "branching", *ARMS)
-    summary = turntree.json(*command)
-    assert set(summary["arms"]) == {"grpo", "entropy", "random", "entropy_starts", "entropy_paths", "grpo_calls"}
-    assert summary["arms"]["grpo"]["structural_saving"] == 0.0
-    assert summary["arms"]["entropy"]["structural_saving"] > 0.0
-    assert summary["differences"]["entropy - random"]["matched_steps"]["held_out_difference"]["tasks"] == 3
-    assert turntree.json(*command) == summary
-    assert "choose another --out" in turntree.error(*command, "--learning-rate", 1e-3)
-
-
-def test_the_published_arms_are_configurations_of_the_same_command(turntree, tmp_path) -> None:
-    arms = ("grpo_half", "random_paths", "arpo_released", "tree_grpo")
-    command = ("experiment", "branching", "--out", tmp_path / "branching", *ARMS, "--arms", ",".join(arms))
-    summary = turntree.json(*command)
-    assert [summary["arms"][arm]["leaves"] for arm in arms] == [2.0, 4.0, 4.0, 4.0]
-    assert summary["arms"]["tree_grpo"]["structural_saving"] > 0.0

@@ -1,9 +1,9 @@
-"""Tiny folders of online training, written as its stage and the branching experiment write them."""
+"""Tiny folders of online training, written as its stage writes them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,42 +133,3 @@ def write_online_run(path: Path) -> Path:
 
 def outcomes(iteration: int, wins: int) -> list[Any]:
     return [{"iteration": iteration, "task": f"t{t}", "rewards": [float(t < wins)] * 2} for t in range(TASKS)]
-
-
-def over_seeds(mean: float, half: float | None, values: Sequence[float]) -> Mapping[str, Any]:
-    edges = {"low": None, "high": None, "detectable": None}
-    if half is not None:
-        edges = {"low": mean - half, "high": mean + half, "detectable": 1.5 * half}
-    return {"mean": mean, **edges, "values": list(values)}
-
-
-def arm_totals(success: float, half: float | None = 0.05) -> Any:
-    return {
-        "held_out_success": over_seeds(success, half, [success, success]),
-        "gain": {"by_seed": over_seeds(success - 0.25, half, [success - 0.25] * 2)},
-        "calls": 1234.0,
-        "decoded_tokens": 9876.0,
-        "structural_saving": 0.375,
-        "forks_per_group": 3.25,
-        "rho": 3.5,
-        "drift": None,
-        "zero_variance_share": 0.4,
-    }
-
-
-def write_experiment(path: Path, half: float | None = 0.05) -> Path:
-    """Entropy forks are 10 points above random ones at matched steps, and 2 (no difference shown) at matched calls."""
-    far, near = over_seeds(0.10, half, [0.1, 0.1]), over_seeds(0.02, half, [0.0, 0.04])
-    differences = {"matched_steps": {"by_seed": far}, "matched_calls": near, "mean_over_checks": near}
-    summary = {
-        "schema": "turntree.decide.branching/1",
-        "seeds": [0, 1],
-        "base_success": [0.25, 0.25],
-        "arms": {"entropy": arm_totals(0.6, half), "random": arm_totals(0.5, half)},
-        "differences": {"entropy - random": differences},
-    }
-    write_json(path / "summary.json", summary)
-    for seed, last in ((0, 0.5), (1, 0.7)):
-        write_lines(path / f"seed{seed}" / "entropy" / "metrics.jsonl", metrics([0.25, 0.4, last], calls=10 + 2 * seed))
-    write_lines(path / "seed0" / "random" / "metrics.jsonl", metrics([0.25, 0.4, 0.5]))
-    return path

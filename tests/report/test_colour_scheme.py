@@ -1,4 +1,4 @@
-"""Reports and experiment pages follow the colour scheme of the reader: text can be read on a light and a dark page."""
+"""Reports follow the colour scheme of the reader: text can be read on a light and a dark page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from online_directories import write_experiment, write_online_run
+from online_directories import write_online_run
 from run_directories import write_complete_run
 
 from chromium import browser
-from turntree.experiments.page import build_experiment_page
 from turntree.report import figures
 from turntree.report.html import build_report
 
@@ -36,12 +35,9 @@ return [getComputedStyle(document.body).backgroundColor, ...lowest];
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("pages")
-    experiment = build_experiment_page(write_experiment(folder / "experiment"))
-    assert experiment is not None
     return [
         build_report(write_complete_run(folder / "pivot")),
         build_report(write_online_run(folder / "online")),
-        experiment,
     ]
 
 

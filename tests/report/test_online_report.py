@@ -1,4 +1,4 @@
-"""The pages of an online run and of matched arms over seeds: the numbers are there, what is absent is said."""
+"""The page of an online run: the numbers are there, what is absent is said."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from online_directories import metrics, write_experiment, write_lines, write_online_run
+from online_directories import metrics, write_lines, write_online_run
 
 from turntree.core.errors import InputError
 from turntree.core.tree import Decision
-from turntree.experiments.page import build_experiment_page, mean_curve, read_experiment
 from turntree.report.html import build_report
 from turntree.report.online import cumulative, decisions, over
-from turntree.run.files import read_json, write_json
+from turntree.run.files import write_json
 
 
 def text_of(page: Path) -> str:
@@ -30,13 +29,6 @@ def alternatives(page: Path) -> str:
 @pytest.fixture(scope="module")
 def online(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_report(write_online_run(tmp_path_factory.mktemp("runs") / "mine"))
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    page = build_experiment_page(write_experiment(tmp_path_factory.mktemp("runs") / "arms"))
-    assert page is not None
-    return page
 
 
 def test_the_headline_says_what_was_trained_and_the_paired_gain_over_tasks(online: Path) -> None:
@@ -141,9 +133,8 @@ def test_endings_other_than_completion_are_counted_and_drawn(online: Path) -> No
     )
 
 
-@pytest.mark.parametrize("page", ["online", "compared"])
-def test_pages_load_nothing_and_their_ids_are_their_own(page: str, request: pytest.FixtureRequest) -> None:
-    markup = request.getfixturevalue(page).read_text(encoding="utf-8")
+def test_the_page_loads_nothing_and_its_ids_are_its_own(online: Path) -> None:
+    markup = online.read_text(encoding="utf-8")
     assert not re.findall(r"https?://|src=|@import|<script|<link|<iframe|url\((?!#)", markup)
     ids = re.findall(r' id="([^"]*)"', markup)
     assert len(ids) == len(set(ids))
@@ -195,56 +186,3 @@ def test_a_run_without_trees_says_so_and_leads_nowhere(tmp_path: Path) -> None:
     assert "The run kept no trees, which hold the decisions." in shown
     assert "trees.html" not in page.read_text(encoding="utf-8")
     assert not (run / "trees.html").exists()
-
-
-def test_the_table_of_arms_has_success_gain_and_what_they_spent(compared: Path) -> None:
-    shown = text_of(compared)
-    assert (
-        "2 arms over 2 matched seeds, from 25.0% held-out success. The highest mean is 60.0%, of “Entropy forks”"
-        in shown
-    )
-    assert "Entropy forks entropy 60.0% 55.0 to 65.0 +35.0 +30.0 to +40.0 1,234 9,876 37.5% 3.25 40.0% 3.50 –" in shown
-
-
-def test_differences_are_read_by_their_interval_and_say_what_could_be_detected(compared: Path) -> None:
-    shown = text_of(compared)
-    assert "+10.0 +5.0 to +15.0 above zero 7.5 +2.0 −3.0 to +7.0 contains zero 7.5 +2.0" in shown
-    assert (
-        "“Entropy forks” − “Random forks” at matched calls: +2.0 points (95% interval −3.0 to +7.0, contains" in shown
-    )
-
-
-def test_a_single_seed_has_no_interval_and_the_page_says_so(tmp_path: Path) -> None:
-    page = build_experiment_page(write_experiment(tmp_path, half=None))
-    assert page is not None
-    shown = text_of(page)
-    assert "at matched calls: +2.0 points; one seed has no interval." in shown
-    assert "Entropy forks entropy 60.0% +35.0 1,234" in shown
-
-
-def test_curves_are_means_over_seeds_of_calls_and_success(tmp_path: Path, compared: Path) -> None:
-    found = read_experiment(write_experiment(tmp_path))
-    assert found is not None
-    flat = [number for point in mean_curve(found.curves["entropy"]) for number in point]
-    assert flat == pytest.approx([0, 0.25, 11, 0.4, 22, 0.6])
-    assert "Entropy forks 60.0% after 22 calls; Random forks 50.0% after 20 calls." in alternatives(compared)
-    assert "Not in this folder, so not drawn: seed1/random" in text_of(compared)
-
-
-def test_summaries_of_before_they_had_a_schema_are_read(tmp_path: Path) -> None:
-    found = read_experiment(write_experiment(tmp_path))
-    summary = read_json(tmp_path / "summary.json")
-    del summary["schema"]
-    write_json(tmp_path / "summary.json", summary)
-    assert read_experiment(tmp_path) == found is not None
-
-
-def test_a_summary_of_another_kind_is_no_such_experiment_and_an_incomplete_one_is_named(tmp_path: Path) -> None:
-    assert build_experiment_page(tmp_path) is None
-    write_json(tmp_path / "summary.json", {"arms": {"base": {"success": 0.5}}, "seeds": [0]})
-    assert read_experiment(tmp_path) is None
-    summary = read_json(write_experiment(tmp_path) / "summary.json")
-    del summary["arms"]["random"]["gain"]
-    write_json(tmp_path / "summary.json", summary)
-    with pytest.raises(InputError, match=r"summary\.json: field 'gain': is missing"):
-        build_experiment_page(tmp_path)

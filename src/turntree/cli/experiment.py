@@ -56,43 +56,6 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
         )
 
 
-@experiment.command(
-    "branching",
-    cls=StageCommand,
-    config="turntree.experiments.config:BranchingExperimentConfig",
-    stage="experiment branching",
-    options=short(
-        "seeds arms train.iterations train.groups train.rollouts.group_size "
-        "brancher.probe_tokens train.optimizer.learning_rate train.loss.constant"
-    ),
-    short_help="Forks where entropy rises, against random ones and none.",
-)
-@out_option("The experiment's folder.", folder=True)
-def branching_experiment(config: Any, out: Path, json_path: str | None) -> None:
-    """Matched seeds on generated questions; arms: grpo, grpo_half, grpo_calls (as many tool calls as entropy), entropy,
-    random (as often as entropy, turn by turn), entropy_starts (baseline of initial starts), entropy_paths and
-    random_paths (the same with path weights), arpo_released, tree_grpo.
-
-    \b
-    Example: turntree experiment branching --out runs/branching --seeds 0,1,2,3
-    """
-    from turntree.experiments.branching import run_branching_experiment
-
-    summary = run_branching_experiment(config, out)
-    finish(summary, json_path, list(_branching_lines(summary)))
-
-
-def _branching_lines(summary: dict[str, Any]) -> Iterator[str]:
-    for arm, row in summary["arms"].items():
-        yield (
-            f"{arm:14s} held-out {row['held_out_success']['mean']:.1%} ({in_points(row['gain']['by_seed'])} over the "
-            f"start), {row['calls']:,.0f} calls, structural saving {row['structural_saving']:.1%}"
-        )
-    for pair, row in summary["differences"].items():
-        steps, matched = row["matched_steps"]["by_seed"], row["matched_calls"]
-        yield f"{pair}: {in_points(steps)} at matched steps, {in_points(matched)} at matched calls"
-
-
 def in_points(row: dict[str, Any]) -> str:
     scaled = {key: None if row[key] is None else 100 * row[key] for key in ("mean", "low", "high")}
     mean, _, interval = edges(scaled, "{:+.1f}").partition(" ")

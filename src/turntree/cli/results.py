@@ -121,12 +121,10 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
     Example: turntree report runs/quickstart
              turntree report runs/evaluation/qa.trees.jsonl
     """
-    from turntree.experiments.page import build_experiment_page
     from turntree.report.browser import build_browser
     from turntree.report.html import build_report
 
-    built = build_browser(run, out) if run.is_file() else build_experiment_page(run, out)
-    page = built or build_report(run, out)
+    page = (build_browser(run, out) if run.is_file() else None) or build_report(run, out)
     finish({"report": str(page)}, json_path, [str(page)])
 
 

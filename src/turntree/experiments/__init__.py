@@ -1,1 +1,1 @@
-"""Comparisons of methods: matched arms over seeds, the quickstart, and the pages of both."""
+"""Comparisons of methods: matched arms over seeds, and the quickstart."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Literal
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
@@ -15,112 +15,57 @@ from turntree.stages.config import OwnPathConfig, TrainOnlineConfig
 from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 GateArm = Literal["none", "gate", "random"]
-BranchingArm = Literal[
-    "grpo",
-    "grpo_half",
-    "grpo_calls",
-    "entropy",
-    "entropy_starts",
-    "entropy_paths",
-    "random",
-    "random_paths",
-    "arpo_released",
-    "tree_grpo",
-]
-BRANCHING_SCHEMA = "turntree.decide.branching/1"  # of its summary, which its page reads without torch
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
-ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
 
-def check_once(**lists: tuple[Any, ...]) -> None:
-    """Raise `ConfigError` for a list that is empty or names something twice: a repeated seed narrows intervals."""
-    for name, values in lists.items():
-        if not values or len(set(values)) < len(values):
-            raise ConfigError("must be there, and each once", field=name)
-
-
-def check_constant(online: TrainOnlineConfig, changes: str) -> None:
-    """Raise `ConfigError` unless the loss is divided by a constant; `changes` would otherwise change the step size."""
-    if online.train.loss.normalizer != "constant":
-        raise ConfigError(
-            f"lets {changes} change the step size",
-            field="train.loss.normalizer",
-            hint="use 'constant', with about the trained tokens of an iteration as train.loss.constant",
-        )
-
-
-def online_config(
-    environment: Part,
-    episodes: EpisodeConfig,
-    rate: float,
-    *,
-    iterations: int,
-    check_every: int,
-    loss: dict[str, Any],
-    **settings: Any,
-) -> TrainOnlineConfig:
-    """The GRPO arm, as far as the experiments agree; `loss` are its settings beside the KL term."""
-    return TrainOnlineConfig(
-        environment=environment,
-        train=OnlineConfig(
-            iterations=iterations,
-            groups=8,
-            check_every=check_every,
-            rollouts=SchedulerConfig(episodes=episodes),
-            loss=LossConfig(kl_coefficient=0.02, **loss),
-            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=3),
-        ),
-        **settings,
+def _gated() -> OnlineConfig:
+    """The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever converge. The threshold is
+    calibrated for the embedded policy."""
+    episodes = EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24))
+    return OnlineConfig(
+        iterations=16,
+        groups=8,
+        check_every=8,
+        rollouts=SchedulerConfig(episodes=episodes),
+        loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=5500.0),
+        optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=3),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineExperiment(TrainOnlineConfig):
-    """Arms that are compared seed by seed. The keys are those of `train online`: every arm is such a run."""
+class GateExperimentConfig(TrainOnlineConfig):
+    """`turntree experiment gate`: the keys of `train online`, of which every arm is a run."""
 
-    seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """Every arm is run once with each."""
-
-    @property
-    def online(self) -> TrainOnlineConfig:
-        return TrainOnlineConfig(**{each.name: getattr(self, each.name) for each in fields(TrainOnlineConfig)})
-
-
-_GATED = online_config(
-    Part("household", {"difficulty": "easy"}),
-    EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24)),
-    2e-4,
-    iterations=16,
-    check_every=8,
-    loss={"normalizer": "constant", "constant": 5500.0},
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GateExperimentConfig(OnlineExperiment):
-    """`turntree experiment gate`. The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever
-    converge. The threshold is calibrated for the embedded policy."""
-
-    environment: Part = _GATED.environment
+    environment: Part = field(default_factory=lambda: Part("household", {"difficulty": "easy"}))
     """The environment of every arm."""
-    train: OnlineConfig = _GATED.train
+    train: OnlineConfig = field(default_factory=_gated)
     gate: Part | None = field(
         default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]})
     )
     """That of the arm "gate"."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3)
+    """Every arm is run once with each."""
     arms: tuple[GateArm, ...] = ("none", "gate", "random")
     """What is compared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name, values in (("seeds", self.seeds), ("arms", self.arms)):
+            if not values or len(set(values)) < len(values):  # a repeated seed narrows intervals
+                raise ConfigError("must be there, and each once", field=name)
         if self.gate is None:
             raise ConfigError("is missing", field="gate", hint="the arm 'gate' needs one")
-        check_constant(self, "a cut")
-        check_once(seeds=self.seeds, arms=self.arms)
+        if self.train.loss.normalizer != "constant":
+            hint = "use 'constant', with about the trained tokens of an iteration as train.loss.constant"
+            raise ConfigError("lets a cut change the step size", field="train.loss.normalizer", hint=hint)
         if "none" not in self.arms:
             raise ConfigError("needs the arm 'none'", field="arms")
         if "random" in self.arms and "gate" not in self.arms:
             raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
+
+    @property
+    def online(self) -> TrainOnlineConfig:
+        return TrainOnlineConfig(**{each.name: getattr(self, each.name) for each in fields(TrainOnlineConfig)})
 
 
 def household_selection() -> SelectConfig:
@@ -143,47 +88,3 @@ def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
         loss=LossConfig(kl_coefficient=0.02),
         optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
     )
-
-
-_BRANCHED = online_config(
-    Part("qa"),
-    ANSWER,
-    5e-4,
-    iterations=40,
-    check_every=10,
-    loss={"normalizer": "constant", "constant": 2000.0},
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BranchingExperimentConfig(OnlineExperiment):
-    """`turntree experiment branching`. All arms but `tree_grpo` and those on `starts` compare every leaf with every
-    leaf (ARPO's soft estimator)."""
-
-    environment: Part = _BRANCHED.environment
-    """The environment of every arm."""
-    train: OnlineConfig = _BRANCHED.train
-    brancher: Part | None = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
-    """That of the arm "entropy"; the others are written as their differences from it."""
-    held_out_count: int = 300
-    """Held-out tasks for the checks."""
-    held_out_temperature: float = 1.0
-    """Sampling temperature of held-out episodes."""
-    held_out_samples: int = 2
-    """Held-out episodes per task."""
-    arms: tuple[BranchingArm, ...] = ("grpo", "entropy", "random", "entropy_starts", "entropy_paths", "grpo_calls")
-    """What is compared. grpo: as many leaves, all independent; grpo_half: the initial rollouts alone; grpo_calls: as
-    many independent rollouts as make the tool calls of entropy; random: the paced coin; entropy_starts: the baseline
-    of initial starts alone; entropy_paths, random_paths: the same with path weights; arpo_released, tree_grpo: as
-    published."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.brancher is None or self.brancher.name != "entropy":
-            raise ConfigError("must be 'entropy': the other arms differ from it", field="brancher.name")
-        if not self.brancher.options.get("paced", True):
-            raise ConfigError("must be true: 'random' keeps the same pace", field="brancher.paced")
-        check_constant(self, "the number of leaves")
-        check_once(seeds=self.seeds, arms=self.arms)
-        if "grpo_calls" in self.arms and not {"grpo", "entropy"} <= set(self.arms):
-            raise ConfigError("needs the arms 'grpo' and 'entropy', whose calls it matches", field="arms")

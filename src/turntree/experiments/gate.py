@@ -41,7 +41,7 @@ SCHEMA = "turntree.gate/1"
 def run_gate_experiment(config: GateExperimentConfig, out: Path) -> dict[str, Any]:
     """Run what is not there yet, then compare; `out/summary.json` holds the result, `out/outcomes.jsonl` outcomes by
     task."""
-    claim_policy(out, config.online, {})
+    claim_policy(out, config.online)
     for seed in config.seeds:
         for arm in sorted(config.arms, key=lambda arm: arm == "random"):  # it needs what the gate cut
             run_or_reuse(_configured(config, out, seed, arm), arm_folder(out, seed, arm))

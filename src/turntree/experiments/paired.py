@@ -28,19 +28,15 @@ def arm_folder(out: Path, seed: int, arm: str) -> Path:
     return out / f"seed{seed}" / arm
 
 
-def claim(out: Path, identity: Mapping[str, Any]) -> None:
-    """Write down what a folder's results were made of. Raises `InputError` where it is something else."""
+def claim_policy(out: Path, online: TrainOnlineConfig) -> None:
+    """Write down the weights that all arms of a folder start from. Raises `InputError` where they are other ones."""
+    policy = resolve(policy_name(online.model, online.environment))
+    identity = {"policy_hash": policy_hash(load_model(policy, dtype=online.device.dtype))}
     file = out / "identity.json"
     if file.exists() and read_json(file) != identity:
         raise InputError("holds results of another configuration or policy", path=out, hint="use a new folder")
     out.mkdir(parents=True, exist_ok=True)
     write_json(file, identity)
-
-
-def claim_policy(out: Path, online: TrainOnlineConfig, settings: Mapping[str, Any]) -> None:
-    """`claim` for settings and for the weights that all arms start from: a folder may hold other ones by now."""
-    folder = resolve(policy_name(online.model, online.environment))
-    claim(out, {**settings, "policy_hash": policy_hash(load_model(folder, dtype=online.device.dtype))})
 
 
 def json_rows(path: Path) -> list[dict[str, Any]]:

@@ -170,13 +170,8 @@ def _quickstart_arms(summary: Any, path: Path) -> list[str]:
         schema = summary.get("schema", "" if "seeds" in summary else QUICKSTART_SCHEMA)  # older ones name none
         if schema == QUICKSTART_SCHEMA:
             return list(summary.get("arms", {}).keys())
-        name = schema.removeprefix("turntree.").partition("/")[0]
-    told = f"is a summary of {f'`experiment {name}`' if name else 'an experiment'}"
-    raise InputError(
-        f"{told}; `turntree report` draws runs, quickstarts and `experiment branching`",
-        path=path,
-        hint="its numbers are in this file; name a run of the folder (seedN/ARM) for a page",
-    )
+    hint = "its numbers are in this file; name a run of the folder (seedN/ARM) for a page"
+    raise InputError("is a summary of an experiment, not of a run or a quickstart", path=path, hint=hint)
 
 
 def _arms(path: Path, mentioned: Iterable[str]) -> tuple[Arm, ...]:
