@@ -18,16 +18,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from turntree.core.labels import Rewards
 from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.credit.comparisons import across_starts, rloo
-from turntree.credit.config import CreditConfig
-from turntree.credit.credit import CreditRule
+from turntree.credit.comparisons import (
+    AcrossAnchors,
+    across_siblings,
+    across_starts,
+    mean_centred,
+    rloo,
+    within_and_across_trees,
+)
+from turntree.credit.credit import CreditRule, hard, hard_dedup
 from turntree.credit.scored import LeafWeighting, path_weighted
 
 # The toy: states are the tokens sampled so far, tokens are bits; P[state] is the probability of a one.
@@ -298,30 +304,29 @@ def divided_by_starts(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting
 
 
 def estimators() -> list[Estimator]:
-    def made(name: str, credit: CreditConfig, by_tokens: bool = False) -> Estimator:
-        return Estimator(name, credit.rule("constant", per_rollout=False), by_tokens)
+    def made(name: str, by_tokens: bool = False, **credit: Any) -> Estimator:
+        return Estimator(name, CreditRule(**credit), by_tokens)
 
-    centred, left_out = CreditConfig(advantages="mean_centred"), CreditConfig(advantages="rloo")
-    starts = CreditConfig(leaf_weights="path_weighted", comparison="starts")
-    siblings = CreditConfig(leaf_weights="path_weighted", comparison="siblings", advantages="mean_centred")
+    starts: dict[str, Any] = {"leaf_weights": path_weighted, "comparison": across_starts}
+    siblings: dict[str, Any] = {"leaf_weights": path_weighted, "comparison": across_siblings}
     unbiased = CreditRule(advantages=rloo, comparison=across_starts)
     return [
-        made("soft, GRPO", CreditConfig()),
-        made("soft, mean-centred (Dr. GRPO)", centred),
-        made("soft, mean-centred, Z = tokens", centred, by_tokens=True),
-        made("soft, RLOO", left_out),
-        made("hard, RLOO", replace(left_out, attribution="hard")),
-        made("hard_dedup, RLOO", replace(left_out, attribution="hard_dedup")),
-        made("hard_dedup, RLOO, Z = tokens", replace(left_out, attribution="hard_dedup"), by_tokens=True),
-        made("trees, GRPO (Tree-GRPO)", CreditConfig(comparison="trees")),
-        made("anchors, GRPO (GiGPO)", CreditConfig(comparison="anchors")),
-        made("anchors, mean-centred (GiGPO)", replace(centred, comparison="anchors")),
+        made("soft, GRPO"),
+        made("soft, mean-centred (Dr. GRPO)", advantages=mean_centred),
+        made("soft, mean-centred, Z = tokens", by_tokens=True, advantages=mean_centred),
+        made("soft, RLOO", advantages=rloo),
+        made("hard, RLOO", advantages=rloo, attribution=hard),
+        made("hard_dedup, RLOO", advantages=rloo, attribution=hard_dedup),
+        made("hard_dedup, RLOO, Z = tokens", by_tokens=True, advantages=rloo, attribution=hard_dedup),
+        made("trees, GRPO (Tree-GRPO)", comparison=within_and_across_trees),
+        made("anchors, GRPO (GiGPO)", comparison=AcrossAnchors()),
+        made("anchors, mean-centred (GiGPO)", comparison=AcrossAnchors(), advantages=mean_centred),
         Estimator("path_weighted, leaves, RLOO (refused)", CreditRule(advantages=rloo, leaf_weights=path_weighted)),
-        made("path_weighted, starts, GRPO", starts),
-        made("path_weighted, starts, mean-centred", replace(starts, advantages="mean_centred")),
-        made("path_weighted, starts, RLOO", replace(starts, advantages="rloo")),
-        made("path_weighted, siblings, mean-centred", siblings),
-        made("path_weighted, siblings, RLOO", replace(siblings, advantages="rloo")),
+        made("path_weighted, starts, GRPO", **starts),
+        made("path_weighted, starts, mean-centred", advantages=mean_centred, **starts),
+        made("path_weighted, starts, RLOO", advantages=rloo, **starts),
+        made("path_weighted, siblings, mean-centred", advantages=mean_centred, **siblings),
+        made("path_weighted, siblings, RLOO", advantages=rloo, **siblings),
         Estimator("refills weigh 1, starts, RLOO (not offered)", replace(unbiased, leaf_weights=refills_weigh_one)),
         Estimator("the same over all starts (not offered)", replace(unbiased, leaf_weights=divided_by_starts)),
     ]

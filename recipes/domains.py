@@ -160,7 +160,7 @@ class Recipe:
             *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--max-tokens", options.tokens, "--keep-trees", "none"),
             *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
-            *("--set", f"train.max_tokens={options.path}", *(["--strict"] if arm == "strict" else [])),
+            *("--set", f"train.max_tokens={options.path}", *(["--verifier", "strict"] if arm == "strict" else [])),
             *(*adapter, *options.device, "--out", name),
         )
         return Stage(name, f"{name}/cost.json", command, (states,))

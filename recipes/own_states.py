@@ -265,7 +265,7 @@ class Recipe:
         if arm.startswith("own"):
             return self.model(arm, seed, self.own(arm, seed), traces)
         pivots = self.pivots(arm, seed, traces)
-        states = [pivots.result, *(["--strict"] if arm == "strict" else self.world.judged)]
+        states = [pivots.result, *(["--verifier", "strict"] if arm == "strict" else self.world.judged)]
         return self.model(arm, seed, self.reinforced(*states), pivots)
 
     def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage) -> Stage:

@@ -19,8 +19,7 @@ from configs import ComposeConfig, chain, playing
 
 from turntree.cli.experiment import edges, in_points
 from turntree.core.config import Part, to_mapping
-from turntree.decide.filters.dapo import DapoFilter
-from turntree.decide.filters.greso import GresoConfig
+from turntree.core.errors import InputError
 from turntree.experiments.paired import (
     arm_folder,
     claim_policy,
@@ -33,7 +32,7 @@ from turntree.experiments.paired import (
     write_experiment,
 )
 from turntree.pivots import profile as profiling
-from turntree.run.files import read_table
+from turntree.run.files import read_json, read_table, write_json
 from turntree.run.folder import RunDirectory
 from turntree.stages import profile, select
 from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
@@ -52,8 +51,11 @@ Point = dict[str, float]
 def run_compose(config: ComposeConfig, out: Path) -> dict[str, Any]:
     """Run what is not there yet, then compare; `out/summary.json` holds the curves and the comparisons. Raises
     `InputError` where `out` holds runs of another policy or configuration, except for its seeds and arms."""
-    settings = to_mapping(config)
-    claim_policy(out, config.online, {key: value for key, value in settings.items() if key not in ("seeds", "arms")})
+    claim_policy(out, config.online)
+    settings = {key: value for key, value in to_mapping(config).items() if key not in ("seeds", "arms")}
+    if (file := out / "settings.json").exists() and read_json(file) != settings:
+        raise InputError("holds results of another configuration", path=out, hint="use a new folder")
+    write_json(file, settings)
     for seed in config.seeds:
         for arm in config.arms:
             model = config.online.model
@@ -134,8 +136,6 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
     train = replace(
         config.online.train,
         seed=seed,
-        dapo=DapoFilter() if "dapo" in added else None,
-        greso=GresoConfig() if "greso" in added else None,
         local=LocalConfig(verdicts=config.verdicts if judges else 0.0),
     )
     if "branching" in added:
@@ -148,6 +148,7 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         held_out_count=config.held_out,
         held_out_temperature=config.pivot.sampling.temperature,
         train=train,
+        filters=tuple(Part(name) for name in ("greso", "dapo") if name in added),
         gate=config.gate if "gate" in added else None,
         brancher=config.brancher if "branching" in added else None,
         teacher=config.teacher if judges else None,

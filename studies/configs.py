@@ -7,24 +7,27 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from turntree.core import parts
+from turntree.core.completion import Sampling
 from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN
-from turntree.experiments.config import (
-    ANSWER,
-    COMMAND,
-    SeededExperiment,
-    check_constant,
-    household_own,
-    household_pivots,
-    household_selection,
-    online_config,
-)
+from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
 from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
-from turntree.train.config import PivotConfig
+from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
+
+ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
+
+
+def check_once(**lists: tuple[Any, ...]) -> None:
+    """Raise `ConfigError` for a list that is empty or names something twice: a repeated seed narrows intervals."""
+    for name, values in lists.items():
+        if not values or len(set(values)) < len(values):
+            raise ConfigError("must be there, and each once", field=name)
+
 
 LadderArm = Literal["none", "coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight"]
 
@@ -96,8 +99,15 @@ class TheoryConfig:
 def _grpo() -> TrainOnlineConfig:
     easy = Part("household", {"difficulty": "easy"})
     episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
-    loss = {"normalizer": "constant", "constant": 5000.0}
-    return online_config(easy, episodes, 5e-4, iterations=20, check_every=2, loss=loss)
+    train = OnlineConfig(
+        iterations=20,
+        groups=8,
+        check_every=2,
+        rollouts=SchedulerConfig(episodes=episodes),
+        loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=5000.0),
+        optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
+    )
+    return TrainOnlineConfig(environment=easy, train=train)
 
 
 def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -> Part:
@@ -117,7 +127,7 @@ _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     "held_out_count": "held_out",
     "held_out_temperature": "pivot.sampling.temperature",
     "train.local": "verdicts",
-    **dict.fromkeys(("train.dapo", "train.greso"), ""),
+    "filters": "",
 }
 
 
@@ -140,7 +150,7 @@ def chain(arm: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComposeConfig(SeededExperiment):
+class ComposeConfig:
     """`studies/run.py compose`."""
 
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -186,17 +196,17 @@ class ComposeConfig(SeededExperiment):
     """Tasks of the split "dev" that are played at every check."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("must be there, and each once", field="arms")
+        check_once(seeds=self.seeds, arms=self.arms)
         if not self.verdicts > 0:
             raise ConfigError("must be above 0", field="verdicts")
         stages = [stage for arm in self.arms for stage in chain(arm)]
         if not self.pivot.check_every or not self.online.train.check_every:
             raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")
         self._check_set_by_arms()
-        if any({"gate", "branching"} & set(added) for _, added in stages):
-            check_constant(self.online, "a cut or a fork")
+        cut = any({"gate", "branching"} & set(added) for _, added in stages)
+        if cut and self.online.train.loss.normalizer != "constant":
+            problem = "lets a cut or a fork change the step size"
+            raise ConfigError(problem, field="online.train.loss.normalizer", hint="use 'constant'")
 
     def _check_set_by_arms(self) -> None:
         """Raise `ConfigError` for settings of `online` that the arms replace: they would be ignored without a word."""

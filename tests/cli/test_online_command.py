@@ -8,11 +8,11 @@ from typing import Any
 from turntree.report import columns
 
 SMALL = ("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 4, "--max-tokens", 24, "--count", 4)
-FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--dapo", "--greso")
+FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--filter", "dapo", "--filter", "greso")
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--gate-turn", 1, "--gate-threshold", 0.99,
-    "--set", "online.train.rollouts.group_size=2", "--set", "online.train.rollouts.episodes.max_turns=3",
-    "--set", "online.held_out_count=2",
+    "--set", "train.rollouts.group_size=2", "--set", "train.rollouts.episodes.max_turns=3",
+    "--set", "held_out_count=2",
 )  # fmt: skip
 
 

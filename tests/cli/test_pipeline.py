@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_weights(turntree, household, tmp_path):
 
 def test_strict_and_random_baselines_are_one_flag_each(turntree, household, tmp_path):
     turntree("select", household / "profile.jsonl", "--rule", "random", "--out", tmp_path / "random.jsonl")
-    turntree("train", "pivot", tmp_path / "random.jsonl", "--strict", "--out", tmp_path / "run", *TRAIN)
+    turntree("train", "pivot", tmp_path / "random.jsonl", "--verifier", "strict", "--out", tmp_path / "run", *TRAIN)
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert config["verifier"] == {"name": "strict"}
 

@@ -162,8 +162,7 @@ def test_whatever_is_raised_ends_in_one_line(turntree, monkeypatch, tmp_path, er
 @pytest.mark.parametrize(
     "setting",
     [
-        *("betas=[1, 0.9]", "betas=[0.9, -1]", "betas=[NaN, 0.9]", "eps=Infinity", "eps=0", "eps=-1e-8"),
-        *("weight_decay=-1", "weight_decay=1e999", "learning_rate=NaN", "max_grad_norm=Infinity", "final_fraction=2"),
+        *("weight_decay=-1", "weight_decay=1e999", "learning_rate=NaN", "max_grad_norm=Infinity", "eps=0.1"),
         "warmup_steps=" + "9" * 5000,
     ],
 )

@@ -18,7 +18,7 @@ SMALL = (
     "--environment", "qa", "--brancher", "entropy", "--iterations", 4, "--groups", 4, "--group-size", 4,
     "--max-turns", 6, "--max-tokens", 48, "--count", 8, "--set", "held_out_count=2",
 )  # fmt: skip
-GATE = ("--gate-turn", 3, "--gate-threshold", 0.2, "--audit", 0.5, "--dapo")
+GATE = ("--gate-turn", 3, "--gate-threshold", 0.2, "--audit", 0.5, "--filter", "dapo")
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 from turntree.core.labels import Rewards
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import across_siblings, across_starts, grpo_advantages, mean_centred, rloo
-from turntree.credit.config import CreditConfig
-from turntree.credit.credit import CreditRule
+from turntree.credit.config import GIGPO, TREE_GRPO
+from turntree.credit.credit import CreditRule, hard_dedup
 from turntree.credit.scored import path_weighted
 
 PATH = Path(__file__).resolve().parents[2] / "recipes" / "credit_table.py"
@@ -89,9 +89,9 @@ def test_a_fork_decided_on_tokens_that_its_children_do_not_share_biases_path_wei
     "rule",
     [
         CreditRule(advantages=rloo),
-        CreditConfig(advantages="rloo", attribution="hard_dedup").rule("constant", per_rollout=False),
-        CreditConfig(comparison="trees").rule("constant", per_rollout=False),
-        CreditConfig(comparison="anchors").rule("constant", per_rollout=False),
+        CreditRule(advantages=rloo, attribution=hard_dedup),
+        TREE_GRPO,
+        GIGPO,
         CreditRule(advantages=rloo, leaf_weights=path_weighted),  # baseline of all leaves: the configuration refuses it
     ],
     ids=["soft", "hard_dedup", "trees", "anchors", "path_weighted with the leaves as baseline"],

@@ -60,7 +60,7 @@ def test_a_configuration_that_contradicts_itself_is_refused_in_one_line(wrong: A
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("initial", "most"), [(0, None), (9, None), (4, -1)])
-def test_impossible_numbers_of_rollouts_are_refused(initial: int, most: int | None) -> None:
-    with pytest.raises(ConfigError, match=r"initial_rollouts|max_branched"):
-        SchedulerConfig(group_size=8, initial_rollouts=initial, max_branched=most)
+@pytest.mark.parametrize("initial", [0, 9])
+def test_impossible_numbers_of_rollouts_are_refused(initial: int) -> None:
+    with pytest.raises(ConfigError, match="initial_rollouts"):
+        SchedulerConfig(group_size=8, initial_rollouts=initial)

@@ -258,7 +258,6 @@ def test_a_filter_of_ones_own_skips_drops_and_remembers_after_a_kill(turntree, f
         assert row["trained_groups"] + sum(row["groups_dropped"].values()) + row["groups_censored"] == row["groups"]
     config = json.loads((folder / "filtered" / "config.json").read_text())["config"]
     assert config["filters"][1] == {"name": "dapo", "success": 0.5, "refill_cap": 0.5}
-    assert "which train.dapo switches on" in turntree.error(*command, "--dapo", "--out", "twice")
     assert "which has no refill_cap, skip, drop" in turntree.error(
         *command, "--filter", "door_rules:CutsAlike", "--out", "none"
     )

@@ -88,5 +88,5 @@ def test_the_control_matches_the_gate_wherever_it_is_listed(tmp_path: Path, monk
 
 
 def test_a_repeated_arm_is_refused() -> None:
-    with pytest.raises(ConfigError, match="every arm once"):
+    with pytest.raises(ConfigError, match="each once"):
         GateExperimentConfig(arms=("none", "gate", "gate"))

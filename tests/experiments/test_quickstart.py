@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from turntree.core.config import Part
+from turntree.core import parts
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import open_tasks
 from turntree.experiments.quickstart import (
-    QuickstartConfig,
+    GAMES,
+    GAMES_PER_SEED,
+    TEST,
     demonstrator,
+    games_of,
     own_stage,
-    run_quickstart,
     table,
 )
 from turntree.report.read import ARMS, Arm, Evaluation, Play, Run, Share, Table
@@ -35,12 +37,6 @@ def test_differences_are_paired_and_games_without_a_score_are_left_out():
     (found,) = differences(run_of(Arm("base", evaluation=theirs), Arm("pivotrl", evaluation=mine)))
     assert found.sampled.tasks == found.greedy.tasks == 3
     assert found.sampled.mean == pytest.approx(1 / 3)
-
-
-@pytest.mark.parametrize("without", [{"greedy": False}, {"skills_per_kind": 0}])
-def test_an_evaluation_without_what_the_table_compares_is_refused_before_anything_runs(without):
-    with pytest.raises(ConfigError, match="needs greedy=true and skills_per_kind above 0"):
-        QuickstartConfig(evaluate=replace(QuickstartConfig().evaluate, **without))
 
 
 def test_profiling_is_billed_to_pivotrl_and_to_nobody_else():
@@ -74,44 +70,20 @@ def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
     assert "+3.8 points [-1.8, +9.5] (not told apart) sampled, -7.5 points [-13.0, -2.0] (worse) greedy" in second
 
 
-def test_seeds_share_no_training_game_however_many_each_has():
-    config = QuickstartConfig(seed=2, demonstrator=Part("household", {"games": {"count": 1500}}))
-    assert demonstrator(config).options["games"]["offset"] == 3000
-
-
-def test_a_demonstrator_that_does_not_say_its_games_is_refused_before_anything_runs(tmp_path, monkeypatch):
-    """It was a KeyError, after its traces were written and the other arms had begun."""
-    (tmp_path / "mine.py").write_text(
-        "class Mine:\n    def __init__(self, *, games: dict, seed: int): ...\n    def __call__(self): return []\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="does not say on which games"):
-        run_quickstart(QuickstartConfig(demonstrator=Part("mine:Mine")), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_no_seed_trains_on_games_that_it_is_tested_on():
+def test_no_seed_trains_on_games_that_another_trains_on_or_that_it_is_tested_on():
     """The first and the last games that the largest seed can train on, against those that every seed is tested on."""
-    played = GamesConfig(**{"split": "train", **demonstrator(QuickstartConfig()).options["games"]})
+    assert GAMES <= GAMES_PER_SEED == games_of(3)["offset"] - games_of(2)["offset"]
+    played = GamesConfig(split="train", **games_of(0))
     last = replace(played, offset=SPLIT_SIZE - 20, count=20)
-    config = QuickstartConfig().evaluate
-    with open_tasks(config.environment, {config.split: 20}) as opened:
-        tested = {task.task_id for task in opened.of(config.split)}
+    with open_tasks(TEST.environment, {TEST.split: 20}) as opened:
+        tested = {task.task_id for task in opened.of(TEST.split)}
     for trained in (replace(played, count=20), last):
         assert tested.isdisjoint(game.id for game, _ in games(trained))
     with pytest.raises(ConfigError, match="leave the split"):
         replace(last, count=21)
 
 
-@pytest.mark.parametrize(
-    ("options", "games", "count"),
-    [
-        ({"games": {"count": 700}}, "generated", 560),
-        ({"slips": 0.2}, "generated", 160),
-        ({"games": {"count": 50, "source": "games.jsonl", "difficulty": "hard"}, "dev": 0.5}, "games.jsonl", 25),
-    ],
-)
-def test_own_states_come_from_the_games_of_the_demonstrator(options, games, count):
-    stage = own_stage(QuickstartConfig(demonstrator=Part("household", options)))
-    assert (stage.environment.options["games"], stage.own.count) == (games, count)
-    assert stage.environment.options["difficulty"] == options.get("games", {}).get("difficulty", "easy")
+def test_own_states_come_from_the_games_of_the_demonstrator():
+    stage, shown = own_stage(2), parts.resolve("demonstrators", demonstrator(2)).options
+    assert stage.environment is not None and stage.environment.options["offset"] == shown["games"]["offset"] == 2000
+    assert stage.own.count == round(shown["games"]["count"] * (1 - shown["dev"])) == 560

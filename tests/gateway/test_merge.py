@@ -19,7 +19,14 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
-from turntree.credit.comparisons import rloo
+from turntree.credit.comparisons import (
+    AcrossAnchors,
+    Comparison,
+    across_siblings,
+    across_starts,
+    rloo,
+    within_and_across_trees,
+)
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
 from turntree.credit.scored import path_weighted
@@ -272,12 +279,11 @@ def test_a_merged_tree_is_kept_on_disk_with_its_parts() -> None:
 # refusals
 
 
-@pytest.mark.parametrize("comparison", ["starts", "siblings", "trees", "anchors"])
-def test_comparisons_that_read_forks_as_the_samplers_are_refused(comparison: str) -> None:
+@pytest.mark.parametrize("comparison", [across_starts, across_siblings, within_and_across_trees, AcrossAnchors()])
+def test_comparisons_that_read_forks_as_the_samplers_are_refused(comparison: Comparison) -> None:
     found = merged([agent_with_everything().session(1.0), agent_with_everything("s1", 1).session(0.0, 1)])
-    rule = CreditConfig(comparison=comparison, advantages="rloo").rule("constant", per_rollout=False)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="branches that were not drawn"):
-        rule(found.tree, found.rewards)
+        CreditRule(comparison=comparison, advantages=rloo)(found.tree, found.rewards)
 
 
 def test_path_weights_are_refused() -> None:

@@ -22,7 +22,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.run.artifacts import PIVOTS
-from turntree.stages.export import MANIFEST, ExportConfig, bundle_of, run_export, tools_as_rendered
+from turntree.stages.export import ExportConfig, bundle_of, run_export, tools_as_rendered
 from turntree.traces.formats.responses import read_responses_row
 from turntree.traces.schema import Trace
 from turntree_interop.judging import Judge, pack_state, unpack_state
@@ -105,37 +105,15 @@ class TestRows:
         told = run_export(ExportConfig(pivots=str(pivots), pivot_format=Part("trl")), tmp_path / "out")
         assert told["pivots"] == 1 and told["dropped"] == {"demonstration_not_judged": 1}
 
-    def test_a_folder_is_replaced_only_if_asked_and_left_alone_by_a_failed_export(self, tmp_path: Path) -> None:
+    def test_a_folder_that_is_there_is_left_alone_and_a_failed_export_leaves_none(self, tmp_path: Path) -> None:
         exported(tmp_path, "trl")
-        with pytest.raises(InputError, match="overwrite"):
+        with pytest.raises(InputError, match="is there already"):
             exported(tmp_path, "verl")
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pivots.parquet", "reward.py"]
         config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("trl", {"prompt": "text"}))
         with pytest.raises(InputError, match="--model"):
-            run_export(config, tmp_path / "out", overwrite=True)
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "pivots.parquet", "reward.py"]
-        assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
-
-    def test_only_an_earlier_export_is_replaced_and_a_folder_with_anything_else_stays(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        exported(tmp_path, "trl")
-        config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("nemo-gym"))
-        (tmp_path / "out" / "__pycache__").mkdir()
-        (tmp_path / "out" / "__pycache__" / "reward.pyc").touch()  # of `from reward import reward`
-        run_export(config, tmp_path / "out", overwrite=True)
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "pivots.jsonl"]
-        (tmp_path / "out" / "outputs").mkdir()
-        (tmp_path / "out" / "outputs" / "weights").touch()  # of a training there
-        (tmp_path / "runs").mkdir()
-        (tmp_path / "runs" / "notes.txt").touch()
-        for name, holds in (("out", "outputs/weights"), ("runs", "notes.txt"), (".", "the pivots")):
-            with pytest.raises(InputError, match=f"holds {holds}"):
-                run_export(config, tmp_path / name, overwrite=True)
-        monkeypatch.chdir(tmp_path / "runs")
-        for name in (".", ".."):
-            with pytest.raises(InputError, match="holds the current directory"):
-                run_export(config, Path(name), overwrite=True)
-        assert (tmp_path / "runs" / "notes.txt").exists() and (tmp_path / "out" / "outputs" / "weights").exists()
+            run_export(config, tmp_path / "other")
+        assert not [path for path in tmp_path.iterdir() if "other" in path.name]
 
     def test_custom_code_that_a_file_names_is_not_run(self, tmp_path: Path) -> None:
         pivots = write_pivots(tmp_path, verifier="my_rules:judge")

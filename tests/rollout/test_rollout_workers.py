@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -185,23 +183,6 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def profiling(traces: Path) -> ProfileStageConfig:
     profile = ProfileConfig(rollouts=4, sampling=COMMAND, wave=4)
     return ProfileStageConfig(traces=str(traces), limit=40, profile=profile)
-
-
-def test_a_profile_whose_command_is_killed_goes_on_where_it_was(two_nodes: Any, traces: Path, tmp_path: Path) -> None:
-    calm, killed = tmp_path / "calm.jsonl", tmp_path / "killed.jsonl"
-    run_profile(profiling(traces), calm)
-    settings = ["profile.rollouts=4", "profile.wave=4", "cluster.workers=1", "cluster.cpus=0.5"]
-    command = [sys.executable, "-m", "turntree.cli.main", "profile", "--traces", str(traces), "--out", str(killed)]
-    command += ["--limit", "40", "--max-tokens", "24", "--cluster", two_nodes.address]
-    command += [word for each in settings for word in ("--set", each)]
-    log = killed.with_name("killed.jsonl.waves")
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < 3):
-            time.sleep(0.02)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL, "it was killed before its end"
-    run_profile(profiling(traces), killed)  # in one process: how many there are is no part of the identity
-    assert rows_of(killed) == rows_of(calm)
 
 
 def test_pivot_training_is_the_same_when_a_node_is_lost(

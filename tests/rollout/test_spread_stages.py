@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 from inline_pool import InlinePool
-from test_rollout_workers import COMMAND, ONLINE, TWO, artifacts, differences, profiling, rows_of, timeless
+from test_rollout_workers import ONLINE, TWO, artifacts, differences
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.pivots.profile import ProfileConfig
-from turntree.pivots.stopping import AdaptiveConfig
 from turntree.rollout.cluster.pool import UnitLost
 from turntree.stages import workers
 from turntree.stages.cluster import ClusterConfig
-from turntree.stages.demonstrate import demonstrate
-from turntree.stages.evaluate import EvaluateConfig, evaluate
-from turntree.stages.profile import run_profile
 from turntree.stages.train_online import run_train_online
 from turntree.train.checkpoints import Checkpoints
 from turntree.train.config import LocalConfig
@@ -113,29 +108,8 @@ def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
     assert found["metrics.jsonl"][-1]["local"]["turns_judged"]
 
 
-def test_rollouts_ahead_need_workers_and_the_trainers_own_log_probabilities() -> None:
+def test_rollouts_ahead_need_workers() -> None:
     with pytest.raises(ConfigError, match="needs rollout workers"):
         replace(ahead(1), cluster=ClusterConfig())
-    with pytest.raises(ConfigError, match="older weights"):
-        replace(ahead(1).train, loss=replace(ONLINE.train.loss, old_logprobs="engine"))
     with pytest.raises(ConfigError, match="nothing would run there"):
         ClusterConfig(address="local")
-
-
-def test_an_adaptive_profile_in_parts_decides_as_one_in_whole_waves(tmp_path: Path) -> None:
-    demonstrate(Part("household", {"games": {"count": 6}}), tmp_path / "traces.jsonl")
-    profile = ProfileConfig(rollouts=8, sampling=COMMAND, wave=8, adaptive=AdaptiveConfig())
-    config = replace(profiling(tmp_path / "traces.jsonl"), profile=profile, limit=24)
-    run_profile(config, tmp_path / "here.jsonl")
-    run_profile(replace(config, cluster=replace(TWO, batch=3)), tmp_path / "there.jsonl")
-    here, there = rows_of(tmp_path / "here.jsonl"), rows_of(tmp_path / "there.jsonl")
-    assert list(differences(here, there)) == []
-    assert {row["rollouts"] for row in here[1:]} != {8}, "some candidates were settled early"
-
-
-def test_an_evaluation_on_workers_is_that_of_one_process() -> None:
-    config = EvaluateConfig(environment=Part("household"), count=10, samples=2, max_turns=3, max_tokens=24)
-    here, there = evaluate(config), evaluate(replace(config, cluster=replace(TWO, batch=4)))
-    for result in (here, there):
-        del result["config"]
-    assert list(differences(timeless(here), timeless(there))) == []

@@ -78,11 +78,6 @@ def test_every_candidate_has_the_same_weight_in_the_miss_rate_however_often_it_w
     assert found.summary({})["miss_rate"] == 0.5
 
 
-def test_a_quota_for_a_kind_that_no_candidate_has_is_named(tmp_path) -> None:
-    found = run_select(profile(tmp_path), SelectConfig(threshold=0.7, quota={"bogus": 3}), tmp_path / "pivots.jsonl")
-    assert found["unknown_quotas"] == ["bogus"]
-
-
 def test_pivots_say_what_they_were_made_from_and_what_became_of_every_candidate(tmp_path) -> None:
     made = profile(tmp_path)
     found = run_select(made, SelectConfig(threshold=0.7, anchor_share=0.34, per_duplicate=0), tmp_path / "pivots.jsonl")

@@ -14,7 +14,6 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.config import CreditConfig
-from turntree.decide.filters.dapo import DapoFilter
 from turntree.logs import rollouts, trees
 from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.live import EpisodeConfig
@@ -235,9 +234,9 @@ def test_a_run_with_some_rewards_is_a_success() -> None:
     require_rewards([{"step": 1, "reward_mean": None, "censored_reasons": {}}])  # a search that found nothing
 
 
-@pytest.mark.parametrize("dapo", [None, DapoFilter()])
+@pytest.mark.parametrize("filters", [(), (Part("dapo"),)])
 def test_a_run_in_which_no_group_has_a_gradient_says_why_early_and_at_its_end_or_ends(
-    dapo: DapoFilter | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    filters: tuple[Part, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     played = HouseholdEnvironment.step
 
@@ -245,8 +244,8 @@ def test_a_run_in_which_no_group_has_a_gradient_says_why_early_and_at_its_end_or
         return replace(played(self, action), done=True, success=False)
 
     monkeypatch.setattr(HouseholdEnvironment, "step", step)
-    train = replace(CONFIG.train, rollouts=WHOLE, iterations=3, local=LocalConfig(), dapo=dapo)
-    config = replace(CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train)
+    train = replace(CONFIG.train, rollouts=WHOLE, iterations=3, local=LocalConfig())
+    config = replace(CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, filters=filters)
     run_train_online(config, tmp_path / "run")
     said = capfd.readouterr().err
     assert said.count("warning: step 3: no group has had a gradient so far: every reward is 0; look at what") == 1

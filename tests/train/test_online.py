@@ -24,7 +24,7 @@ from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
 from turntree.decide.branching.rules import FixedBrancher
 from turntree.decide.filters.dapo import DapoFilter
-from turntree.decide.filters.greso import GresoConfig
+from turntree.decide.filters.greso import Greso, GresoConfig
 from turntree.engine.hf import HFEngine
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.render.template import ChatRenderer
@@ -60,6 +60,11 @@ def parts(tasks: Any = None, **others: Any) -> Parts:
     reference = copy.deepcopy(model).requires_grad_(False)
     tasks = corridors() if tasks is None else tasks
     return Parts(Trainee(model, reference, HFEngine(model, RENDERER.stop_ids), RENDERER), tasks, **others)
+
+
+def filtered(tasks: Any = None, **others: Any) -> Parts:
+    """With filters that remember."""
+    return parts(tasks, filters=[Greso(), DapoFilter(refill_cap=1.0)], **others)
 
 
 def config(**settings: Any) -> OnlineConfig:
@@ -102,8 +107,9 @@ def test_a_cut_group_is_never_learned_from_and_saves_nothing_that_was_never_seen
 
 def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_by_greso() -> None:
     run, rows = parts(corridors(Hopeless, 3)), []
-    greso = GresoConfig(easy_exploration=0.05, hard_exploration=0.05)
-    train(OnlineGRPO(run, config(iterations=6, dapo=DapoFilter(), greso=greso)), Hooks(log=rows.append))
+    greso = Greso(GresoConfig(easy_exploration=0.05, hard_exploration=0.05))
+    run = replace(run, filters=[greso, DapoFilter()])
+    train(OnlineGRPO(run, config(iterations=6)), Hooks(log=rows.append))
     assert [row["trained_groups"] for row in rows] == [0] * 6
     assert rows[0]["prompts_skipped"] == {}
     assert sum(sum(row["prompts_skipped"].values()) for row in rows) > 5
@@ -113,8 +119,8 @@ def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_b
 
 
 def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
-    run, rows = parts(corridors(Hopeless, 3)), []
-    train(OnlineGRPO(run, config(iterations=1, dapo=DapoFilter(refill_cap=1.0))), Hooks(log=rows.append))
+    run, rows = parts(corridors(Hopeless, 3), filters=[DapoFilter(refill_cap=1.0)]), []
+    train(OnlineGRPO(run, config(iterations=1)), Hooks(log=rows.append))
     assert rows[0]["groups"] == 6
 
 
@@ -144,8 +150,8 @@ class Picky(Filter):
 def test_groups_that_a_gate_cut_or_a_fault_censored_are_not_replaced_and_cost_dapo_nothing(kinds: str) -> None:
     """Selective Rollout trains on what is left; the turns of what DAPO did not drop are not its cost."""
     rows: list[dict[str, Any]] = []
-    run = parts(named_tasks(kinds), gate=CutLonger())
-    train(OnlineGRPO(run, config(iterations=2, dapo=DapoFilter(refill_cap=2.0))), Hooks(log=rows.append))
+    run = parts(named_tasks(kinds), gate=CutLonger(), filters=[DapoFilter(refill_cap=2.0)])
+    train(OnlineGRPO(run, config(iterations=2)), Hooks(log=rows.append))
     dropped = [sum(row["groups_dropped"].values()) for row in rows]  # an even group may succeed as a whole, by chance
     assert all(row["groups"] - 3 <= most for row, most in zip(rows, dropped, strict=True))
     assert any(dropped) or set(rows[-1]["saved"]["dapo"].values()) == {0.0}
@@ -176,9 +182,8 @@ def test_every_turn_and_token_is_booked_on_the_part_that_dropped_the_group(seed:
         assert len(groups) - 6 == min(len(dropped), 6)
 
     for filtered, found in rows.items():
-        dapo = DapoFilter(refill_cap=1.0) if filtered else None
-        run = parts(tasks, gate=CutLonger(), filters=[Picky()] if filtered else [])
-        settings = config(iterations=1, groups=6, dapo=dapo)
+        run = parts(tasks, gate=CutLonger(), filters=[DapoFilter(refill_cap=1.0), Picky()] if filtered else [])
+        settings = config(iterations=1, groups=6)
         train(OnlineGRPO(run, settings), Hooks(log=found.append, keep=keep if filtered else lambda *_: None))
     saved = {part: row for part, row in rows[True][0]["saved"].items() if part not in ("greso", "gate")}
     for figure in ("turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
@@ -210,8 +215,8 @@ def noting(tasks: Any, **others: Any) -> tuple[Parts, Noting]:
 
 
 def test_no_two_groups_of_a_run_share_a_draw_also_across_refill_rounds() -> None:
-    (run, engine), groups = noting(corridors(Hopeless, 2)), []
-    settings = config(groups=2, dapo=DapoFilter(refill_cap=2.0))
+    (run, engine), groups = noting(corridors(Hopeless, 2), filters=[DapoFilter(refill_cap=2.0)]), []
+    settings = config(groups=2)
     train(
         OnlineGRPO(run, settings),
         Hooks(log=lambda row: None, keep=lambda iteration, played, credits: groups.append(len(played))),
@@ -242,11 +247,11 @@ class LuckyRefills(Corridor):
 PATH_WEIGHTED = CreditConfig(advantages="rloo", comparison="starts", leaf_weights="path_weighted")
 
 
-def one_group(*, credit: CreditConfig, dapo: DapoFilter | None = None, **rollouts: Any) -> OnlineConfig:
+def one_group(*, credit: CreditConfig, **rollouts: Any) -> OnlineConfig:
     """One iteration on one group, under the normaliser that path weights need."""
     loss = LossConfig(normalizer="constant", constant=100.0)
     shape = replace(ROLLOUTS, **rollouts)
-    return config(iterations=1, groups=1, rollouts=shape, credit=credit, loss=loss, dapo=dapo)
+    return config(iterations=1, groups=1, rollouts=shape, credit=credit, loss=loss)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +272,9 @@ def test_refills_are_sampled_only_where_the_credit_may_count_them(
 
 def test_dapo_keeps_no_group_that_differs_only_in_refills_which_path_weights_do_not_count() -> None:
     """Such a group has no gradient; kept, it takes the place of a refill that has one."""
-    run, rows = parts([LuckyRefills("lucky", 2)], brancher=FixedBrancher(turns=(9,))), []
-    settings = one_group(initial_rollouts=2, max_live_rollouts=1, refills=True, credit=PATH_WEIGHTED, dapo=DapoFilter())
+    run = parts([LuckyRefills("lucky", 2)], brancher=FixedBrancher(turns=(9,)), filters=[DapoFilter()])
+    rows: list[dict[str, Any]] = []
+    settings = one_group(initial_rollouts=2, max_live_rollouts=1, refills=True, credit=PATH_WEIGHTED)
     before = weights(run)
     train(OnlineGRPO(run, settings), Hooks(log=rows.append))
     assert rows[0]["groups_mixed"] == 1
@@ -291,8 +297,9 @@ def test_dapo_keeps_no_group_in_which_one_start_is_left_to_compare() -> None:
             twin.said = list(self.said)
             return twin
 
-    run, rows = parts([Coin("coin", 3)], brancher=FixedBrancher(turns=(2,), branches=4)), []
-    settings = one_group(initial_rollouts=1, credit=PATH_WEIGHTED, dapo=DapoFilter())
+    run = parts([Coin("coin", 3)], brancher=FixedBrancher(turns=(2,), branches=4), filters=[DapoFilter()])
+    rows: list[dict[str, Any]] = []
+    settings = one_group(initial_rollouts=1, credit=PATH_WEIGHTED)
     train(OnlineGRPO(run, settings), Hooks(log=rows.append))
     assert rows[0]["groups_mixed"] == 1 and rows[0]["branching"]["leaves"] == 4
     assert rows[0]["trained_groups"] == 0 and rows[0]["groups_dropped"] == {"no difference among rewards that count": 1}
@@ -308,8 +315,8 @@ def test_what_dapo_saved_is_what_the_same_iteration_costs_without_it(cap: float)
     tasks = [Hopeless("a", 3), Even("b", 2), Hopeless("c", 1), Even("d", 1)]
     rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for filtered, found in rows.items():
-        dapo = DapoFilter(refill_cap=cap) if filtered else None
-        train(OnlineGRPO(parts(tasks), config(iterations=1, groups=4, updates=2, dapo=dapo)), Hooks(log=found.append))
+        run = parts(tasks, filters=[DapoFilter(refill_cap=cap)] if filtered else [])
+        train(OnlineGRPO(run, config(iterations=1, groups=4, updates=2)), Hooks(log=found.append))
     saved = rows[True][0]["saved"]["dapo"]
     assert (rows[True][0]["groups"] > 4) == (cap > 0) and rows[True][0]["groups_mixed"]
     for figure in ("trained_tokens", "turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
@@ -328,9 +335,8 @@ def test_a_group_with_one_reward_is_no_saving_of_dapo() -> None:
             return Broken(self.task_id, self.length)
 
     rows: list[dict[str, Any]] = []
-    train(
-        OnlineGRPO(parts([Broken("a", 2)]), config(iterations=1, groups=2, dapo=DapoFilter())), Hooks(log=rows.append)
-    )
+    run = parts([Broken("a", 2)], filters=[DapoFilter()])
+    train(OnlineGRPO(run, config(iterations=1, groups=2)), Hooks(log=rows.append))
     assert rows[0]["groups_censored"] == 2
     assert rows[0]["saved"]["dapo"]["trained_tokens"] == 0
 
@@ -344,11 +350,10 @@ def test_a_skip_of_greso_saves_no_more_than_the_refills_that_it_avoided(cap: flo
         settings = config(
             iterations=3,
             rollouts=replace(ROLLOUTS, group_size=8),
-            dapo=DapoFilter(refill_cap=cap),
-            greso=explore if skipping else None,
             optimizer=OptimizerConfig(learning_rate=1e-12),
         )
-        train(OnlineGRPO(parts(tasks), settings), Hooks(log=found.append))
+        filters = [*([Greso(explore)] if skipping else []), DapoFilter(refill_cap=cap)]
+        train(OnlineGRPO(parts(tasks, filters=filters), settings), Hooks(log=found.append))
     played = {skipping: sum(row["groups"] for row in found) for skipping, found in rows.items()}
     greso = rows[True][-1]["saved"]["greso"]
     assert greso["prompts"] == sum(sum(row["prompts_skipped"].values()) for row in rows[True]) > 0
@@ -358,18 +363,18 @@ def test_a_skip_of_greso_saves_no_more_than_the_refills_that_it_avoided(cap: flo
 
 
 @pytest.mark.parametrize(
-    ("settings", "amplified"),
+    ("settings", "filters", "amplified"),
     [
-        ({}, True),
-        ({"dapo": DapoFilter()}, False),
-        ({"loss": LossConfig(normalizer="constant", constant=100.0)}, False),
+        ({}, [], True),
+        ({}, [DapoFilter()], False),
+        ({"loss": LossConfig(normalizer="constant", constant=100.0)}, [], False),
     ],
 )
 def test_cutting_amplifies_only_where_the_cut_groups_would_have_been_in_the_normaliser(
-    settings: dict[str, Any], amplified: bool
+    settings: dict[str, Any], filters: list[DapoFilter], amplified: bool
 ) -> None:
     rows: list[dict[str, Any]] = []
-    run = parts([Even("short", 1), Even("long", 3), Even("brief", 1)], gate=CutAll())
+    run = parts([Even("short", 1), Even("long", 3), Even("brief", 1)], gate=CutAll(), filters=filters)
     train(OnlineGRPO(run, config(iterations=1, **settings)), Hooks(log=rows.append))
     assert (rows[0]["groups_cut"], rows[0]["groups_censored"]) == (1, 0)
     assert rows[0]["predicted_amplification"] == (1.5 if amplified else 1.0)
@@ -378,14 +383,14 @@ def test_cutting_amplifies_only_where_the_cut_groups_would_have_been_in_the_norm
 def test_a_resumed_run_knows_the_version_of_its_policy_also_after_iterations_without_an_update(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(every=1))
     tasks = [Hopeless("a", 1), *corridors(count=2)]
-    settings = config(iterations=4, groups=1, dapo=DapoFilter())
-    calm, engine = noting(tasks)
+    settings, filters = config(iterations=4, groups=1), [DapoFilter()]
+    calm, engine = noting(tasks, filters=filters)
     rows: list[dict[str, Any]] = []
     train(OnlineGRPO(calm, settings), Hooks(log=rows.append))
     assert {row["trained_groups"] for row in rows} == {0, 1}
     with pytest.raises(KeyboardInterrupt):
-        train(OnlineGRPO(parts(tasks), settings), Hooks(log=stop_at(3), checkpoints=checkpoints))
-    again, resumed = noting(tasks)
+        train(OnlineGRPO(parts(tasks, filters=filters), settings), Hooks(log=stop_at(3), checkpoints=checkpoints))
+    again, resumed = noting(tasks, filters=filters)
     train(OnlineGRPO(again, settings), Hooks(log=lambda row: None, checkpoints=checkpoints))
     assert resumed.seeds and resumed.seeds == engine.seeds[-len(resumed.seeds) :]
     assert resumed.policy_version == engine.policy_version < 4
@@ -409,8 +414,8 @@ def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stop", [1, 2, 4])
 def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, tmp_path: Path) -> None:
-    settings = config(iterations=5, check_every=2, greso=GresoConfig(), dapo=DapoFilter(refill_cap=1.0))
-    calm, calm_rows = parts(), []
+    settings = config(iterations=5, check_every=2)
+    calm, calm_rows = filtered(), []
     train(OnlineGRPO(calm, settings), Hooks(log=calm_rows.append, check=check))
     assert [row["checked"] for row in calm_rows if "checked" in row] == [0, 2, 4, 5], "every second, and the last"
 
@@ -423,8 +428,8 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
         rows.append(json.loads(json.dumps(row)))
 
     with pytest.raises(KeyboardInterrupt):
-        train(OnlineGRPO(parts(), settings), Hooks(log=killed, check=check, checkpoints=checkpoints))
-    again = parts()
+        train(OnlineGRPO(filtered(), settings), Hooks(log=killed, check=check, checkpoints=checkpoints))
+    again = filtered()
     train(OnlineGRPO(again, settings), Hooks(log=rows.append, check=check, checkpoints=checkpoints))
     assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
@@ -441,14 +446,14 @@ class CutOdd:
 
 def test_a_resumed_run_remembers_all_that_the_run_remembered_which_was_never_killed(tmp_path: Path) -> None:
     """What was spent, saved, skipped, judged and grown: what its next checkpoint holds, but for the clock."""
-    settings = config(iterations=4, check_every=1, greso=GresoConfig(), dapo=DapoFilter(refill_cap=1.0))
+    settings = config(iterations=4, check_every=1)
     tasks = [Hopeless("lost", 2), *corridors(count=3)]
     held: list[Any] = []
     for name, stops in (("calm", [4]), ("killed", [3, 4])):
         checkpoints = Checkpoints(tmp_path / name, CheckpointConfig(every=1))
         for stop in stops:
             with pytest.raises(KeyboardInterrupt):
-                run = parts(tasks, gate=CutOdd())
+                run = filtered(tasks, gate=CutOdd())
                 train(OnlineGRPO(run, settings), Hooks(log=stop_at(stop), check=check, checkpoints=checkpoints))
         held.append(without_clock(json.loads(json.dumps(checkpoints.held()))["state"]))
     calm, killed = held

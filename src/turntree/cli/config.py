@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from turntree.cli.common import finish
-from turntree.cli.options import Constant, StageCommand, default_text, key_of
+from turntree.cli.options import StageCommand, default_text, key_of
 from turntree.core.errors import InputError
 from turntree.core.keys import keys
 
@@ -72,8 +72,7 @@ def _rows(command: StageCommand, arguments: list[str], above: click.Context) -> 
         values = command.values(ctx)
     short: dict[str, list[str]] = {}
     for option, target in command.options.items():
-        if not isinstance(target, Constant):
-            short.setdefault(key_of(target), []).append(option)
+        short.setdefault(key_of(target), []).append(option)
     return [
         {**key.to_json(), "option": ", ".join(short.get(key.name, [])), "shown": default_text(key)}
         for key in keys(command.config_class, values)

@@ -23,9 +23,9 @@ def experiment() -> None:
     config="turntree.experiments.config:GateExperimentConfig",
     stage="experiment gate",
     options=short(
-        "seeds online.train.iterations online.train.groups online.environment.difficulty "
-        "gate-turn=online.gate.turn gate-threshold=online.gate.threshold "
-        "online.train.loss.constant"
+        "seeds train.iterations train.groups environment.difficulty "
+        "gate-turn=gate.turn gate-threshold=gate.threshold "
+        "train.loss.constant"
     ),
     short_help="Compare the gate with no gate and with random cuts.",
 )

@@ -88,15 +88,6 @@ def _texts(value: Any, key: str = "") -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A flag that gives its key one value."""
-
-    key: str
-    value: Any
-    help: str
-
-
-@dataclass(frozen=True)
 class Read:
     """An option whose text is turned into the value of its key by `read`. A repeated option makes a list."""
 
@@ -114,7 +105,7 @@ class _Layer:
     path: Path | None = None
 
 
-Options = Mapping[str, "str | Constant | Read"]  # by option, or by the name of a positional argument
+Options = Mapping[str, "str | Read"]  # by option, or by the name of a positional argument
 
 
 def short(words: str) -> dict[str, str]:
@@ -246,7 +237,7 @@ class StageCommand(OutputCommand):
             value, source = ctx.params.pop(parameter), ctx.get_parameter_source(parameter)
             given = isinstance(target, Read) or value not in (None, ())
             if source is ParameterSource.COMMANDLINE and given:
-                yield _Layer(nested(key_of(target), target.value if isinstance(target, Constant) else value))
+                yield _Layer(nested(key_of(target), value))
         if self._part is not None:
             for key, value in _own(ctx.params.pop("part_options")):
                 yield _Layer(nested(f"{self._part}.{key}", value))
@@ -254,7 +245,7 @@ class StageCommand(OutputCommand):
             yield _Layer(nested(*assignment(override, "--set")))
 
 
-def key_of(target: str | Constant | Read) -> str:
+def key_of(target: str | Read) -> str:
     """The key that a row of the table stands for."""
     return target if isinstance(target, str) else target.key
 
@@ -290,10 +281,8 @@ def _name(option: str) -> str:
     return option.removeprefix("--").replace("-", "_").lower()
 
 
-def _parameter(name: str, target: str | Constant | Read, known: Mapping[str, Key]) -> click.Parameter:
+def _parameter(name: str, target: str | Read, known: Mapping[str, Key]) -> click.Parameter:
     """The click parameter of one row of the table."""
-    if isinstance(target, Constant):
-        return click.Option([name], is_flag=True, help=target.help)
     key = known[key_of(target)]
     if not name.startswith("--"):
         return click.Argument([_name(name)], metavar=name, required=False)

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from turntree.cli.common import KEEP_TREES, censored, dropped, environment_for, finish, out_option, overwrite_option
-from turntree.cli.options import Constant, Read, StageCommand, short
+from turntree.cli.options import Read, StageCommand, short
 
 _CONFIG = "turntree.stages.config:"
 
@@ -45,7 +45,7 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     options=short(
         "traces model verifier environment profile.rollouts profile.adaptive profile.adaptive.threshold "
         "profile.sampling.max_tokens split limit reuse published endpoint=endpoint.url endpoint.tokenizer "
-        "cluster=cluster.address device.engine device.renderer profile.seed"
+        "device.engine device.renderer profile.seed"
     ),
     short_help="K rollouts at every turn of the traces.",
 )
@@ -145,7 +145,7 @@ def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -
 @click.command(
     cls=StageCommand,
     config="turntree.pivots.select:SelectConfig",
-    options=short("threshold rule anchor_share max_per_kind quota per_trajectory per_action per_duplicate weight seed"),
+    options=short("threshold rule anchor_share max_per_kind per_duplicate weight seed"),
     short_help="Keep the pivots of a profile.",
 )
 @click.argument("profile", type=click.Path(path_type=Path))
@@ -165,8 +165,6 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
     if result["unsettled"]:
         told = "`turntree profile --adaptive --reuse` settles them"
         lines.append(f"{result['unsettled']} candidates were judged again and may change their class: {told}")
-    if result["unknown_quotas"]:
-        lines.append(f"no candidate is of a kind that --quota names: {', '.join(result['unknown_quotas'])}")
     finish(result, json_path, lines)
 
 
@@ -184,9 +182,8 @@ def train() -> None:
     config=_CONFIG + "TrainPivotConfig",
     stage="train pivot",
     options={
-        **short("PIVOTS=pivots states own.refresh teacher model verifier environment"),
-        "--strict": Constant("verifier", "strict", "Baseline: reward only the demonstrated action (Eq. 2)."),
         **short(
+            "PIVOTS=pivots states own.refresh teacher model verifier environment "
             "traces train.steps train.optimizer.learning_rate kl=train.loss.kl_coefficient train.sampling.max_tokens "
             "train.sampling.temperature device.engine device.renderer"
         ),
@@ -245,7 +242,7 @@ def _brancher(text: str) -> str | None:
             "brancher.probe_tokens initial=train.rollouts.initial_rollouts train.rollouts.episodes.max_turns "
             "train.rollouts.episodes.sampling.max_tokens train.rollouts.episodes.sampling.temperature "
             "train.optimizer.learning_rate kl=train.loss.kl_coefficient gate gate-turn=gate.turn "
-            "gate-threshold=gate.threshold gate.audit estimator filter=filters train.dapo train.greso"
+            "gate-threshold=gate.threshold gate.audit estimator filter=filters"
         ),
         "--reward": REWARD,
         **short("teacher verifier device.engine device.renderer"),

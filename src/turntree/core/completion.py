@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turntree.core.config import at_least, made_plain
+from turntree.core.config import FIXED, at_least, made_plain
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
@@ -22,9 +22,9 @@ class Sampling:
     """0 is greedy."""
     max_tokens: int = 64
     """Longest completion; longer ones are cut."""
-    top_p: float = 1.0
+    top_p: float = field(default=1.0, metadata=FIXED)
     """Sample from the likeliest tokens of this probability; training needs 1."""
-    top_k: int = 0
+    top_k: int = field(default=0, metadata=FIXED)
     """Sample from this many likeliest tokens (0: all); training needs 0."""
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from turntree.core.errors import ConfigError
 T = TypeVar("T")
 _LARGEST = 2**63 - 1
 UNKNOWN = "unknown key"
+FIXED = {"fixed": True}  # of a field that Python may set and no configuration: a file can only repeat its default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,9 +92,12 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | 
     hints, fields = _shape(cls)
     if not isinstance(cast(Any, values), Mapping):
         raise ConfigError(f"is {type(values).__name__}, not an object", path=path)
-    for key in values:
+    for key, value in values.items():
         if key not in fields:
-            raise unknown_key(str(key), fields, field=str(key), path=path)
+            known = [name for name, field in fields.items() if not is_fixed(field)]
+            raise unknown_key(str(key), known, field=str(key), path=path)
+        if is_fixed(fields[key]) and value != (usual := _default(fields[key])):
+            raise ConfigError("is no key", path=path, field=key, hint=f"it is {usual!r}, always")
     built = {key: _convert(hints[key], value, path, key) for key, value in values.items()}
     for name, field in fields.items():
         no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
@@ -115,7 +119,11 @@ def _shape(cls: type) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """The dataclass as plain JSON values; `from_mapping(type(config), to_mapping(config)) == config`."""
-    return {f.name: to_value(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    return {f.name: to_value(getattr(config, f.name)) for f in dataclasses.fields(config) if not is_fixed(f)}
+
+
+def is_fixed(field: dataclasses.Field[Any]) -> bool:
+    return "fixed" in field.metadata
 
 
 def to_value(value: Any) -> Any:
@@ -134,13 +142,13 @@ def to_value(value: Any) -> Any:
 
 def defaults(cls: type) -> dict[str, Any]:
     """The fields of a dataclass that have a default, as plain JSON values."""
-    found: dict[str, Any] = {}
-    for name, field in _shape(cls)[1].items():
-        if field.default_factory is not dataclasses.MISSING:
-            found[name] = to_value(field.default_factory())
-        elif field.default is not dataclasses.MISSING:
-            found[name] = to_value(field.default)
-    return found
+    given = {name: _default(field) for name, field in _shape(cls)[1].items() if not is_fixed(field)}
+    return {name: value for name, value in given.items() if value is not dataclasses.MISSING}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory is not dataclasses.MISSING
+    return to_value(field.default_factory() if made else field.default)
 
 
 def nested(dotted: str, value: Any) -> dict[str, Any]:

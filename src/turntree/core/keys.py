@@ -20,7 +20,17 @@ from itertools import pairwise
 from typing import Any, cast
 
 from turntree.core import parts
-from turntree.core.config import Part, converted, defaults, item_of, section_of, to_value, unknown_key, usual_of
+from turntree.core.config import (
+    Part,
+    converted,
+    defaults,
+    is_fixed,
+    item_of,
+    section_of,
+    to_value,
+    unknown_key,
+    usual_of,
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +66,7 @@ def keys(cls: type, values: Mapping[str, Any] | None = None, above: str = "", of
         raise unknown_key(unknown[0], hints, field=above + unknown[0])
     meanings = field_meanings(cls)
     for field in fields(cls):
-        if not field.init:
+        if not field.init or is_fixed(field):
             continue
         name, hint = field.name, hints[field.name]
         key = Key(above + name, hint, held.get(name), name not in held, meanings.get(name, ""), off)

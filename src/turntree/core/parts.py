@@ -32,7 +32,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar, cast
 
-from turntree.core.config import Part, converted, overlaid, to_value, unknown_key
+from turntree.core.config import Part, converted, is_fixed, overlaid, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import decided, reason_of
 from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
@@ -131,7 +131,8 @@ class Loaded:
         found = _parameters(self.target, keyword_only=self.is_plain)
         if self.config is not None:
             del found[CONFIG]
-            found |= _parameters(self.config)
+            fixed = {field.name for field in dataclasses.fields(self.config) if is_fixed(field)}
+            found |= {name: each for name, each in _parameters(self.config).items() if name not in fixed}
         return {name: option for name, option in found.items() if name not in provided}
 
     def resolved(self, options: Mapping[str, Any], field: str | None = None) -> dict[str, Any]:

@@ -3,10 +3,10 @@ them. Torch is imported when an engine is built, so that configurations can be r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turntree.core.config import at_least
+from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import StreamingEngine
@@ -20,15 +20,15 @@ class EngineConfig:
 
     max_batch_rows: int = 256
     """Requests decoded at once."""
-    max_prefill_tokens: int = 4096
+    max_prefill_tokens: int = field(default=4096, metadata=FIXED)
     """Padded tokens of one prefill call."""
-    max_kept_tokens: int | None = None
+    max_kept_tokens: int | None = field(default=None, metadata=FIXED)
     """Memory of kept sequences, in token slots (0 keeps nothing; default: as many as take 4 GiB, at most 524,288)."""
     max_context: int | None = None
     """Longest prompt plus completion, in tokens (default: the model's); a completion that reaches it is cut."""
 
     def __post_init__(self) -> None:
-        at_least(self, max_batch_rows=1, max_prefill_tokens=1, max_context=1, max_kept_tokens=0)
+        at_least(self, max_batch_rows=1, max_context=1)
 
 
 @dataclass(frozen=True, kw_only=True)

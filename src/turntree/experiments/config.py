@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from turntree.core.completion import Sampling
@@ -18,50 +18,52 @@ GateArm = Literal["none", "gate", "random"]
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
 
 
-def _gated() -> TrainOnlineConfig:
+def _gated() -> OnlineConfig:
     """The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever converge. The threshold is
     calibrated for the embedded policy."""
     episodes = EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24))
-    return TrainOnlineConfig(
-        environment=Part("household", {"difficulty": "easy"}),
-        gate=Part("divergence", {"turn": 8, "threshold": 0.64}),
-        train=OnlineConfig(
-            iterations=16,
-            groups=8,
-            check_every=8,
-            rollouts=SchedulerConfig(episodes=episodes),
-            loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=5500.0),
-            optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=3),
-        ),
+    return OnlineConfig(
+        iterations=16,
+        groups=8,
+        check_every=8,
+        rollouts=SchedulerConfig(episodes=episodes),
+        loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=5500.0),
+        optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=3),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateExperimentConfig:
-    """`turntree experiment gate`."""
+class GateExperimentConfig(TrainOnlineConfig):
+    """`turntree experiment gate`: the keys of `train online`, of which every arm is a run."""
 
+    environment: Part = field(default_factory=lambda: Part("household", {"difficulty": "easy"}))
+    """The environment of every arm."""
+    train: OnlineConfig = field(default_factory=_gated)
+    gate: Part | None = field(default_factory=lambda: Part("divergence", {"turn": 8, "threshold": 0.64}))
+    """That of the arm "gate"."""
     seeds: tuple[int, ...] = (0, 1, 2, 3)
     """Every arm is run once with each."""
-    online: TrainOnlineConfig = field(default_factory=_gated)
-    """Every arm's configuration; its gate is that of the arm "gate"."""
     arms: tuple[GateArm, ...] = ("none", "gate", "random")
     """What is compared."""
 
     def __post_init__(self) -> None:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError("must be there, and each once: a repeated seed narrows intervals", field="seeds")
-        if self.online.gate is None:
-            raise ConfigError("is missing", field="online.gate", hint="the arm 'gate' needs one")
-        if self.online.train.loss.normalizer != "constant":
-            raise ConfigError(
-                "lets a cut change the step size",
-                field="online.train.loss.normalizer",
-                hint="use 'constant', with about the trained tokens of an iteration as online.train.loss.constant",
-            )
-        if "none" not in self.arms or len(set(self.arms)) < len(self.arms):
-            raise ConfigError("needs the arm 'none', and every arm once", field="arms")
+        super().__post_init__()
+        for name, values in (("seeds", self.seeds), ("arms", self.arms)):
+            if not values or len(set(values)) < len(values):  # a repeated seed narrows intervals
+                raise ConfigError("must be there, and each once", field=name)
+        if self.gate is None:
+            raise ConfigError("is missing", field="gate", hint="the arm 'gate' needs one")
+        if self.train.loss.normalizer != "constant":
+            hint = "use 'constant', with about the trained tokens of an iteration as train.loss.constant"
+            raise ConfigError("lets a cut change the step size", field="train.loss.normalizer", hint=hint)
+        if "none" not in self.arms:
+            raise ConfigError("needs the arm 'none'", field="arms")
         if "random" in self.arms and "gate" not in self.arms:
             raise ConfigError("needs the arm 'gate', whose rate it matches", field="arms")
+
+    @property
+    def online(self) -> TrainOnlineConfig:
+        return TrainOnlineConfig(**{each.name: getattr(self, each.name) for each in fields(TrainOnlineConfig)})
 
 
 def household_selection() -> SelectConfig:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from turntree.core import parts
 from turntree.core.config import Part, at_least, to_mapping
-from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.errors import TurntreeError
 from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
 from turntree.pivots.profile import ProfileConfig
-from turntree.pivots.select import SelectConfig
 from turntree.report import results
 from turntree.report.read import ARMS, QUICKSTART_SCHEMA, read_run
 from turntree.report.wording import MINUS
@@ -35,14 +33,12 @@ from turntree.run.files import write_json
 from turntree.run.folder import open_folder
 from turntree.run.workers import die_with_parent, without_interrupts
 from turntree.stages import evaluate, profile, select, sft, train_pivot
-from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
+from turntree.stages.config import CheckConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
-from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig
 from turntree.stages.sft import SFTStageConfig
 from turntree.train.optimizer import OptimizerConfig
-from turntree.train.pivot import PivotConfig
 from turntree.train.sft import SFTConfig
 
 GAMES_PER_SEED = 1000  # so that every seed trains on games of its own
@@ -55,48 +51,34 @@ TITLES = {
 }
 
 
+# The vetted settings. All were chosen on development games; the test games were looked at once per seed
+# (docs/results/quickstart.md).
+GAMES = 700  # of a seed
+SHARE_OF_DEV = 0.2  # of them, drawn by a hash
+CANDIDATES = 5000  # most that are profiled
+SFT = SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4))
+PIVOTRL = household_pivots(check_every=20)
+OWN_STEPS = 30  # training steps on own states; everything else is as in PIVOTRL
+CHECK = CheckConfig(states=150, tasks=60, max_tokens=COMMAND.max_tokens)
+TEST = EvaluateConfig(count=400, max_tokens=COMMAND.max_tokens, skills_per_kind=100)
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuickstartConfig:
-    """The vetted settings. All were chosen on development games; the test games were looked at once per seed
-    (docs/results/quickstart.md)."""
+    """`turntree quickstart`."""
 
     seed: int = 0
     """Of every stage."""
     workers: int = 2
     """Stages that may run at the same time."""
-    model: str = "default"
-    """The policy that all arms start from."""
-    device: Device = field(default_factory=Device)
-    demonstrator: Part = field(default_factory=lambda: Part("household", {"games": {"count": 700}, "slips": 0.2}))
-    """The demonstrator whose traces all arms share: household, or your own module:object with its options games, seed
-    and dev."""
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
-    profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
-    limit: int = 5000
-    """Most candidates that are profiled."""
-    select: SelectConfig = field(default_factory=household_selection)
-    train: PivotConfig = field(default_factory=lambda: household_pivots(check_every=20))
-    own: OwnPathConfig = field(default_factory=household_own)
-    """The search for own states; its tasks are the games of the demonstrator."""
-    own_steps: int = 30
-    """Training steps on own states; everything else is as in `train`."""
-    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, tasks=60, max_tokens=COMMAND.max_tokens))
-    evaluate: EvaluateConfig = field(
-        default_factory=lambda: EvaluateConfig(count=400, max_tokens=24, skills_per_kind=100)
-    )
 
     def __post_init__(self) -> None:
-        at_least(self, workers=1)
-        if not self.evaluate.greedy or not self.evaluate.skills_per_kind:
-            raise ConfigError(
-                "needs greedy=true and skills_per_kind above 0: the table compares both", field="evaluate"
-            )
+        at_least(self, seed=0, workers=1)
 
 
 def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Run every stage into `out`, write `summary.json`, return the summary. Raises `InputError` where another process
-    runs there, or another quickstart was run, unless `overwrite`; `ConfigError` for a demonstrator without games."""
-    own_stage(config)  # before anything runs
+    runs there, or another quickstart was run, unless `overwrite`."""
     with open_folder(out, "quickstart", to_mapping(config), overwrite=overwrite, free=("config.workers",)):
         (out / "summary.json").unlink(missing_ok=True)  # of an earlier run: it would not fit the new artifacts
         if overwrite:
@@ -107,10 +89,10 @@ def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = Fal
 
 def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     started = time.perf_counter()
-    demonstrate(demonstrator(config), out / "traces.jsonl")
+    demonstrate(demonstrator(config.seed), out / "traces.jsonl")
     begun = (_own, _profile_and_select, _base_and_sft)
-    _together(config.workers, [(function, config, out) for function in begun])
-    _together(config.workers, [(_train_and_evaluate, config, out, arm) for arm in ("pivotrl", "random")])
+    _together(config.workers, [(function, config.seed, out) for function in begun])
+    _together(config.workers, [(_train_and_evaluate, config.seed, out, arm) for arm in ("pivotrl", "random")])
     summary = summarise(out)
     summary["wall_seconds"] = round(time.perf_counter() - started, 1)
     summary["report"] = str(out / "report.html")  # made from the finished directory by the command
@@ -118,12 +100,13 @@ def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
     return summary
 
 
-def demonstrator(config: QuickstartConfig) -> Part:
+def games_of(seed: int) -> dict[str, Any]:
     """Every seed trains on games of its own."""
-    options = config.demonstrator.options
-    games = {**options.get("games", {})}
-    games["offset"] = games.get("offset", 0) + max(GAMES_PER_SEED, games.get("count", 0)) * config.seed
-    return Part(config.demonstrator.name, {**options, "games": games, "seed": config.seed})
+    return {"count": GAMES, "offset": GAMES_PER_SEED * seed}
+
+
+def demonstrator(seed: int) -> Part:
+    return Part("household", {"games": games_of(seed), "dev": SHARE_OF_DEV, "slips": 0.2, "seed": seed})
 
 
 Job = tuple[Any, ...]
@@ -152,72 +135,51 @@ def _together(workers: int, jobs: Sequence[Job]) -> None:
             raise
 
 
-def _base_and_sft(config: QuickstartConfig, out: Path) -> None:
-    _evaluate(config, config.model, out / "evaluation" / "base.json")
-    training = replace(config.sft, seed=config.seed)
-    stage = SFTStageConfig(traces=str(out / "traces.jsonl"), model=config.model, sft=training, device=config.device)
+def _base_and_sft(seed: int, out: Path) -> None:
+    _evaluate(seed, "default", out / "evaluation" / "base.json")
+    stage = SFTStageConfig(traces=str(out / "traces.jsonl"), sft=replace(SFT, seed=seed))
     sft.run_sft(stage, out / "sft", overwrite=True)
-    _evaluate(config, str(out / "sft" / "model"), out / "evaluation" / "sft.json")
+    _evaluate(seed, str(out / "sft" / "model"), out / "evaluation" / "sft.json")
 
 
-def _profile_and_select(config: QuickstartConfig, out: Path) -> None:
-    stage = ProfileStageConfig(
-        traces=str(out / "traces.jsonl"),
-        model=config.model,
-        limit=config.limit,
-        profile=replace(config.profile, seed=config.seed),
-        device=config.device,
-    )
+def _profile_and_select(seed: int, out: Path) -> None:
+    settings = ProfileConfig(sampling=COMMAND, seed=seed)
+    stage = ProfileStageConfig(traces=str(out / "traces.jsonl"), limit=CANDIDATES, profile=settings)
     profile.run_profile(stage, out / "profile.jsonl")
-    chosen = replace(config.select, seed=config.seed)
+    chosen = replace(household_selection(), seed=seed)
     select.run_select(out / "profile.jsonl", chosen, out / "pivots.jsonl")
     select.run_select(out / "profile.jsonl", replace(chosen, rule="random"), out / "random.jsonl")
 
 
-def _train_and_evaluate(config: QuickstartConfig, out: Path, arm: str) -> None:
+def _train_and_evaluate(seed: int, out: Path, arm: str) -> None:
     states = out / ("random.jsonl" if arm == "random" else "pivots.jsonl")
-    stage = TrainPivotConfig(
-        pivots=str(states),
-        model=config.model,
-        train=replace(config.train, seed=config.seed),
-        check=config.check,
-        device=config.device,
-    )
+    stage = TrainPivotConfig(pivots=str(states), train=replace(PIVOTRL, seed=seed), check=CHECK)
     train_pivot.run_train_pivot(stage, out / arm, overwrite=True)
-    _evaluate(config, str(out / arm / "model"), out / "evaluation" / f"{arm}.json")
+    _evaluate(seed, str(out / arm / "model"), out / "evaluation" / f"{arm}.json")
 
 
-def _own(config: QuickstartConfig, out: Path) -> None:
-    train_pivot.run_train_pivot(own_stage(config), out / "own", overwrite=True)
-    _evaluate(config, str(out / "own" / "model"), out / "evaluation" / "own.json")
+def _own(seed: int, out: Path) -> None:
+    train_pivot.run_train_pivot(own_stage(seed), out / "own", overwrite=True)
+    _evaluate(seed, str(out / "own" / "model"), out / "evaluation" / "own.json")
 
 
-def own_stage(config: QuickstartConfig) -> TrainPivotConfig:
+def own_stage(seed: int) -> TrainPivotConfig:
     """The policy plays as many games as the other arms train on: the first of the demonstrator's. (The others leave out
     its development split, which is drawn by a hash.)"""
-    options = parts.resolve("demonstrators", demonstrator(config)).options
-    games = options.get("games", {})
-    known = isinstance(games, dict) and {"source", "offset", "difficulty", "count"} <= games.keys()
-    if not known or "dev" not in options:
-        hint = "give it the options games (as turntree_worlds.household.door:GamesConfig) and dev"
-        raise ConfigError("does not say on which games own states are found", field="demonstrator", hint=hint)
-    played = {"games": games["source"], "offset": games["offset"], "difficulty": games["difficulty"]}
+    games = games_of(seed)
     return TrainPivotConfig(
         states="own",
-        own=replace(config.own, count=round(games["count"] * (1 - options["dev"]))),
-        environment=Part("household", played),
+        own=replace(household_own(), count=round(games["count"] * (1 - SHARE_OF_DEV))),
+        environment=Part("household", {"offset": games["offset"]}),
         teacher=Part("household"),
         verifier=Part("household"),
-        model=config.model,
-        train=replace(config.train, seed=config.seed, steps=config.own_steps),
-        check=replace(config.check, states=0),
-        device=config.device,
+        train=replace(PIVOTRL, seed=seed, steps=OWN_STEPS),
+        check=replace(CHECK, states=0),
     )
 
 
-def _evaluate(config: QuickstartConfig, model: str, path: Path) -> None:
-    chosen = replace(config.evaluate, model=model, seed=config.seed, device=config.device)
-    evaluate.evaluate(chosen, path)
+def _evaluate(seed: int, model: str, path: Path) -> None:
+    evaluate.evaluate(replace(TEST, model=model, seed=seed), path)
 
 
 def summarise(out: Path) -> dict[str, Any]:

@@ -23,13 +23,13 @@ of the rule, in every run (docs/results/adaptive-profiling.md).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from turntree.core.config import at_least
+from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.pivots.rows import Class, class_of
 
@@ -47,15 +47,15 @@ class AdaptiveConfig:
 
     threshold: float = 0.6
     """lambda_diff, the threshold that adaptive profiling decides on. Setting it switches adaptive profiling on."""
-    confidence: float = 0.97
+    confidence: float = field(default=0.97, metadata=FIXED)
     """Stop when the candidate's selection has this predictive probability; 1: only when it is certain."""
-    first: int = 4
+    first: int = field(default=4, metadata=FIXED)
     """Rollouts before the first look."""
-    step: int = 2
+    step: int = field(default=2, metadata=FIXED)
     """Rollouts between two looks."""
-    audit: float = 0.03
+    audit: float = field(default=0.03, metadata=FIXED)
     """Share of the candidates that are run to K although they could have stopped."""
-    settle: Literal["selection", "class"] = "selection"
+    settle: Literal["selection", "class"] = field(default="selection", metadata=FIXED)
     """Settle how the candidate is selected, or which of all four classes it has."""
 
     def __post_init__(self) -> None:

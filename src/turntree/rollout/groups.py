@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
-from turntree.core.config import at_least
+from turntree.core.config import FIXED, at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import decided
@@ -70,30 +70,29 @@ class SchedulerConfig:
     """Episodes of one task: the leaves of its tree."""
     initial_rollouts: int | None = None
     """Rollouts of a group that begin independently; the rest is the brancher's. Default: all, half with a brancher."""
-    max_branched: int | None = None
+    max_branched: int | None = field(default=None, metadata=FIXED)
     """Most leaves of a group that the brancher may add (default: all that are left to it)."""
-    refills: bool | None = None
+    refills: bool | None = field(default=None, metadata=FIXED)
     """Sample fresh rollouts in place of leaves that no branch was made for. Default: where the credit counts them,
     which path weights do not."""
     max_live_rollouts: int | None = None
     """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
-    max_retries: int = 2
+    max_retries: int = field(default=2, metadata=FIXED)
     """Retries of failed calls per rollout, engine and environment together."""
     rollout_seconds: float = 1800.0
     """A rollout that takes longer from its start is cancelled."""
-    group_seconds: float = 3600.0
-    """A group that takes longer from its first rollout's start is cancelled."""
+    group_seconds: float | None = field(default=None, metadata=FIXED)
+    """A group that takes longer from its first rollout's start is cancelled (default: twice `rollout_seconds`)."""
     deterministic: bool = True
     """Runs repeat bit for bit. Off: up to rounding, since an answer of an environment is taken when it arrives."""
-    overlap: int | None = None
+    overlap: int | None = field(default=None, metadata=FIXED)
     """With `deterministic`, generations between a call and its answer: more hides slower tools and keeps the rollouts
     of fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, else 0."""
 
     def __post_init__(self) -> None:
-        at_least(self, group_size=1, max_live_rollouts=1, max_branched=0, overlap=0, max_retries=0)
-        for name in ("rollout_seconds", "group_seconds"):
-            if not getattr(self, name) > 0:  # zero would cancel everything
-                raise ConfigError("must be above 0", field=name)
+        at_least(self, group_size=1, max_live_rollouts=1)
+        if not self.rollout_seconds > 0:  # zero would cancel everything
+            raise ConfigError("must be above 0", field="rollout_seconds")
         if not 1 <= self.initial <= self.group_size:
             raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
 
@@ -103,6 +102,10 @@ class SchedulerConfig:
         places = groups * self.group_size if self.max_live_rollouts is None else self.places
         refills = counts_refills if self.refills is None else self.refills
         return replace(self, initial_rollouts=initial, max_live_rollouts=places, refills=refills)
+
+    @property
+    def longest_group(self) -> float:
+        return 2 * self.rollout_seconds if self.group_seconds is None else self.group_seconds
 
     @property
     def places(self) -> int:

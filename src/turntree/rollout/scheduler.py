@@ -285,11 +285,11 @@ class _Run:
         """Cancel rollouts and groups that exceed their time limit."""
         now, config = self._clock(), self._config
         for group in [*self._groups]:
-            if now - group.begun < config.group_seconds:
+            if now - group.begun < config.longest_group:
                 break
-            self._cancel(self._places.of(group), "group", config.group_seconds)
+            self._cancel(self._places.of(group), "group", config.longest_group)
             for sample in range(group.started, group.wanted):
-                group.endings[(sample,)] = cancelled("group", config.group_seconds)
+                group.endings[(sample,)] = cancelled("group", config.longest_group)
             group.unfilled += group.missing  # nothing more is started
             self._places.refilling.pop(group, None)
             self._turns.touched[group] = None
@@ -309,7 +309,7 @@ class _Run:
     def _patience(self) -> float:
         """Seconds until something may have to be cancelled: the oldest rollout, or the oldest group."""
         rollout = next(iter(self._places.playing)).started + self._config.rollout_seconds
-        group = next(iter(self._groups)).begun + self._config.group_seconds
+        group = next(iter(self._groups)).begun + self._config.longest_group
         return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._clock()))
 
 

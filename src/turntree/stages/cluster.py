@@ -28,11 +28,6 @@ class ClusterConfig(WorkersConfig):
         if self.address is not None and self.workers == 0:  # trainers are started on this machine, or by a launcher
             raise ConfigError("names a cluster, and nothing would run there", field="address", hint=_HINT)
 
-    def refuse(self, name: str, why: str) -> None:
-        """Raise `ConfigError` where `name` (workers, trainers) is set in a stage that does not use it."""
-        if getattr(self, name) != getattr(type(self), name):
-            raise ConfigError(why, field=f"cluster.{name}", hint="leave it out")
-
 
 def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """`stage(config, out, overwrite=..., group=...)` on the ranks of `config.cluster`, or of the launcher that started

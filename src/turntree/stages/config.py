@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import Part, Usual, at_least
+from turntree.core.config import FIXED, Part, Usual, at_least
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
+from turntree.credit.credit import CreditRule
 from turntree.engine.endpoint import EndpointConfig
 from turntree.engine.limits import Prefixes
 from turntree.env.processes import ProcessPoolConfig
@@ -135,7 +136,8 @@ class SFTStageConfig(Training):
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
 
     def __post_init__(self) -> None:
-        self.cluster.refuse("workers", "play rollouts, and sft has none")
+        if self.cluster.workers:
+            raise ConfigError("play rollouts, and sft has none", field="cluster.workers", hint="leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,13 +164,10 @@ class ProfileStageConfig(TracesPlayed):
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        self.cluster.refuse("trainers", "share an update, and a profile has none")
-        if self.limit < 0:
-            raise ConfigError("must not be negative", field="limit")
+        at_least(self, limit=0)
         if self.published and (self.profile != ProfileConfig() or self.reuse or self.endpoint):
             hint = "leave out --rollouts, --adaptive and what else says how to sample"
             raise ConfigError("samples nothing, so the settings of sampling do nothing", field="published", hint=hint)
@@ -267,7 +266,7 @@ class OwnPathConfig:
     kind of action (in which those that were not selected weigh 0)."""
     rollouts: int = 8
     """Rollouts of the profile at every state; with adaptive profiling the maximum."""
-    adaptive: AdaptiveConfig | None = None
+    adaptive: bool = False
     """Stop sampling at a state whose selection is certain or probable enough."""
     forks: int = 0
     """Measure the importance of the states by this many continuations after an accepted and after a refused action (0:
@@ -284,16 +283,16 @@ class OwnPathConfig:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
             raise ConfigError("is a share: from 0, and below 1", field="keep")
-        if self.adaptive is not None:
-            if self.adaptive.threshold != self.select.threshold:
-                problem = "differs from select.threshold, which pivots are selected by"
-                hint = f"use {self.select.threshold:g} in both"
-                raise ConfigError(problem, field="adaptive.threshold", hint=hint)
-            self.adaptive.check(self.rollouts)
+        if self.stopping is not None:
+            self.stopping.check(self.rollouts)
         if self.forks == 1 or self.forks < 0:
             raise ConfigError("must be 0, or at least 2", field="forks")
         if not self.forks and self.select.weight in ("importance", "both"):
             raise ConfigError("needs the importance of the states", field="select.weight", hint="set own.forks=4")
+
+    @property
+    def stopping(self) -> AdaptiveConfig | None:
+        return AdaptiveConfig(threshold=self.select.threshold) if self.adaptive else None
 
     @staticmethod
     def _check_others(chosen: SelectConfig) -> None:
@@ -411,10 +410,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.estimator is not None and self.train.credit != CreditConfig() and not judges:
             problem = "has no effect: an estimator of your own gives the credit"
             raise ConfigError(problem, field="train.credit", hint="leave one of the two out")
-        for name in ("max_branched", "refills") if self.brancher is None else ():
-            if getattr(self.train.rollouts, name) is not None:
-                hint = "pass --brancher NAME, or leave it out"
-                raise ConfigError("has no effect without a brancher", field=f"train.rollouts.{name}", hint=hint)
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
         if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
             raise ConfigError(
@@ -471,18 +466,16 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         return brancher
 
     def build_filters(self) -> list[Filter]:
-        """Raises `ConfigError` for a built-in filter that `train` also switches on."""
-        twice = [name for name in ("dapo", "greso") if getattr(self.train, name) is not None]
-        if again := [part.name for part in self.filters if part.name in twice]:
-            problem = f"names {again[0]!r}, which train.{again[0]} switches on"
-            raise ConfigError(problem, field="filters", hint="name it once")
         named = enumerate(self.filters)
         return [parts.build("filters", part, field=f"filters.{i}", seed=self.train.seed) for i, part in named]
 
     def build_estimator(self) -> Estimator | None:
+        if self.estimator is None:
+            return None
         loss = self.train.loss
         context = {"normalizer": loss.normalizer, "per_rollout": loss.per_rollout_credit}
-        return None if self.estimator is None else parts.build("estimators", self.estimator, **context)
+        built = parts.build("estimators", self.estimator, **context)
+        return replace(built, per_rollout=loss.per_rollout_credit) if isinstance(built, CreditRule) else built
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -518,10 +511,8 @@ class EvaluateConfig(Playing):
     rewards: tuple[Part, ...] = ()
     """Functions that judge the episodes, as module:function=0.5 (repeatable): the mean of each is told beside success,
     which stays the environment's."""
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        self.cluster.refuse("trainers", "share an update, and an evaluation has none")
         at_least(self, samples=1, max_turns=1, max_tokens=1, count=1, skills_per_kind=0, max_live_rollouts=1)
         if self.temperature <= 0:
             raise ConfigError("must be above 0", field="temperature")
@@ -572,11 +563,11 @@ class ForgettingConfig:
     """A folder with YAML files of your own tasks."""
     limit: int = 0
     """Use only this many first questions of each task (0: all)."""
-    shots: int | None = None
+    shots: int | None = field(default=None, metadata=FIXED)
     """Examples before a question (default: the task's own number)."""
     chat: bool = False
     """Render questions with the chat template: for a policy that was trained on chat turns only."""
-    batch: int = 8
+    batch: int = field(default=8, metadata=FIXED)
     """Questions at once."""
     seed: int = 0
     """Of lm-eval."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turntree.core import parts, seeds
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.config import Part, from_mapping, to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
@@ -22,21 +22,17 @@ from turntree.core.verdict import Verdict, censored, most_frequent
 from turntree.env.pool import EnvironmentPool
 from turntree.env.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
-from turntree.rollout.cluster.pool import WorkerPool
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.players import grow, require_rendered, require_steppable
+from turntree.rollout.players import grow
 from turntree.rollout.rewards import RewardSum, build_rewards, figures
 from turntree.rollout.rewards import identity as reward_identity
-from turntree.rollout.spread import labelled, numbered
 from turntree.run.files import write_json
 from turntree.run.jsonl import write_lines
 from turntree.run.statistics import wilson
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.stages.unrewarded import remedy
-from turntree.stages.workers import open_crew, results
 
-_TASKS = 8  # that a worker plays in one batch
 SCHEMA = "turntree.evaluation/1"
 
 
@@ -48,8 +44,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
         raise ConfigError("needs an output file", field="keep_trees", hint="name one with --out")
     config = parts.resolved(config)
     policy = load_policy(policy_name(config.model, config.environment), config.device)
-    with open_crew(__name__, config, policy) as crew:
-        result, kept = evaluate_policy(policy, config, crew)
+    result, kept = evaluate_policy(policy, config)
     if out is not None:
         write_json(out, result)
         if config.keep_trees:
@@ -62,9 +57,7 @@ def evaluate(config: EvaluateConfig, out: Path | None = None) -> dict[str, Any]:
     return result
 
 
-def evaluate_policy(
-    policy: Policy, config: EvaluateConfig, crew: WorkerPool | None = None
-) -> tuple[dict[str, Any], list[KeptTree]]:
+def evaluate_policy(policy: Policy, config: EvaluateConfig) -> tuple[dict[str, Any], list[KeptTree]]:
     """The evaluation as a value, and the trees of its episodes."""
     splits = {config.split: config.count}
     with (
@@ -72,9 +65,7 @@ def evaluate_policy(
         open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened,
     ):
         tasks = opened.of(config.split)
-        if crew is not None:
-            require_steppable(tasks, "cluster.workers")
-        evaluator = Evaluator(policy, config, tasks, opened.pool, functions, crew)
+        evaluator = Evaluator(policy, config, tasks, opened.pool, functions)
         sampled = evaluator.play(config.temperature, config.samples)
         kept, cost = sampled.trees, sampled.cost
         result: dict[str, Any] = {
@@ -117,15 +108,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Plays `tasks` with the limits and the seed of `config`, in this process or, with the weights that they loaded, on
-    the workers of `crew`. With `functions` the rewards are theirs."""
+    """Plays `tasks` with the limits and the seed of `config`. With `functions` the rewards are theirs."""
 
     policy: Policy
     config: EvaluateConfig
     tasks: Sequence[Environment]
     pool: EnvironmentPool | None = None
     functions: RewardSum | None = None
-    crew: WorkerPool | None = None
 
     def play(self, temperature: float, samples: int, *, quiet: bool = False) -> Evaluation:
         config = self.config
@@ -135,40 +124,21 @@ class Evaluator:
         )
         what = "greedy episodes" if temperature == 0 else "sampled episodes"
         with progress((), what, total=len(self.tasks) * samples, quiet=quiet) as bar:
-            if self.crew is not None:
-                grown = self._on_workers(self.crew, episodes, samples, bar.update)
-            else:
-                grown = grow(
-                    self.tasks,
-                    self.policy.engine,
-                    self.policy.renderer,
-                    episodes,
-                    group_size=samples,
-                    seed=config.seed,
-                    pool=self.pool,
-                    finished=bar.update,
-                    functions=self.functions,
-                    places=config.max_live_rollouts,
-                )
+            grown = grow(
+                self.tasks,
+                self.policy.engine,
+                self.policy.renderer,
+                episodes,
+                group_size=samples,
+                seed=config.seed,
+                pool=self.pool,
+                finished=bar.update,
+                functions=self.functions,
+                places=config.max_live_rollouts,
+            )
         trees = [_kept(temperature, *each) for each in zip(range(len(grown)), self.tasks, grown, strict=True)]
         summary = {"temperature": temperature, **_summary(self.tasks, grown, samples)}
         return Evaluation(summary, sum((tree.cost for tree, _ in grown), NO_COST), trees)
-
-    def _on_workers(
-        self, crew: WorkerPool, episodes: EpisodeConfig, samples: int, finished: Callable[[int], object]
-    ) -> Grown:
-        """What `grow` gives, by the workers. A task whose workers were lost is a censored leaf."""
-        size = crew.config.batch or _TASKS
-        named = [(number, task.task_id) for number, task in enumerate(self.tasks)]
-        shared = {"episodes": to_mapping(episodes), "samples": samples, "seed": self.config.seed}
-        batches = [named[start : start + size] for start in range(0, len(named), size)]
-        units = [({**shared, "tasks": batch}, [task_id for _, task_id in batch]) for batch in batches]
-        grown: Grown = []
-        for found in results(crew, units):
-            grown += found
-            finished(samples * len(found))
-        require_rendered(grown)  # `grow` sees its part only
-        return grown
 
 
 def _summary(tasks: Sequence[Environment], grown: Grown, samples: int) -> dict[str, Any]:
@@ -200,36 +170,6 @@ def opened_rewards(rewards: Sequence[Part]) -> Iterator[RewardSum | None]:
     finally:
         if functions is not None:
             functions.close()
-
-
-CONFIG = EvaluateConfig
-
-
-@contextlib.contextmanager
-def open_player(config: EvaluateConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
-    """What a worker of this stage plays a unit with (`stages.workers`)."""
-    splits = {config.split: config.count}
-    with (
-        opened_rewards(config.rewards) as functions,
-        open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened,
-    ):
-
-        def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
-            grown = grow(
-                numbered(opened.of(config.split), unit["tasks"]),
-                policy.engine,
-                policy.renderer,
-                from_mapping(EpisodeConfig, unit["episodes"]),
-                group_size=unit["samples"],
-                seed=unit["seed"],
-                pool=opened.pool,
-                part=True,
-                functions=functions,
-                places=config.max_live_rollouts,
-            )
-            return [labelled(*each) for each in grown]
-
-        yield play
 
 
 def _kept(temperature: float, number: int, environment: Environment, grown: tuple[RolloutTree, Rewards]) -> KeptTree:

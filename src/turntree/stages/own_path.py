@@ -66,7 +66,7 @@ def open_own_path(
         hint = "pass --teacher NAME, or a verifier that needs no label (--verifier outcome)"
         problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
         raise ConfigError(problem, field="teacher", hint=hint)
-    if config.own.adaptive is not None and not verifier.compares:
+    if config.own.adaptive and not verifier.compares:
         hint = "leave own.adaptive out"
         raise ConfigError(
             f"forecasts rewards of 0 and 1, and {verifier.name!r} gives shares", field="adaptive", hint=hint
@@ -204,7 +204,7 @@ class OwnStates:
         train = self.config.train
         profile = ProfileConfig(
             rollouts=self.config.own.rollouts,
-            adaptive=self.config.own.adaptive,
+            adaptive=self.config.own.stopping,
             sampling=train.sampling,
             seed=seed,
             cut_turns=train.cut_turns,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from turntree import __version__
 from turntree.core import parts
-from turntree.core.config import Part, from_mapping, to_mapping
+from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.messages import action_kind
@@ -28,7 +28,6 @@ from turntree.pivots.rows import PUBLISHED, StoredProfile, moments
 from turntree.pivots.samples import Sampler, one_by_one, together
 from turntree.pivots.stopping import Prior
 from turntree.pivots.summary import UNJUDGED, ProfileSummary
-from turntree.rollout.cluster.pool import WorkerPool
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.run.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
@@ -36,19 +35,16 @@ from turntree.run.files import file_hash
 from turntree.run.statistics import wilson
 from turntree.run.wave_log import WaveLog, open_log
 from turntree.stages.candidates import stream_candidates, survey
-from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.unrewarded import remedy
 from turntree.stages.verifier import open_verifier
-from turntree.stages.workers import open_workers, require_policy
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
 from turntree.verify.strict import StrictMatch
 
 T = TypeVar("T")
 
-_PART = 8  # candidates of an adaptive wave that a worker profiles at once
 Wave = dict[str, Any]  # of a profile {"rows", "skipped": reasons with counts, "timing": seconds}
 
 
@@ -63,19 +59,14 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         return write_published(config, out, overwrite=overwrite)
     surveyed = survey(config.traces, config.split)
     chosen = surveyed.draw(config.limit, config.profile.seed)
-    with (
-        open_profiler(config) as profiler,
-        open_workers(f"{__name__}:worker", config, profiler.policy.identity) as crew,
-    ):
+    with open_profiler(config) as profiler:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
         prior = Prior(config.profile.rollouts)
 
         def made(batches: Iterator[Sequence[TurnState]]) -> Iterator[Wave]:
-            if crew is None:
-                return (profiler.profiled(states, prior) for states in batches)
-            return _spread(crew, batches, config, prior)
+            return (profiler.profiled(states, prior) for states in batches)
 
-        header = {"config": to_mapping(replace(config, cluster=ClusterConfig())), **made_from}
+        header = {"config": to_mapping(config), **made_from}
         require_same_profile(out, header, overwrite=overwrite)
         identity = {**_identity(config), "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
@@ -137,48 +128,6 @@ def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
         yield Profiler(config, policy, sampler, judge, {**policy.identity, "verifier": judge.name})
 
 
-# on workers
-
-
-@contextlib.contextmanager
-def worker(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Wave]]:
-    """What a worker of this stage holds (`stages.workers`)."""
-    config = from_mapping(ProfileStageConfig, settings["config"])
-    with open_profiler(config) as profiler:
-        require_policy(settings, profiler.policy.identity)
-        prior = Prior(config.profile.rollouts)
-
-        def play(unit: dict[str, Any]) -> Wave:
-            if unit["prior"] is not None:
-                prior.restore(unit["prior"])
-            return profiler.profiled(unit["states"], prior)
-
-        yield play
-
-
-def _spread(
-    crew: WorkerPool, batches: Iterator[Sequence[TurnState]], config: ProfileStageConfig, prior: Prior
-) -> Iterator[Wave]:
-    """The waves in order, by the workers: a whole wave each. A wave of an adaptive profile depends on the one before,
-    so it is played in parts."""
-    if config.profile.adaptive is None:
-        yield from crew.results({"states": states, "prior": None} for states in batches)
-        return
-    size = crew.config.batch or _PART
-    for states in batches:
-        pieces = [states[start : start + size] for start in range(0, len(states), size)]
-        units = [{"states": piece, "prior": prior.state()} for piece in pieces]
-        yield _joined(list(crew.results(units, ahead=len(units))))
-
-
-def _joined(waves: Sequence[Wave]) -> Wave:
-    skipped, timing = Counter[str](), Counter[str]()
-    for wave in waves:
-        skipped.update(wave["skipped"])
-        timing.update(wave["timing"])
-    return {"rows": [row for wave in waves for row in wave["rows"]], "skipped": dict(skipped), "timing": dict(timing)}
-
-
 # waves of candidates
 
 
@@ -193,7 +142,7 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
 
 def _identity(config: ProfileStageConfig) -> dict[str, Any]:
     """Everything that determines the contents of the waves."""
-    settings = {**connection_free(to_mapping(config)), "cluster": None}
+    settings = connection_free(to_mapping(config))
     reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
     return {"config": settings, "version": __version__, **reused}
 

@@ -35,22 +35,14 @@ Unit = dict[str, Any]
 def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Iterator[WorkerPool | None]:
     """The workers of the stage in module `stage`; None where rollouts run in this process. They must load this policy.
     `settings` are what they need beside the stage's configuration."""
-    needed = {"stage": stage, "model": policy.source, **settings}
-    with open_workers(f"{__name__}:worker", config, policy.identity, **needed) as crew:
-        yield crew
-
-
-@contextlib.contextmanager
-def open_workers(entry: str, config: Any, identity: Mapping[str, str], **settings: Any) -> Iterator[WorkerPool | None]:
-    """As `open_crew`, for workers that begin with the function `entry`."""
     cluster: ClusterConfig = config.cluster
     if not cluster.workers:
         yield None
         return
     gpus = 1.0 if config.device.name.startswith("cuda") else 0.0
-    with WorkerPool(
-        entry, {"config": to_mapping(config), "policy": dict(identity), **settings}, cluster, gpus=gpus
-    ) as crew:
+    identity = {"policy": dict(policy.identity), "model": policy.source}
+    needed = {"stage": stage, "config": to_mapping(config), **identity, **settings}
+    with WorkerPool(f"{__name__}:worker", needed, cluster, gpus=gpus) as crew:
         yield crew
 
 

@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from turntree.core.completion import Sampling
-from turntree.core.config import at_least
+from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.credit.config import CreditConfig
-from turntree.decide.filters.dapo import DapoFilter
-from turntree.decide.filters.greso import GresoConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import CutTurns
 from turntree.rollout.scheduler import SchedulerConfig
@@ -28,10 +26,10 @@ class OptimizerConfig:
 
     learning_rate: float = 1e-5
     """AdamW's step size. The embedded tiny policies want 3e-4 to 5e-4."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[float, float] = field(default=(0.9, 0.95), metadata=FIXED)
     """Decay rates of AdamW's moments. With 0.95 a large gradient fades within about twenty steps, which suits runs of
     tens to hundreds of steps."""
-    eps: float = 1e-8
+    eps: float = field(default=1e-8, metadata=FIXED)
     """Added to the denominator of AdamW."""
     weight_decay: float = 0.0
     """Decoupled weight decay."""
@@ -39,24 +37,19 @@ class OptimizerConfig:
     """Steps over which the learning rate rises linearly."""
     schedule: Literal["constant", "cosine"] = "constant"
     """After warm-up: hold the learning rate, or lower it to `final_fraction` of it at the last step."""
-    final_fraction: float = 0.1
+    final_fraction: float = field(default=0.1, metadata=FIXED)
     """For "cosine": the learning rate at the last step as a fraction of `learning_rate`."""
     max_grad_norm: float = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError("must be a finite number above 0", field=name)
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError("must be a finite number above 0", field="learning_rate")
         if not self.max_grad_norm > 0:  # infinity clips nothing
             raise ConfigError("must be a number above 0", field="max_grad_norm")
         for name in ("warmup_steps", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError("must be a finite number of at least 0", field=name)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"are {self.betas}", field="betas", hint="each is at least 0 and below 1")
-        if not 0 <= self.final_fraction <= 1:
-            raise ConfigError("is outside [0, 1]", field="final_fraction")
 
     def require_steps(self, total: int | None, field: str = "schedule") -> None:
         """Raise `ConfigError` where no step is left for the learning rate to fall."""
@@ -83,13 +76,13 @@ class CheckpointConfig:
 
     every: int = 10
     """Steps between two checkpoints (0: never)."""
-    every_seconds: float = 300.0
+    every_seconds: float = field(default=300.0, metadata=FIXED)
     """Save at the end of a step if the last checkpoint is this old (0: never)."""
-    keep: int = 2
+    keep: int = field(default=2, metadata=FIXED)
     """How many of the newest checkpoints are kept while the run is unfinished."""
 
     def __post_init__(self) -> None:
-        at_least(self, every=0, every_seconds=0, keep=1)
+        at_least(self, every=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +95,6 @@ class LoRAConfig:
     """alpha over rank scales the adapter."""
     targets: tuple[str, ...] = ("all-linear",)
     """Names of linear modules, or "all-linear": all except the head, and the experts and router of a mixture."""
-    seed: int = 0
-    """Seed of the adapter's random matrix; the other one begins at zero."""
 
     def __post_init__(self) -> None:
         at_least(self, "lora.", rank=1, alpha=1)
@@ -154,9 +145,6 @@ class ReinforcedConfig:
         loss do not go together."""
         at_least(self, stop_without_gradient=0, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
         sampling.check_trainable(f"{inside}sampling")
-        if self.loss.temperature not in (None, sampling.temperature):
-            hint = "leave it out: it is that of sampling"
-            raise ConfigError("differs from the sampling temperature", field="loss.temperature", hint=hint)
         self.loss.estimator(self.credit)  # refuses what does not go together
 
 
@@ -213,10 +201,6 @@ class OnlineConfig(ReinforcedConfig):
     rollouts: SchedulerConfig = field(
         default_factory=lambda: SchedulerConfig(episodes=EpisodeConfig(max_turns=16, sampling=Sampling(max_tokens=256)))
     )
-    dapo: DapoFilter | None = None
-    """Drop groups without reward variance from the update."""
-    greso: GresoConfig | None = None
-    """Skip tasks that are predicted to give no variance."""
     local: LocalConfig = field(default_factory=LocalConfig)
     max_off_policy_steps: int = 0
     """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
@@ -225,8 +209,5 @@ class OnlineConfig(ReinforcedConfig):
     def __post_init__(self) -> None:
         at_least(self.rollouts, "rollouts.", group_size=2)
         at_least(self, max_off_policy_steps=0, check_every=0)
-        if self.max_off_policy_steps and self.loss.old_logprobs == "engine":
-            problem = "'engine' gives those of older weights where max_off_policy_steps is above 0"
-            raise ConfigError(problem, field="loss.old_logprobs", hint="use 'auto': the trainer computes them")
         self._check(self.rollouts.episodes.sampling, "iterations", "groups", inside="rollouts.episodes.")
         self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")

@@ -106,7 +106,7 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*_pattern keys")  # of experts, no target
-            torch.manual_seed(seeds.derive(config.seed, "lora"))
+            torch.manual_seed(seeds.derive(0, "lora"))
             model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(str(error).splitlines()[0][:200], field="lora.targets") from error

@@ -5,11 +5,11 @@ The line of text below a field is its documentation: `turntree config` and `--he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turntree.core.completion import Sampling
-from turntree.core.config import at_least
+from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.credit.config import CreditConfig, Normalizer
 from turntree.credit.credit import CreditRule
@@ -32,18 +32,16 @@ class LossConfig:
     """Weight of the KL term towards the starting policy; 0 switches it off."""
     kl: Literal["k1", "k2", "k3", "full"] = "k2"
     """The KL estimator (`train.losses` describes their gradients)."""
-    kl_on_zero_variance: bool = True
-    """Whether trees without reward variance still pull towards the reference."""
     normalizer: Normalizer = "tokens"
     """What the loss is divided by: trained tokens, rollouts, or the number `constant`."""
     constant: float | None = None
     """For normalizer "constant": the number of trained tokens that the loss is divided by."""
-    old_logprobs: Literal["auto", "trainer", "engine"] = "auto"
+    old_logprobs: Literal["auto", "trainer", "engine"] = field(default="auto", metadata=FIXED)
     """Source of pi_old: the engine, the trainer before the update, or (auto) the trainer wherever the two can
     differ."""
-    importance_cap: float = 2.0
+    importance_cap: float = field(default=2.0, metadata=FIXED)
     """Bounds exp(old - sampling), which is 1 with the engine's log-probabilities."""
-    temperature: float | None = None
+    temperature: float | None = field(default=None, metadata=FIXED)
     """The temperature that the engine sampled at (none: that of the run's sampling, and 1 outside a run)."""
 
     @property
@@ -71,9 +69,6 @@ class LossConfig:
         if not 0 <= self.clip_low <= 1:
             raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
         at_least(self, clip_high=0, kl_coefficient=0)
-        for name, value in (("importance_cap", self.importance_cap), ("temperature", self.sampled_at)):
-            if not value > 0:
-                raise ConfigError("must be above 0", field=name)
         if self.dual_clip is not None and self.dual_clip <= 1:
             hint = "3 is what dual-clip PPO uses"
             raise ConfigError("must be above 1: it bounds the ratio of punished tokens", field="dual_clip", hint=hint)

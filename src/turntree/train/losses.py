@@ -147,10 +147,7 @@ def policy_loss(
     loss = -surrogate / normalizer
     if config.kl_coefficient > 0:
         kl_T = _kl_terms(policy_T, log_ratio_T.detach(), batch, config, exact_kl_S)
-        weight_T = (
-            multiplicity_T if config.kl_on_zero_variance else multiplicity_T * ~batch.zero_variance_A[batch.action_T]
-        )
-        loss = loss + config.kl_coefficient * (weight_T * kl_T).sum() / normalizer
+        loss = loss + config.kl_coefficient * (multiplicity_T * kl_T).sum() / normalizer
         sums = dataclasses.replace(sums, kl=float((multiplicity_T * kl_T.detach()).sum()))
     if entropies_S is not None:
         sums = dataclasses.replace(sums, entropy=float((multiplicity_T * entropies_S[batch.slot_T]).sum()))

@@ -28,7 +28,6 @@ from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Fi
 from turntree.core.tree import RolloutTree
 from turntree.credit.local import with_turns
 from turntree.decide.filters.dapo import DapoFilter, allowed, refill
-from turntree.decide.filters.greso import Greso
 from turntree.decide.gates.audited import GateMonitor
 from turntree.env.pool import EnvironmentPool
 from turntree.rollout.accounting import TreeAccount, account
@@ -79,7 +78,7 @@ class Parts:
     pool: EnvironmentPool | None = None
     estimator: Estimator | None = None  # None: that of `OnlineConfig.credit`
     rewards: RewardSum | None = None
-    filters: Sequence[Filter] = ()  # beside those of `OnlineConfig`
+    filters: Sequence[Filter] = ()
     spread: Callable[[SchedulerConfig], Spread] | None = None
     judge: TurnJudge | None = None
     timing: Callable[[], Row] = dict  # of the tasks' tools
@@ -98,15 +97,6 @@ class Parts:
             brancher=self.brancher,
             rewards=self.rewards,
         )
-
-
-def _filters(config: OnlineConfig) -> list[Filter]:
-    """The filters that the configuration switches on."""
-    filters: list[Filter] = []
-    if config.greso is not None:
-        seed = config.seed if config.greso.seed is None else config.greso.seed
-        filters.append(Greso(dataclasses.replace(config.greso, seed=seed)))
-    return [*filters, config.dapo] if config.dapo is not None else filters
 
 
 @dataclass
@@ -167,7 +157,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
         self.player = parts.player(rollouts)
-        self._filters = [*_filters(config), *parts.filters]
+        self._filters = list(parts.filters)
         rule = config.loss.estimator(config.credit)
         self._estimator = parts.estimator or rule
         # an advantage in the unit of a reward, in that of the estimator: by a group with as many successes as failures

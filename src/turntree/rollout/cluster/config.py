@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from turntree.core.config import at_least
+from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 
 
@@ -17,28 +17,23 @@ class WorkersConfig:
     address: str | None = None
     """The cluster: local (started on this machine, the default), HOST:PORT or auto (a running one, from one of its
     nodes), ray://HOST:PORT (a running one, through Ray Client)."""
-    batch: int | None = None
+    batch: int | None = field(default=None, metadata=FIXED)
     """Groups, tasks or states of one unit, which a worker plays at once (default: 1 group, 8 tasks or states, and a
     whole wave of a profile). Equal values give equal bits for any number of workers; others differ by rounding."""
-    cpus: float = 1.0
+    cpus: float = field(default=1.0, metadata=FIXED)
     """CPUs of one worker, for Ray's placement."""
-    gpus: float | None = None
+    gpus: float | None = field(default=None, metadata=FIXED)
     """GPUs of one worker (default: 1 where the device is cuda, else 0)."""
-    start_seconds: float = 600.0
+    start_seconds: float = field(default=600.0, metadata=FIXED)
     """Give up where no worker has started after this time."""
-    silent_seconds: float = 60.0
+    silent_seconds: float = field(default=60.0, metadata=FIXED)
     """A worker that does not answer for this long is lost, and its work is given to another one."""
-    unit_seconds: float = 7200.0
+    unit_seconds: float = field(default=7200.0, metadata=FIXED)
     """Time limit of one unit. A worker that takes longer is replaced."""
-    attempts: int = 3
+    attempts: int = field(default=3, metadata=FIXED)
     """How often a unit is given out before it counts as lost."""
 
     def __post_init__(self) -> None:
-        at_least(self, workers=0, batch=1, attempts=1)
+        at_least(self, workers=0)
         if self.address is not None and not self.address:
             raise ConfigError("is empty", field="address", hint="use local, HOST:PORT, auto or ray://HOST:PORT")
-        for name in ("cpus", "start_seconds", "silent_seconds", "unit_seconds"):
-            if not getattr(self, name) > 0:
-                raise ConfigError("must be above 0", field=name)
-        if self.gpus is not None and self.gpus < 0:
-            raise ConfigError("must be at least 0", field="gpus")
