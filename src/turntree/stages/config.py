@@ -118,6 +118,42 @@ class ReinforcedTraining(Training):
             raise ConfigError(problem, field="cluster.workers", hint="use 1 with --engine vllm, and more servers")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SuccessConfig:
+    """Whole tasks that are played before, during and after a training on turns, whose reward may run away from success
+    (docs/results/hard.md)."""
+
+    environment: Part | None = None
+    """The environment of the held-out tasks. Default: that of --environment, or the one that the traces name."""
+    tasks: int | None = None
+    """Number of tasks of the split "dev" to play (0: none). Default: 64 where an environment is known, else none."""
+    task_seed: int = 0
+    """Seed for environments that draw their tasks."""
+    max_turns: int | None = None
+    """Longest episode (default: own.max_turns, or the longest of the traces)."""
+    max_tokens: int | None = None
+    """Longest completion of one turn (default: that of training, train.sampling.max_tokens; 256 for sft)."""
+    max_context: int = 4096
+    """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "check.", tasks=0, max_turns=1, max_tokens=1, max_context=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig(SuccessConfig):
+    """Held-out figures during training: success on whole tasks, and acceptance at states of the traces."""
+
+    states: int = 0
+    """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
+    samples: int = 4
+    """Rollouts per development candidate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "check.", states=0, samples=1)
+
+
 # the stages
 
 
@@ -132,6 +168,7 @@ class SFTStageConfig(Training):
     split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
     sft: SFTConfig = field(default_factory=SFTConfig)
+    check: SuccessConfig = field(default_factory=SuccessConfig)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
 
     def __post_init__(self) -> None:
@@ -208,32 +245,6 @@ class ImportanceConfig(FromProfile):
 
     def __post_init__(self) -> None:
         at_least(self, forks=2, wave=1, limit=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckConfig:
-    """Held-out figures during training. Pivot reward alone misleads (docs/results/quickstart.md)."""
-
-    states: int = 0
-    """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
-    samples: int = 4
-    """Rollouts per development candidate."""
-    environment: Part | None = None
-    """The environment of the held-out tasks. Default: that of --environment, or the embedded games."""
-    tasks: int = 0
-    """Number of tasks of the split "dev" to play (0: none)."""
-    task_seed: int = 0
-    """Seed for environments that draw their tasks."""
-    max_turns: int = 16
-    """Longest episode."""
-    max_tokens: int | None = None
-    """Longest completion of one turn (default: that of training, train.sampling.max_tokens)."""
-    max_context: int = 4096
-    """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
-
-    def __post_init__(self) -> None:
-        least = {"states": 0, "tasks": 0, "samples": 1, "max_turns": 1, "max_tokens": 1, "max_context": 1}
-        at_least(self, "check.", **least)
 
 
 @dataclass(frozen=True, kw_only=True)
