@@ -78,11 +78,6 @@ def test_every_candidate_has_the_same_weight_in_the_miss_rate_however_often_it_w
     assert found.summary({})["miss_rate"] == 0.5
 
 
-def test_a_quota_for_a_kind_that_no_candidate_has_is_named(tmp_path) -> None:
-    found = run_select(profile(tmp_path), SelectConfig(threshold=0.7, quota={"bogus": 3}), tmp_path / "pivots.jsonl")
-    assert found["unknown_quotas"] == ["bogus"]
-
-
 def test_pivots_say_what_they_were_made_from_and_what_became_of_every_candidate(tmp_path) -> None:
     made = profile(tmp_path)
     found = run_select(made, SelectConfig(threshold=0.7, anchor_share=0.34, per_duplicate=0), tmp_path / "pivots.jsonl")
@@ -216,7 +211,7 @@ def test_selecting_from_candidates_that_are_no_longer_settled_says_how_many_ther
     made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7, first=2), drawn=([RIGHT, CUT], TURNS[2]))
     run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
     found = run_select(tmp_path / "rescored.jsonl", SelectConfig(threshold=0.7), tmp_path / "pivots.jsonl")
-    assert (found["selected"], found["unsettled"]) == (1, 1)
+    assert (found["roles"]["pivot"], found["unsettled"]) == (1, 1)
 
 
 def test_a_rescoring_that_was_interrupted_goes_on_for_the_same_verifier_only(tmp_path, monkeypatch) -> None:

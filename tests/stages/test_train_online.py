@@ -19,9 +19,9 @@ from turntree.logs import rollouts, trees
 from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
+from turntree.stages import held_out
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
-from turntree.stages import held_out
 from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, run_train_online
 from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verdicts import TurnVerdicts

@@ -146,7 +146,7 @@ def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -
 @click.command(
     cls=StageCommand,
     config="turntree.pivots.select:SelectConfig",
-    options=short("threshold rule anchor_share max_per_kind quota per_trajectory per_action per_duplicate weight seed"),
+    options=short("threshold rule anchor_share max_per_kind per_duplicate weight seed"),
     short_help="Keep the pivots of a profile.",
 )
 @click.argument("profile", type=click.Path(path_type=Path))
@@ -166,8 +166,6 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
     if result["unsettled"]:
         told = "`turntree profile --adaptive --reuse` settles them"
         lines.append(f"{result['unsettled']} candidates were judged again and may change their class: {told}")
-    if result["unknown_quotas"]:
-        lines.append(f"no candidate is of a kind that --quota names: {', '.join(result['unknown_quotas'])}")
     finish(result, json_path, lines)
 
 

@@ -257,7 +257,7 @@ class OwnPathConfig:
     keep: float = 0.0
     """Share of the weight that pivots of earlier searches keep (0: new pivots replace them). It is their share of the
     draws where a step draws few of the pivots; it draws distinct ones, so where new pivots are few, earlier ones fill
-    it up. A mastered state is not selected again, and may be forgotten."""
+    it up."""
     tasks: int = 32
     """Tasks that a search plays, each once."""
     count: int = 400
@@ -273,9 +273,6 @@ class OwnPathConfig:
     """Longest prompt plus completion, in tokens, beside the engine's own limit."""
     candidates: int | None = None
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
-    others: Literal["drop", "kind"] = "drop"
-    """States that were not profiled are left out, or are pivots with the mean weight of the profiled states of their
-    kind of action (in which those that were not selected weigh 0)."""
     rollouts: int = 8
     """Rollouts of the profile at every state; with adaptive profiling the maximum."""
     adaptive: AdaptiveConfig | None = None
@@ -289,8 +286,6 @@ class OwnPathConfig:
 
     def __post_init__(self) -> None:
         at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, measured=1, candidates=1)
-        if self.others == "kind":
-            self._check_others(self.select)
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
@@ -305,15 +300,6 @@ class OwnPathConfig:
             raise ConfigError("must be 0, or at least 2", field="forks")
         if not self.forks and self.select.weight in ("importance", "both"):
             raise ConfigError("needs the importance of the states", field="select.weight", hint="set own.forks=4")
-
-    @staticmethod
-    def _check_others(chosen: SelectConfig) -> None:
-        if chosen.weight == "equal":
-            raise ConfigError("needs a weight", field="others", hint="set own.select.weight=both, or variance")
-        limits = (chosen.per_trajectory, chosen.per_action, chosen.quota, chosen.anchor_share, chosen.max_per_kind < 1)
-        if any(limits):
-            problem = "draws states that were not profiled by their kind, without limits and anchors"
-            raise ConfigError(problem, field="others", hint="leave the limits of own.select out")
 
 
 @dataclass(frozen=True, kw_only=True)

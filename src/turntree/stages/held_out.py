@@ -104,20 +104,15 @@ class _Seen:
     def __init__(self) -> None:
         self.longest = 0  # turns of the longest trace
         self._options: list[dict[str, Any]] = []
-        self._names = Counter[str]()
-        self._ids: list[tuple[str | None, set[str]]] = []
-        self._drawn = Counter[str]()
+        self._traces: list[tuple[str | None, set[str], int]] = []  # name, ids of its task, tasks that it was drawn from
 
     def add(self, trace: Trace) -> None:
         record = trace.environment or {}
         name: str | None = record.get("name")
         self.longest = max(self.longest, len(trace.turn_positions))
-        self._ids.append((name, {trace.id, str(record.get("task_id", trace.id))}))
-        if name is None:
-            return
-        self._names[name] += 1
         drawn: Any = record.get("count")  # of a recording; the record may be a user's own
-        self._drawn[name] = max(self._drawn[name], drawn if isinstance(drawn, int) else 0)
+        ids = {trace.id, str(record.get("task_id", trace.id))}
+        self._traces.append((name, ids, drawn if isinstance(drawn, int) else 0))
         options = options_of_record(record)
         if options is not None and options not in self._options:
             self._options.append(options)
@@ -125,17 +120,17 @@ class _Seen:
     def environment(self) -> Part | None:
         """The one environment with the one set of options that all traces name; None for traces that name none, or
         several."""
-        if len(self._names) != 1 or len(self._options) != 1 or self._names.total() != len(self._ids):
-            return None
-        (name,) = self._names
-        return Part(name, self._options[0])
+        names = {name for name, _, _ in self._traces}
+        name = names.pop() if len(names) == 1 else None
+        return Part(name, self._options[0]) if name is not None and len(self._options) == 1 else None
 
     def ids_in(self, environment: str) -> set[str]:
-        return {each for name, ids in self._ids if name in (None, environment) for each in ids}
+        return {each for name, ids, _ in self._traces if name in (None, environment) for each in ids}
 
     def count_in(self, environment: str) -> int:
         """Of how many tasks those of the traces were drawn."""
-        return max(self._drawn[environment], sum(name in (None, environment) for name, _ in self._ids))
+        drawn = [count for name, _, count in self._traces if name in (None, environment)]
+        return max([len(drawn), *drawn])
 
 
 class SuccessCheck:

@@ -58,7 +58,6 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         "kinds": dict(sorted(Counter(row["kind"] for row in selection.rows).items())),
         "classes": dict(selection.counts),
         "unsettled": unsettled,
-        "unknown_quotas": sorted(config.quota.keys() - {"*", *(row["kind"] for row in rows)}),
         "preview": table,
     }
     made_from = {

@@ -86,7 +86,7 @@ def run_train_pivot(
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
-        tasks = stack.enter_context(open_held_out(config.check, _trained_on(config, given.traces), policy))
+        tasks = stack.enter_context(open_held_out(config.check, trained_on(config, given.traces), policy))
         inputs = {
             **policy.identity,
             **parts.identities(config),
@@ -139,7 +139,7 @@ def run_train_pivot(
     }
 
 
-def _trained_on(config: TrainPivotConfig, traces: str) -> TrainedOn:
+def trained_on(config: TrainPivotConfig, traces: str) -> TrainedOn:
     """What the held-out tasks depend on. The policy plays training tasks where it trains on its own states."""
     plays = config.states != "expert"
     return TrainedOn(
