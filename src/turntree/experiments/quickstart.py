@@ -35,7 +35,7 @@ from turntree.run.files import write_json
 from turntree.run.folder import open_folder
 from turntree.run.workers import die_with_parent, without_interrupts
 from turntree.stages import evaluate, profile, select, sft, train_pivot
-from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
+from turntree.stages.config import CheckConfig, OwnPathConfig, SuccessConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.policy import Device
@@ -80,7 +80,9 @@ class QuickstartConfig:
     """The search for own states; its tasks are the games of the demonstrator."""
     own_steps: int = 30
     """Training steps on own states; everything else is as in `train`."""
-    check: CheckConfig = field(default_factory=lambda: CheckConfig(states=150, tasks=60, max_tokens=COMMAND.max_tokens))
+    check: CheckConfig = field(
+        default_factory=lambda: CheckConfig(states=150, tasks=60, max_turns=16, max_tokens=COMMAND.max_tokens)
+    )
     evaluate: EvaluateConfig = field(
         default_factory=lambda: EvaluateConfig(count=400, max_tokens=24, skills_per_kind=100)
     )
@@ -155,7 +157,9 @@ def _together(workers: int, jobs: Sequence[Job]) -> None:
 def _base_and_sft(config: QuickstartConfig, out: Path) -> None:
     _evaluate(config, config.model, out / "evaluation" / "base.json")
     training = replace(config.sft, seed=config.seed)
-    stage = SFTStageConfig(traces=str(out / "traces.jsonl"), model=config.model, sft=training, device=config.device)
+    checks = SuccessConfig(tasks=0)
+    traces = str(out / "traces.jsonl")
+    stage = SFTStageConfig(traces=traces, model=config.model, sft=training, check=checks, device=config.device)
     sft.run_sft(stage, out / "sft", overwrite=True)
     _evaluate(config, str(out / "sft" / "model"), out / "evaluation" / "sft.json")
 
