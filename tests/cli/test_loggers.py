@@ -19,7 +19,18 @@ from turntree.run.loggers import check, flat, following
 from turntree.stages import train_pivot as pivot_stage
 from turntree.train.checkpoints import Checkpoints
 
-PIVOT = ("--steps", 2, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=2")
+PIVOT = (
+    "--steps",
+    2,
+    "--max-tokens",
+    24,
+    "--set",
+    "train.states=2",
+    "--set",
+    "train.group_size=2",
+    "--set",
+    "check.tasks=0",
+)
 MODULE = '''
 import json
 
@@ -100,7 +111,9 @@ def test_a_logger_of_ones_own_is_told_every_row_and_the_configuration_once(turnt
 
 def test_fine_tuning_and_online_training_log_too(turntree, household, folder) -> None:
     log = ("--log", "logger_module:Lines")
-    turntree("sft", "--traces", household / "traces.jsonl", "--epochs", 1, "--out", "sft", *log)
+    turntree(
+        "sft", "--traces", household / "traces.jsonl", "--epochs", 1, "--out", "sft", *log, "--set", "check.tasks=0"
+    )
     online = ("--iterations", 1, "--groups", 2, "--group-size", 2, "--max-turns", 2, "--max-tokens", 12, "--count", 2)
     turntree("train", "online", "--out", "online", *online, *log, "--set", "held_out_count=1")
     for run in (folder / "sft", folder / "online"):

@@ -14,7 +14,18 @@ from turntree.stages import training as training_stage
 from turntree_worlds.household.door import POLICY as EMBEDDED
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
-PIVOT = ("--steps", 1, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=2")
+PIVOT = (
+    "--steps",
+    1,
+    "--max-tokens",
+    24,
+    "--set",
+    "train.states=2",
+    "--set",
+    "train.group_size=2",
+    "--set",
+    "check.tasks=0",
+)
 ONLINE = (
     "--iterations", 2, "--groups", 2, "--group-size", 2, "--max-turns", 3, "--max-tokens", 24, "--count", 2,
     "--set", "checkpoints.every=1", "--learning-rate", 3e-4,

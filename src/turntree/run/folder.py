@@ -25,7 +25,7 @@ from turntree.run.jsonl import read_lines
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`run.loggers`)
 _LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl", "pass_rates.jsonl")  # of all stages
-_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
+_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", "best", LOGGER_MARKS)
 
 Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 
@@ -40,9 +40,7 @@ class RunDirectory:
         self.logs = ("metrics.jsonl", *logs)  # what the stage appends to
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         self.identity: dict[str, Any] = {}  # of the run in this folder; `begin` sets it
-        self._config, self._metrics, self._cost = (
-            self.path / name for name in ("config.json", "metrics.jsonl", "cost.json")
-        )
+        self._config, self._cost = self.path / "config.json", self.path / "cost.json"
 
     @property
     def finished(self) -> bool:
@@ -64,7 +62,12 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows logged so far. Raises `InputError` for a line that is not JSON."""
-        return [files.parse_line(text, self._metrics, number) for number, text in read_lines(self._metrics)]
+        return self.rows("metrics.jsonl")
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of one of `logs` so far; none where nothing was appended. Raises as `metrics` does."""
+        path = self.path / name
+        return [files.parse_line(text, path, number) for number, text in read_lines(path)] if path.exists() else []
 
     def logged(self) -> Logged:
         """Rows, bytes and checksum of every log, for the checkpoint that is being saved."""
@@ -139,7 +142,7 @@ class RunDirectory:
         self._cost.unlink(missing_ok=True)
         for name in (LOGGER_MARKS, *_LOGS, "report.html"):
             (self.path / name).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.model, self.path / "own"):
+        for folder in (self.checkpoints, self.model, self.path / "own", self.path / "best"):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -30,16 +30,15 @@ from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory, open_run
+from turntree.stages import held_out
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
+from turntree.stages.held_out import held_out_figures, keep_outcomes
 from turntree.stages.policy import Policy, policy_name
 from turntree.stages.training import (
-    HELD_OUT,
     finish,
-    held_out_figures,
     open_policy,
-    play_held_out,
     run_algorithm,
     trainee,
 )
@@ -52,7 +51,7 @@ from turntree.train.loop import Checked, Row, Trainee
 from turntree.train.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
 
 GATE_LOG = "gate.jsonl"
-LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, held_out.FILE_NAME)
 
 
 @on_ranks
@@ -295,13 +294,13 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
 
 
 def _splits(config: TrainOnlineConfig) -> dict[str, int]:
-    held_out = {config.held_out_split: config.held_out_count} if config.held_out_count else {}
-    return {TRAIN: config.count, **held_out}
+    played = {config.held_out_split: config.held_out_count} if config.held_out_count else {}
+    return {TRAIN: config.count, **played}
 
 
 def _check(
     run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig, overlap: _Overlap
-) -> Callable[[int], Checked] | None:
+) -> Callable[[int, Row], Checked] | None:
     """Play of the held-out tasks, their outcomes kept task by task; None where there are none."""
     if not config.held_out_count:
         return None
@@ -315,8 +314,9 @@ def _check(
     )
     evaluator = Evaluator(policy, settings, opened.of(split), opened.pool)
 
-    def check(iteration: int) -> Checked:
-        played = play_held_out(run, iteration, evaluator, config.held_out_temperature, config.held_out_samples)
+    def check(iteration: int, row: Row) -> Checked:
+        played = evaluator.play(config.held_out_temperature, config.held_out_samples, quiet=True)
+        keep_outcomes(run, iteration, played)
         overlap.add(split, (kept.tree for kept in played.trees))
         return Checked(held_out_figures(played, "success", "turns_per_episode"), played.cost)
 
