@@ -211,8 +211,8 @@ def options_of_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if "task_id" in record:
         return {key: value for key, value in record.items() if key not in ("name", *_PLACE)}
-    target = parts.load("environments", name).target
-    return target.options(record) if inspect.isclass(target) and hasattr(target, "options") else None
+    options = getattr(parts.load("environments", name).target, "options", None)
+    return options(record) if callable(options) else None
 
 
 def same_tasks(told: Openings) -> list[str]:

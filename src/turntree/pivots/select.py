@@ -133,7 +133,7 @@ def _distinct(pivots: list[Row], config: SelectConfig) -> list[Row]:
 def _pivot_shares(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
     """The share of each pivot in the draws of pivots: by its value, with no kind above `max_per_kind`."""
     values = _values(pivots, config)
-    by_kind = Counter[str]()
+    by_kind: dict[str, float] = defaultdict(float)
     for row, value in zip(pivots, values, strict=True):
         by_kind[row["kind"]] += value
     shares = capped_shares(by_kind, config.max_per_kind)
