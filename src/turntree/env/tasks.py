@@ -211,8 +211,10 @@ def options_of_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if "task_id" in record:
         return {key: value for key, value in record.items() if key not in ("name", *_PLACE)}
-    options = getattr(parts.load("environments", name).target, "options", None)
-    return options(record) if callable(options) else None
+    options: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = getattr(
+        parts.load("environments", name).target, "options", None
+    )
+    return None if options is None else options(record)
 
 
 def same_tasks(told: Openings) -> list[str]:
