@@ -89,7 +89,7 @@ class Asking(TurnVerifier):
         """The votes on every prompt, which ask for one of `words`. All requests are made at the same time, as far as
         `concurrency` allows; safe to call from many threads."""
         asked = [(prompt, vote) for prompt in prompts for vote in range(self.votes)]
-        votes = list(self._threads.map(lambda each: self._ask(*each, words), asked))
+        votes = list(self._threads.map(lambda each: self._ask(each[0], each[1], words), asked))
         return [votes[start : start + self.votes] for start in range(0, len(votes), self.votes)]
 
     def _ask(self, prompt: str, vote: int, words: Sequence[str]) -> Vote:
