@@ -14,8 +14,7 @@ from turntree.core.config import Part, Usual, at_least
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
-from turntree.engine.endpoint import EndpointConfig
-from turntree.engine.limits import Prefixes
+from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.logs import trees
 from turntree.pivots.profile import ProfileConfig
