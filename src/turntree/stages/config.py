@@ -15,8 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
-from turntree.engine.endpoint import EndpointConfig
-from turntree.engine.limits import Prefixes
+from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.logs import trees
 from turntree.pivots.profile import ProfileConfig
