@@ -98,10 +98,12 @@ def test_a_training_run_gets_every_picture_and_says_what_was_dropped(turntree, t
 
 def test_the_log_of_a_run_directory_is_found_in_it(turntree, tmp_path):
     from turntree.logs.groups import LoggedGroup, LoggedRollout
-    from turntree.logs.rollouts import append_groups
+    from turntree.logs.rollouts import group_to_json
 
     rollouts = (LoggedRollout(actions=("a", "b"), reward=1.0, turn_tokens=(1, 1)),) * 2
-    append_groups(tmp_path / "run" / "rollouts.jsonl", [LoggedGroup(id="g", task="t", rollouts=rollouts, iteration=0)])
+    group = LoggedGroup(id="g", task="t", rollouts=rollouts, iteration=0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rollouts.jsonl").write_text(json.dumps(group_to_json(group)) + "\n")
     figures = turntree.json("audit", tmp_path / "run", "--out", tmp_path / "a.html")
     assert figures["log"]["format"] == "turntree" and figures["zero_variance_rate"] == 1.0
 

@@ -98,7 +98,7 @@ class Training:
     """What changes weights."""
 
     loggers: tuple[Part, ...] = ()
-    """Log to tensorboard, trackio, wandb or mlflow as well, or to your own module:object (repeatable)."""
+    """Log to tensorboard, trackio or wandb as well, or to your own module:object (repeatable)."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     device: Device = field(default_factory=Device)

@@ -105,7 +105,6 @@ def run_train_online(
     rows = run.metrics()
     require_rewards(rows)
     last = rows[-1]
-    kept = trees.bytes_per_trained_token(run.path, rows, config.train.iterations, config.keep_trees)
     return {
         "model": str(run.model),
         "iterations": last["step"],
@@ -116,7 +115,6 @@ def run_train_online(
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
         "read": list(playing.opened.read),
         "saved": algorithm.savings.counts(),
-        "trees_bytes_per_trained_token": kept,
         "cost": trained.cost.counts(),
     }
 

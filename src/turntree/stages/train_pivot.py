@@ -130,9 +130,6 @@ def run_train_pivot(
         "kl": last.get("kl"),
         "censored": reasons(rows),
         "rollouts": sum(row.get("rollouts", 0) for row in rows),
-        "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
-            run.path, rows, config.train.steps, config.keep_trees
-        ),
         "cost": trained.cost.counts(),
         "success": None if success is None else success.result(config.model),
         "stopped": trained.stopped,
