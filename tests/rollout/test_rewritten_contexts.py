@@ -38,7 +38,6 @@ from turntree.render.families import family
 from turntree.render.probes import CALL, RESULT, SAY, TOOL
 from turntree.render.thoughts import Thoughts
 from turntree.report.browser import group_view
-from turntree.report.rollout_tree import rollout_tree, tree_of
 from turntree.rollout.accounting import account
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import EpisodeConfig
@@ -191,10 +190,7 @@ def test_a_tree_comes_back_from_disk_and_is_drawn_with_its_parts() -> None:
     again = KeptTree.from_json(json.loads(json.dumps(kept.to_json())))
     assert again.tree.parts() == group.tree.parts() and again.tree.decisions == group.tree.decisions
     assert [n.token_ids for n in again.tree] == [n.token_ids for n in group.tree]
-    drawn = tree_of(kept, max_rollouts=99, max_turns=99)
-    assert sum(leaf.part for leaf in drawn.leaves) == len(group.tree.parts()) > 0
-    assert ">part of " in rollout_tree(kept).svg
-    assert sum("part" in row for row in group_view(kept)["nodes"]) == len(group.tree.parts())
+    assert sum("part" in row for row in group_view(kept)["nodes"]) == len(group.tree.parts()) > 0
 
 
 # what is trained

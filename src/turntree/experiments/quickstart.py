@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,8 @@ class QuickstartConfig:
     model: str = "default"
     """The policy that all arms start from."""
     device: Device = field(default_factory=Device)
-    demonstrator: Part = field(default_factory=lambda: Part("household", {"games": {"count": 700}, "slips": 0.2}))
-    """The demonstrator whose traces all arms share: household, or your own module:object with its options games, seed
-    and dev."""
+    games: int = 700
+    """Household games whose demonstrations all arms share."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4)))
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
     limit: int = 5000
@@ -86,7 +85,7 @@ class QuickstartConfig:
     )
 
     def __post_init__(self) -> None:
-        at_least(self, workers=1)
+        at_least(self, workers=1, games=1)
         if not self.evaluate.greedy or not self.evaluate.skills_per_kind:
             raise ConfigError(
                 "needs greedy=true and skills_per_kind above 0: the table compares both", field="evaluate"
@@ -95,8 +94,7 @@ class QuickstartConfig:
 
 def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Run every stage into `out`, write `summary.json`, return the summary. Raises `InputError` where another process
-    runs there, or another quickstart was run, unless `overwrite`; `ConfigError` for a demonstrator without games."""
-    own_stage(config)  # before anything runs
+    runs there, or another quickstart was run, unless `overwrite`."""
     with open_folder(out, "quickstart", to_mapping(config), overwrite=overwrite, free=("config.workers",)):
         (out / "summary.json").unlink(missing_ok=True)  # of an earlier run: it would not fit the new artifacts
         if overwrite:
@@ -120,10 +118,8 @@ def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
 
 def demonstrator(config: QuickstartConfig) -> Part:
     """Every seed trains on games of its own."""
-    options = config.demonstrator.options
-    games = {**options.get("games", {})}
-    games["offset"] = games.get("offset", 0) + max(GAMES_PER_SEED, games.get("count", 0)) * config.seed
-    return Part(config.demonstrator.name, {**options, "games": games, "seed": config.seed})
+    games = {"count": config.games, "offset": max(GAMES_PER_SEED, config.games) * config.seed}
+    return Part("household", {"games": games, "slips": 0.2, "seed": config.seed})
 
 
 Job = tuple[Any, ...]
@@ -196,11 +192,7 @@ def own_stage(config: QuickstartConfig) -> TrainPivotConfig:
     """The policy plays as many games as the other arms train on: the first of the demonstrator's. (The others leave out
     its development split, which is drawn by a hash.)"""
     options = parts.resolve("demonstrators", demonstrator(config)).options
-    games = options.get("games", {})
-    known = isinstance(games, dict) and {"source", "offset", "difficulty", "count"} <= games.keys()
-    if not known or "dev" not in options:
-        hint = "give it the options games (as turntree_worlds.household.door:GamesConfig) and dev"
-        raise ConfigError("does not say on which games own states are found", field="demonstrator", hint=hint)
+    games = options["games"]
     played = {"games": games["source"], "offset": games["offset"], "difficulty": games["difficulty"]}
     return TrainPivotConfig(
         states="own",
@@ -227,7 +219,7 @@ def summarise(out: Path) -> dict[str, Any]:
     header = run.profile.header["summary"]
     return {
         "schema": QUICKSTART_SCHEMA,
-        "arms": {arm.name: _row(arm) for arm in results.arm_results(run)},
+        "arms": {arm["name"]: _row(arm) for arm in results.arm_rows(run)},
         "differences": {f"{one.first}-{one.second}": _difference(one) for one in results.differences(run)},
         **{key: header[key] for key in ("candidates", "classes", "miss_rate")},
         "seed": run.seed,
@@ -235,16 +227,14 @@ def summarise(out: Path) -> dict[str, Any]:
     }
 
 
-def _row(arm: results.ArmResult) -> dict[str, Any]:
-    assert arm.sampled is not None and arm.greedy is not None
-    bill = arm.bill or results.Bill(0, 0, 0, 0.0)  # the policy at the start cost nothing
+def _row(arm: dict[str, Any]) -> dict[str, Any]:
     return {
-        **asdict(arm.sampled),
-        "invalid_share": arm.invalid_share,
-        **{f"greedy_{key}": getattr(arm.greedy, key) for key in ("success", "low", "high")},
-        "retention": arm.skills,
-        "retention_change": arm.skills_change or 0.0,
-        **asdict(bill),
+        **{key: arm["sampled"][key] for key in ("success", "low", "high", "episodes")},
+        "invalid_share": arm["invalid_share"],
+        **{f"greedy_{key}": arm["greedy"][key] for key in ("success", "low", "high")},
+        "retention": arm["skills"],
+        "retention_change": arm["skills_change"] or 0.0,
+        **(arm["bill"] or {"turns": 0, "tokens": 0, "trained_tokens": 0, "seconds": 0.0}),  # the start cost nothing
     }
 
 
@@ -252,7 +242,7 @@ def _difference(found: results.Difference) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for prefix, estimate in (("", found.sampled), ("greedy_", found.greedy)):
         assert estimate is not None
-        row |= {f"{prefix}{key}": value for key, value in asdict(estimate).items() if key != "tasks"}
+        row |= {f"{prefix}{key}": getattr(estimate, key) for key in ("mean", "low", "high")}
         row[f"{prefix}games"] = estimate.tasks
     return row
 
