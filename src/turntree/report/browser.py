@@ -97,7 +97,8 @@ def render(groups: Groups) -> str:
 
 def picture(groups: Groups) -> dict[str, Any] | None:
     """The group with different rewards that says most, as an outline: of those that fit one that forked, then the one
-    with rewards on both sides of the mean, then the latest. None where every group has one reward."""
+    with rewards on both sides of the mean, then with most different actions, then the latest. None where every group
+    has one reward."""
     mixed = [group for group in groups.groups if len(set(_rewards(group))) > 1]
     if not mixed:
         return None
@@ -142,12 +143,13 @@ def _rewards(group: Mapping[str, Any]) -> list[float]:
     return [reward for reward in ends if reward is not None]
 
 
-def _worth(group: Mapping[str, Any]) -> tuple[bool, bool, int, int]:
-    rewards = _rewards(group)
+def _worth(group: Mapping[str, Any]) -> tuple[bool, bool, int, int, int]:
+    rewards, nodes = _rewards(group), group["nodes"]
     above = sum(reward > statistics.mean(rewards) for reward in rewards)
-    drawn = sum(node["kind"] != "observation" for node in group["nodes"])
-    forked = any(node["lane"] for node in group["nodes"])
-    return drawn <= DRAWN, forked, min(2, above, len(rewards) - above), group["iteration"]
+    fits = sum(node["kind"] != "observation" for node in nodes) <= DRAWN
+    forked = any(node["lane"] for node in nodes)
+    actions = len({tuple(node["ids"]) for node in nodes if node["kind"] == "completion"})
+    return fits, forked, min(2, above, len(rewards) - above), actions, group["iteration"]
 
 
 def _text(node: Mapping[str, Any], words: Mapping[int, str], limit: int = 200) -> str:

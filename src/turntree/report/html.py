@@ -62,7 +62,7 @@ def view(run: Run) -> dict[str, Any]:
     compared, arms = results.differences(run), results.arm_rows(run)
     evaluated = {arm.name: arm.evaluation for arm in run.arms if arm.evaluation is not None}
     skills = {name: one["retention"]["by_skill"] for name, one in evaluated.items() if one["retention"].get("by_skill")}
-    task_types = _by_row({name: one["sampled"]["by_task_type"] for name, one in evaluated.items()})
+    task_types = {name: one["sampled"]["by_task_type"] for name, one in evaluated.items()}
     return {
         "headline": [line for line in results.headline(run, compared) if line],
         "compared": [f"{difference.sentence()}." for difference in compared],
@@ -78,8 +78,8 @@ def view(run: Run) -> dict[str, Any]:
         "curves": _curves(run.arms),
         "branching": _branching(run.arms),
         "profile": _profile(run),
-        "task_types": task_types and {"rows": task_types, "chart": _by_task_type(task_types)},
-        "skills": skills and {"rows": (rows := _by_row(skills)), "chart": _skills(rows)},
+        "task_types": _by_row("task-types", task_types, "success (%)", 0.19 * (len(evaluated) + 1)),
+        "skills": _by_row("skills", skills, "exact-match accuracy (%)", 0.42),
         "ledger": results.ledger(run),
         "examples": examples.examples(run),
         "configuration": _configurations(run),
@@ -102,8 +102,9 @@ def _success(arms: Sequence[Row]) -> Chart | None:
     marks = [
         Mark(
             label(arm["name"]),
-            *(share[key] for key in ("success", "low", "high")),
-            *_looks(arm["name"], names),
+            *(share["success"], share["low"], share["high"]),
+            tint=style(arm["name"], names)[0],
+            shape=style(arm["name"], names)[1],
             hollow=greedy,
             shift=0.17 if greedy else -0.13,
             text="" if greedy else percent(share["success"]),
@@ -120,17 +121,14 @@ def _success(arms: Sequence[Row]) -> Chart | None:
     return intervals("success", size, marks, alt=alt, xlabel="success (%)", caption=caption)
 
 
-def _looks(arm: str, names: Sequence[str], of: str = "") -> tuple[str, str, str]:
-    return of, *style(arm, names)
-
-
 def _paired(compared: Sequence[results.Difference]) -> Chart:
     arms = [difference.first for difference in compared]
     marks = [
         Mark(
             f"{label(difference.first)} {MINUS} {label(difference.second)}",
             *(difference.sampled.mean, difference.sampled.low, difference.sampled.high),
-            *_looks(difference.first, arms),
+            tint=style(difference.first, arms)[0],
+            shape=style(difference.first, arms)[1],
             hollow=difference.sampled.contains_zero,
             text=points(difference.sampled.mean),
         )
@@ -147,47 +145,27 @@ def _paired(compared: Sequence[results.Difference]) -> Chart:
     )
 
 
-def _by_row(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By row (task type or skill) what every arm has there, or None."""
-    rows = sorted({row for by_row in measured.values() for row in by_row})
-    return {row: {arm: by_row.get(row) for arm, by_row in measured.items()} for row in rows}
-
-
-def _by_task_type(types: Mapping[str, Mapping[str, Any]]) -> Chart:
-    """One band a task type, the arms as dodged intervals inside it."""
-    arms = list(next(iter(types.values())))
-    marks = [
-        Mark(
-            kind,
-            *(share[key] for key in ("success", "low", "high")),
-            *_looks(arm, arms, arm),
-            shift=_shift(place, len(arms)),
-        )
-        for kind, by_arm in types.items()
-        for place, (arm, share) in enumerate(by_arm.items())
-        if share is not None and share["success"] is not None
-    ]
-    size = (7.0, 0.9 + 0.19 * len(types) * (len(arms) + 1))
-    return intervals("task-types", size, marks, alt="Success by task type and policy.", xlabel="success (%)")
-
-
-def _skills(skills: Mapping[str, Mapping[str, Any]]) -> Chart:
-    """Accuracy by skill and policy; a bar across each band marks the chance level."""
-    arms = list(next(iter(skills.values())))
+def _by_row(name: str, measured: Mapping[str, Mapping[str, Any]], xlabel: str, height: float) -> dict[str, Any]:
+    """By row (task type or skill) what every arm has there, or None; and the arms as dodged intervals in a band a row,
+    where a bar across the band marks a chance level."""
+    names, arms = sorted({row for by_row in measured.values() for row in by_row}), list(measured)
+    rows = {row: {arm: by_row.get(row) for arm, by_row in measured.items()} for row in names}
     marks: list[Mark] = []
-    for name, by_arm in skills.items():
-        chance = next(skill["chance"] for skill in by_arm.values() if skill)
-        marks.append(Mark(name, chance, chance, chance, "chance", figures.INK, "|"))
-        for place, (arm, skill) in enumerate(by_arm.items()):
-            if skill is not None:
-                three = [skill["accuracy"]] * 3
-                marks.append(Mark(name, *three, *_looks(arm, arms, arm), shift=_shift(place, len(arms))))
-    alt = "Accuracy on skills outside the training domain."
-    return intervals("skills", (7.0, 1.1 + 0.42 * len(skills)), marks, alt=alt, xlabel="exact-match accuracy (%)")
-
-
-def _shift(place: int, of: int) -> float:
-    return (place - (of - 1) / 2) * 0.8 / max(1, of)
+    for row, by_arm in rows.items():
+        known = [value for value in by_arm.values() if value]
+        if "chance" in known[0]:
+            chance = known[0]["chance"]
+            marks.append(Mark(row, chance, chance, chance, "chance", figures.INK, "|"))
+        for place, (arm, value) in enumerate(by_arm.items()):
+            share = value and value.get("success", value.get("accuracy"))
+            if value and share is not None:
+                low, high = value.get("low", share), value.get("high", share)
+                shift = (place - (len(arms) - 1) / 2) * 0.8 / len(arms)
+                marks.append(Mark(row, share, low, high, arm, *style(arm, arms), shift=shift))
+    if not marks:
+        return {}
+    alt = f"{name.replace('-', ' ').capitalize()} by policy."
+    return {"rows": rows, "chart": intervals(name, (7.0, 1.0 + height * len(rows)), marks, alt=alt, xlabel=xlabel)}
 
 
 # training

@@ -188,7 +188,7 @@ def online_headline(arm: Arm) -> list[str]:
         return [f"{made}.", told or "No check on held-out tasks was logged, so this page says nothing about success."]
     success = f"Held-out success went from {percent(checks[0])} to {percent(checks[-1])}"
     outcomes: dict[int, dict[str, float]] = {}
-    for iteration, task, reward in _held_out(arm.folder / HELD_OUT if arm.folder else None):
+    for iteration, task, reward in _held_out((arm.folder or Path()) / HELD_OUT):
         outcomes.setdefault(iteration, {})[task] = reward
     before, after = (outcomes.get(at(outcomes, default=0), {}) for at in (min, max))
     gain = paired({"outcomes": dict(sorted(after.items()))}, {"outcomes": before}) if len(outcomes) > 1 else None
@@ -199,9 +199,9 @@ def online_headline(arm: Arm) -> list[str]:
     return [f"{made}.", f"{success}{points(gain.low)} to {points(gain.high)}, which {verdict})."]
 
 
-def _held_out(path: Path | None) -> Iterator[tuple[int, str, float]]:
+def _held_out(path: Path) -> Iterator[tuple[int, str, float]]:
     """Iteration, task and mean reward of every outcome of the checks."""
-    for number, line in jsonl.read_lines(path) if path is not None and path.exists() else ():
+    for number, line in jsonl.read_lines(path) if path.exists() else ():
         row = jsonl.parse_json(line, path, number)
         with reading(path, number):
             if row["rewards"]:
