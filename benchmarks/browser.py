@@ -25,7 +25,7 @@ from turntree.core.messages import Message
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
-from turntree.report.browser import render
+from turntree.report.browser import fitting, render
 
 # the row in the middle of the tree, once the tree is scrolled to a share of its height
 CLICK = """
@@ -76,7 +76,7 @@ def measure(groups: list[KeptTree], repeats: int) -> dict[str, float]:
     opened, clicked, jumped = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trees.html"
-        path.write_text(render(groups, title="benchmark"), encoding="utf-8")
+        path.write_text(render(fitting(groups, "benchmark")), encoding="utf-8")
         for _ in range(repeats):
             with browser() as window:
                 begun = time.perf_counter()

@@ -147,7 +147,7 @@ def test_the_pages_of_a_run_open_and_lead_from_the_drawn_tree_to_the_browser(tur
     turntree("report", run)
     with browser() as window:
         window.get((run / "report.html").as_uri())
-        assert window.find_elements("css selector", "#tree svg.tree")
+        assert window.find_elements("css selector", "#tree .outline div")
         window.find_element("css selector", "#tree a").click()
         assert window.title == f"Rollout trees of {run.name}"
         window.find_elements("css selector", ".row.completion")[-1].click()

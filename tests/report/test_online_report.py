@@ -10,9 +10,7 @@ import pytest
 from online_directories import metrics, write_lines, write_online_run
 
 from turntree.core.errors import InputError
-from turntree.core.tree import Decision
-from turntree.report.html import build_report
-from turntree.report.online import cumulative, decisions, over
+from turntree.report.html import build_report, over
 from turntree.run.files import write_json
 
 
@@ -49,13 +47,13 @@ def test_checks_without_a_task_in_common_have_a_page_too_and_it_says_that_nothin
     ]
     write_lines(run / "held_out.jsonl", rows)
     shown = text_of(build_report(run))
-    assert "went from 25.0% to 75.0%. No task has an outcome in both checks, so there is no paired gain." in shown
+    assert "went from 25.0% to 75.0%." in shown
 
 
 def test_success_is_drawn_over_fresh_calls_and_over_turns(online: Path) -> None:
     said = alternatives(online)
-    assert "Held-out success over fresh tool calls, up to 20: from 25.0% to 75.0%." in said
-    assert "Held-out success over turns sampled in training, up to 40: from 25.0% to 75.0%" in said
+    assert "Held-out success over fresh tool calls: from 25.0% to 75.0%." in said
+    assert "Held-out success over turns sampled in training: from 25.0% to 75.0%" in said
 
 
 def test_an_environment_without_tools_saves_no_calls_and_is_drawn_over_what_it_did_spend(tmp_path: Path) -> None:
@@ -67,7 +65,7 @@ def test_an_environment_without_tools_saves_no_calls_and_is_drawn_over_what_it_d
     assert "Tool calls 0 0 –" in text_of(page)
     assert "over fresh tool calls" not in alternatives(page)
     assert "over turns sampled in training" in alternatives(page)
-    assert "over tokens sampled in training, up to 100: from 25.0% to 50.0%" in alternatives(page)
+    assert "over tokens sampled in training: from 25.0% to 50.0%" in alternatives(page)
 
 
 def test_a_check_counts_what_was_spent_before_it() -> None:
@@ -84,38 +82,13 @@ def test_branching_adds_up_over_iterations_and_turns_are_in_their_order(online: 
     assert "Tool calls 20 32 37.5%" in shown
     assert "8 leaves: 4 independent starts, 2 forks, 2 refills" in shown
     assert "worth 3.5 independent leaves of 4 (c = 0.5)" in shown
-    assert "Forks by turn. turn 2: 4, turn 3: 0" in alternatives(online)
-    assert "turn 9: 0, turn 10: 2." in alternatives(online)
 
 
-def test_what_the_rule_measured_is_told_apart_by_what_became_of_it(online: Path) -> None:
-    assert "forked: median 0.7 of 3; no leaf left: median 0.8 of 1; passed: median 0.5 of 5" in alternatives(online)
-    assert "3 forks at 9 moments" in text_of(online)
-    assert "entropy rose, but no leaf is left to add 1" in text_of(online)
-
-
-def test_a_rule_that_tosses_a_coin_measures_nothing() -> None:
-    toss = Decision("brancher", 0, "pass", "drawn to go on", {"turn": 2.0, "rate": 0.5})
-    found = decisions([toss])
-    assert found is not None
-    assert (found.forks, found.passes, found.measured) == (0, 1, {})
-
-
-def test_a_brancher_that_measures_only_where_it_forks_has_a_curve_of_its_forks() -> None:
-    fork = Decision("brancher", 0, "fork", "uncertain", {"turn": 2.0, "value": 0.7})
-    found = decisions([fork, Decision("brancher", 0, "pass", "too early", {"turn": 2.0})])
-    assert found is not None
-    assert found.measured == {"forked": [0.7]}
-    assert cumulative(found.measured, found.unit)
-
-
-def test_the_drawn_tree_is_told_as_a_table_too(online: Path) -> None:
+def test_a_group_is_drawn_with_its_fork_and_its_rewards(online: Path) -> None:
     shown = text_of(online)
-    assert "group 2.0 of iteration 2: 4 rollouts, 1 fork, of which 1 changed the reward." in shown
+    assert "group 2.0 of iteration 2: 4 rollouts, 1 fork." in shown
     assert "One of 1 group with different rewards (of 2)" in shown
-    assert (
-        'fork after 1 shared turn search({"query": "mayor of <Eaton>"}) search({"query": "the right thing"})' in shown
-    )
+    assert 'turn 2 fork search({"query": "the right thing"}) turn 3 <answer>Istria</answer> reward 1' in shown
     assert "<Eaton>" not in online.read_text(encoding="utf-8")
 
 
@@ -126,11 +99,8 @@ def test_held_out_checks_have_a_line_of_their_own_in_the_ledger(online: Path) ->
     assert "total 52 " in shown
 
 
-def test_endings_other_than_completion_are_counted_and_drawn(online: Path) -> None:
+def test_endings_are_counted(online: Path) -> None:
     assert "How rollouts ended: completed 6, max_turns 2." in text_of(online)
-    assert "Rollouts that did not complete over iteration, up to 2: max_turns from 25.0% to 25.0%." in alternatives(
-        online
-    )
 
 
 def test_the_page_loads_nothing_and_its_ids_are_its_own(online: Path) -> None:
@@ -147,13 +117,11 @@ def test_a_run_that_has_just_begun_says_what_is_not_there_yet(tmp_path: Path) ->
     (tmp_path / "metrics.jsonl").touch()
     shown = text_of(build_report(tmp_path))
     assert "No check on held-out tasks was logged" in shown
-    assert "No iteration was logged yet." in shown
-    assert "every rollout was independent" in shown
-    assert "This run kept no trees" in shown
+    assert "0 iterations, 0 groups of rollouts, all of them independent." in shown
 
 
 def test_a_tree_that_a_crash_cut_off_is_counted_on_both_pages(online: Path) -> None:
-    assert "trees.jsonl holds 2 groups of 2 iterations (0.0 MB; 1 line could not be read)." in text_of(online)
+    assert "1 line of the trees could not be read." in text_of(online)
     assert '"unread":1' in (online.parent / "trees.html").read_text(encoding="utf-8")
 
 
@@ -177,12 +145,9 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path: Path, line: bytes) -> None
         build_report(run)
 
 
-def test_a_run_without_trees_says_so_and_leads_nowhere(tmp_path: Path) -> None:
+def test_a_run_without_trees_leads_nowhere(tmp_path: Path) -> None:
     run = write_online_run(tmp_path / "mine")
     (run / "trees.jsonl").unlink()
     page = build_report(run)
-    shown = text_of(page)
-    assert "This run kept no trees: there is no trees.jsonl in its folder." in shown
-    assert "The run kept no trees, which hold the decisions." in shown
     assert "trees.html" not in page.read_text(encoding="utf-8")
     assert not (run / "trees.html").exists()

@@ -45,17 +45,17 @@ def test_the_most_evenly_mixed_pivot_of_each_kind_is_the_example() -> None:
 
 def test_the_table_by_kind_has_the_threshold_as_an_edge_and_every_candidate_once() -> None:
     grid = kinds_by_mean(candidates(), 0.5)
-    assert grid.columns == ("all fail", "0–0.2", "0.2–0.4", "0.4–0.5", "0.5–0.6", "0.6–0.8", "0.8–1", "all succeed")
-    counted = {kind: [cell.count for cell in cells] for kind, _, cells in grid.rows}
+    assert grid["columns"] == ["all fail", "0–0.2", "0.2–0.4", "0.4–0.5", "0.5–0.6", "0.6–0.8", "0.8–1", "all succeed"]
+    counted = {kind: [size for size, _, _ in cells] for kind, cells in grid["rows"].items()}
     assert counted == {"go": [0, 0, 0, 0, 1, 1, 0, 1], "take": [1, 0, 1, 0, 0, 0, 0, 0]}
-    assert [cell.tint for cell in grid.rows[0][2]] == ["zero", *["selected"] * 3, *["easy"] * 3, "zero"]
+    assert [tint for _, _, tint in grid["rows"]["go"]] == ["zero", *["selected"] * 3, *["easy"] * 3, "zero"]
 
 
 def test_candidates_that_nobody_could_judge_have_a_column_of_their_own() -> None:
     unjudged = {**candidate(0, 0, "go", 0, []), "reward_mean": None, "reward_var": None}
     grid = kinds_by_mean([unjudged], 0.6)
-    assert grid.columns[-1] == "unjudged"
-    assert [cell.count for cell in grid.rows[0][2]] == [0] * (len(grid.columns) - 1) + [1]
+    assert grid["columns"][-1] == "unjudged"
+    assert [size for size, _, _ in grid["rows"]["go"]] == [0] * (len(grid["columns"]) - 1) + [1]
 
 
 def test_a_curve_has_a_point_where_a_finite_number_was_logged() -> None:

@@ -190,7 +190,7 @@ def summarise(out: Path) -> dict[str, Any]:
     header = run.profile.header["summary"]
     return {
         "schema": QUICKSTART_SCHEMA,
-        "arms": {arm.name: _row(arm) for arm in results.arm_results(run)},
+        "arms": {arm["name"]: _row(arm) for arm in results.arm_rows(run)},
         "differences": {f"{one.first}-{one.second}": _difference(one) for one in results.differences(run)},
         **{key: header[key] for key in ("candidates", "classes", "miss_rate")},
         "seed": run.seed,
@@ -198,16 +198,14 @@ def summarise(out: Path) -> dict[str, Any]:
     }
 
 
-def _row(arm: results.ArmResult) -> dict[str, Any]:
-    assert arm.sampled is not None and arm.greedy is not None
-    bill = arm.bill or results.Bill(0, 0, 0, 0.0)  # the policy at the start cost nothing
+def _row(arm: dict[str, Any]) -> dict[str, Any]:
     return {
-        **asdict(arm.sampled),
-        "invalid_share": arm.invalid_share,
-        **{f"greedy_{key}": getattr(arm.greedy, key) for key in ("success", "low", "high")},
-        "retention": arm.skills,
-        "retention_change": arm.skills_change or 0.0,
-        **asdict(bill),
+        **{key: arm["sampled"][key] for key in ("success", "low", "high", "episodes")},
+        "invalid_share": arm["invalid_share"],
+        **{f"greedy_{key}": arm["greedy"][key] for key in ("success", "low", "high")},
+        "retention": arm["skills"],
+        "retention_change": arm["skills_change"] or 0.0,
+        **(arm["bill"] or {"turns": 0, "tokens": 0, "trained_tokens": 0, "seconds": 0.0}),  # the start cost nothing
     }
 
 
@@ -215,7 +213,7 @@ def _difference(found: results.Difference) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for prefix, estimate in (("", found.sampled), ("greedy_", found.greedy)):
         assert estimate is not None
-        row |= {f"{prefix}{key}": value for key, value in asdict(estimate).items() if key != "tasks"}
+        row |= {f"{prefix}{key}": getattr(estimate, key) for key in ("mean", "low", "high")}
         row[f"{prefix}games"] = estimate.tasks
     return row
 

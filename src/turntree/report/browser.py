@@ -7,10 +7,11 @@ entropy and credit as colour.
 
 from __future__ import annotations
 
-import itertools
 import json
+import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,60 +23,41 @@ from turntree.logs.rollouts import depth_first
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 from turntree.report.page import templates
+from turntree.report.wording import number
 from turntree.run.files import write_text
 
 PAGE = "trees.html"
 MAX_NODES = 20_000  # of a page: a browser opens so many at once
+DRAWN = 60  # rows of the group that a report shows
 _NO_END = Verdict(None, "no rollout ended here: it went on in another branch")
 
 
-def build_browser(run: Path, out: Path | None = None, *, max_nodes: int = MAX_NODES) -> Path | None:
-    """Write `trees.html` of a run directory (of a file of trees: a page of its name), and return where it lies; None
-    where the run kept no tree. Lines that cannot be read are counted on the page."""
+@dataclass(frozen=True)
+class Groups:
+    """The kept trees of a run as its page takes them (`group_view`), the latest `MAX_NODES` nodes. `words` says what a
+    token reads as (empty: tokens are numbers); `unread` counts lines that hold no tree."""
+
+    title: str
+    groups: Sequence[dict[str, Any]]
+    left_out: int = 0
+    unread: int = 0
+    words: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+def read_groups(run: Path) -> Groups | None:
+    """Those of a run directory, or of a file of trees; None where the run kept none."""
     source = run / FILE_NAME if run.is_dir() else run
     if not source.exists():
         return None
-    out = out or (run / PAGE if run.is_dir() else run.with_suffix(".html"))
-    unread = ReadReport("trees")
-    words = token_texts(source.parent)
-    trees = read(source, unread)
-    first = next(trees, None)
-    if first is None and source == run:
+    report = ReadReport("trees")
+    groups = fitting(read(source, report), run.resolve().name)
+    if not groups.groups and source == run:
         raise InputError("holds no kept tree", path=run, hint=f"name a run directory, or its {FILE_NAME}")
-    trees = trees if first is None else itertools.chain([first], trees)
-    return write_text(out, render(trees, title=run.resolve().name, words=words, max_nodes=max_nodes, unread=unread))
+    return replace(groups, unread=report.dropped.total(), words=token_texts(source.parent))
 
 
-def render(
-    trees: Iterable[KeptTree],
-    *,
-    title: str,
-    words: Mapping[int, str] | None = None,
-    max_nodes: int = MAX_NODES,
-    unread: ReadReport | None = None,
-) -> str:
-    """The page. `words` says what a token reads as; without it tokens are numbers. `unread` counted the lines that
-    reading `trees` dropped."""
-    groups, left_out = _fitting(trees, max_nodes)
-    used = {token for group in groups for node in group["nodes"] for token in node["ids"]}
-    data = {
-        "title": title,
-        "groups": groups,
-        "left_out": left_out,
-        "unread": 0 if unread is None else unread.dropped.total(),
-        "words": {str(token): words[token] for token in sorted(used) if token in words} if words else {},
-    }
-    # inside a script element only this character could end it
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    environment = templates()
-    source = {name: environment.loader.get_source(environment, name)[0] for name in ("browser.css", "browser.js")}  # pyright: ignore[reportOptionalMemberAccess]
-    return environment.get_template("browser.html.j2").render(
-        title=title, data=text, style=source["browser.css"], script=source["browser.js"]
-    )
-
-
-def _fitting(trees: Iterable[KeptTree], max_nodes: int) -> tuple[list[dict[str, Any]], int]:
-    """As many groups as a page holds, the latest first where not all fit, and how many were left out."""
+def fitting(trees: Iterable[KeptTree], title: str, *, max_nodes: int = MAX_NODES) -> Groups:
+    """As many groups as a page holds, the latest where not all fit, and how many were left out."""
     kept: deque[dict[str, Any]] = deque()
     nodes = left_out = 0
     for tree in trees:
@@ -84,7 +66,102 @@ def _fitting(trees: Iterable[KeptTree], max_nodes: int) -> tuple[list[dict[str, 
         while nodes > max_nodes and len(kept) > 1:
             nodes -= len(kept.popleft()["nodes"])
             left_out += 1
-    return list(kept), left_out
+    return Groups(title, kept, left_out)
+
+
+def build_browser(run: Path, out: Path | None = None) -> Path | None:
+    """Write `trees.html` of a run directory (of a file of trees: a page of its name), and return where it lies; None
+    where the run kept no tree. Lines that cannot be read are counted on the page."""
+    groups = read_groups(run)
+    place = out or (run / PAGE if run.is_dir() else run.with_suffix(".html"))
+    return None if groups is None else write_text(place, render(groups))
+
+
+def render(groups: Groups) -> str:
+    """The page."""
+    used = {token for group in groups.groups for node in group["nodes"] for token in node["ids"]}
+    data = {
+        "title": groups.title,
+        "groups": list(groups.groups),
+        "left_out": groups.left_out,
+        "unread": groups.unread,
+        "words": {str(token): groups.words[token] for token in sorted(used) if token in groups.words},
+    }
+    # inside a script element only this character could end it
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return templates().get_template("browser.html.j2").render(title=groups.title, data=text)
+
+
+# one group on the page of a report
+
+
+def picture(groups: Groups) -> dict[str, Any] | None:
+    """The group with different rewards that says most, as an outline: of those that fit one that forked, then the one
+    with rewards on both sides of the mean, then with most different actions, then the latest. None where every group
+    has one reward."""
+    mixed = [group for group in groups.groups if len(set(_rewards(group))) > 1]
+    if not mixed:
+        return None
+    group = max(mixed, key=_worth)
+    mean = statistics.mean(_rewards(group))
+    rows: dict[int, dict[str, Any]] = {}  # by the place of the node
+    for place, node in enumerate(group["nodes"]):
+        if node["kind"] != "observation":
+            rows[place] = _outline_row(group, node, groups.words)
+        if "part" in node and place in rows:
+            rows[place]["end"] = f"part of {node['part']}"
+        if "end" in node and (row := rows.get(place, rows.get(node["parent"]))) is not None:
+            reward = node["end"]["reward"]
+            row["end"] = node["end"]["stop"] if reward is None else f"reward {number(reward)}"
+            row["side"] = "" if reward is None else "good" if reward > mean else "bad"
+    return {
+        "group": group,
+        "rows": list(rows.values())[:DRAWN],
+        "not_drawn": max(0, len(rows) - DRAWN),
+        "rollouts": sum("end" in node for node in group["nodes"]),
+        "forks": sum(row["fork"] for row in rows.values()),
+        "asked": _text(group["nodes"][0], groups.words, limit=1200),
+        "mixed": len(mixed),
+    }
+
+
+def _outline_row(group: Mapping[str, Any], node: Mapping[str, Any], words: Mapping[int, str]) -> dict[str, Any]:
+    left = node["parent"] is not None and group["nodes"][node["parent"]]["lane"] < node["lane"]
+    return {
+        "lane": node["lane"],
+        "turn": "task" if node["kind"] == "prompt" else f"turn {node['turn']}",
+        "text": _text(node, words),
+        "start": node.get("start", 1) > 1,
+        "fork": left and "local" not in node,
+        "end": "",
+        "side": "",
+    }
+
+
+def _rewards(group: Mapping[str, Any]) -> list[float]:
+    ends = (node["end"]["reward"] for node in group["nodes"] if "end" in node)
+    return [reward for reward in ends if reward is not None]
+
+
+def _worth(group: Mapping[str, Any]) -> tuple[bool, bool, int, int, int]:
+    rewards, nodes = _rewards(group), group["nodes"]
+    above = sum(reward > statistics.mean(rewards) for reward in rewards)
+    fits = sum(node["kind"] != "observation" for node in nodes) <= DRAWN
+    forked = any(node["lane"] for node in nodes)
+    actions = len({tuple(node["ids"]) for node in nodes if node["kind"] == "completion"})
+    return fits, forked, min(2, above, len(rewards) - above), actions, group["iteration"]
+
+
+def _text(node: Mapping[str, Any], words: Mapping[int, str], limit: int = 200) -> str:
+    """What was said at a node, on one line: its last message, or the tokens of a start that others share."""
+    said = ""
+    for message in node.get("messages", ())[-1:]:
+        calls = (
+            f"{call['name']}({', '.join(map(str, call['arguments'].values()))})" for call in message.get("calls", ())
+        )
+        said = " ".join([message["content"], *calls]) or message.get("reasoning", "")
+    said = " ".join((said or "".join(words.get(token, f" {token} ") for token in node["ids"])).split())
+    return said if len(said) <= limit else f"{said[:limit]} …"
 
 
 def group_view(kept: KeptTree) -> dict[str, Any]:
@@ -125,12 +202,10 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
         "id": kept.id,
         "iteration": kept.iteration,
         "task": tree.task_id,
-        "type": kept.task_type,
         "cut": kept.cut,
         "learned": credit is not None and bool(credit.nodes),
         "tools": list(kept.tools),
         "meta": kept.meta,
-        "cost": {name: value for name, value in tree.cost.counts().items() if value},
         "nodes": rows,
     }
 
@@ -174,11 +249,11 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def token_texts(run_dir: Path) -> dict[int, str] | None:
-    """The text of each token of the run's tokenizer; None where the run has no tokenizer."""
+def token_texts(run_dir: Path) -> dict[int, str]:
+    """The text of each token of the run's tokenizer; empty where the run has no tokenizer."""
     path = run_dir / "model" / "tokenizer.json"
     if not path.exists():
-        return None
+        return {}
     from tokenizers import Tokenizer
 
     try:

@@ -20,31 +20,40 @@ class Curve:
     size: tuple[float, float] = (3.9, 2.5)  # inches
 
 
+REWARD = Curve("reward_mean", "Training reward", "mean reward", "reward")
+SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share")
+KL = Curve("kl", "KL to the reference", "nats per token")
+NORM = Curve("grad_norm", "Gradient norm before clipping", "L2 norm")
 ONLINE = (
-    Curve("reward_mean", "Training reward", "mean reward", "reward"),
+    REWARD,
     Curve("success_share", "Training success", "rollouts (%)", "share"),
     Curve("zero_variance_share", "Groups without a gradient", "groups (%)", "share"),
     Curve("held_out_turns_per_episode", "Held-out turns (drift)", "turns per episode"),
-    Curve("kl", "KL to the reference", "nats per token"),
-    Curve("grad_norm", "Gradient norm before clipping", "L2 norm"),
+    KL,
+    NORM,
 )
 BRANCHING = (
     Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),
     Curve("branching.correlation_within_starts", "Correlation within starts c", "of rewards"),
     Curve("branching.effective_leaves", "Effective leaves per group", "leaves"),
 )
-SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
 SPENT = {  # since the start; before the first iteration nothing
     "trees.calls_fresh": "fresh tool calls",
     "spent.turns": "turns sampled in training",
     "spent.decoded_tokens": "tokens sampled in training",
 }
 PIVOT = (
-    *(curve for curve in ONLINE if curve.key in ("reward_mean", "kl", "grad_norm")),
+    REWARD,
+    KL,
+    NORM,
     Curve("mixed_groups", "Groups with mixed rewards", "share of groups (%)", "share"),
-    Curve("held_out_success", "Held-out success", "success (%)", "share"),
+    SUCCESS,
     Curve("held_out_invalid_share", "Impossible commands (held-out)", "share of commands (%)", "share"),
 )
 ACCEPTANCE = "held_out_acceptance"  # by kind of demonstrated action
-SFT = Curve("loss", "SFT loss", "nats per token")
-STOPS = Curve("stops", "Rollouts that did not complete", "rollouts (%)", "share")
+SFT = (Curve("loss", "SFT loss", "nats per token"),)
+BY_STAGE = {
+    "train pivot": PIVOT,
+    "sft": SFT,
+    "train online": (*ONLINE, *BRANCHING),
+}  # by the name that a stage gives itself

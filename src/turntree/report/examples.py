@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.pivots.rows import message_text
@@ -20,48 +20,20 @@ ACTIONS = 8  # distinct sampled actions shown of one pivot
 CHARACTERS = 1200  # of one message
 
 
-@dataclass(frozen=True)
-class Sampled:
-    text: str
-    count: int
-    reward: float | None
-    strict: float | None
-
-
-@dataclass(frozen=True)
-class Example:
-    row: Row
-    task: str  # the first message of the trace, where it is not the last observation itself
-    previous: str  # the demonstrated action before this turn, or nothing
-    observation: str
-    demonstration: str
-    samples: int
-    successes: int  # of the samples: reward above 0
-    actions: tuple[Sampled, ...]
-    more_actions: int
-    more_samples: int
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Either some examples, or why there are none."""
-
-    shown: tuple[Example, ...] = ()
-    absent: str = ""
-
-
-def examples(run: Run) -> Examples:
-    """The most evenly mixed pivot of each of the most frequent action kinds."""
-    if run.profile is None:
-        return Examples(absent="There is no profile.jsonl, so no sampled actions can be shown.")
-    chosen = choose(run.profile.rows, threshold(run))
-    if not chosen:
-        return Examples(absent="The profile holds no candidate with mixed rewards below the threshold.")
-    path, absent = _traces_path(run.path, run.profile)
+def examples(run: Run) -> dict[str, Any]:
+    """The most evenly mixed pivot of each of the most frequent action kinds, or why their states cannot be shown;
+    empty without a pivot."""
+    chosen = choose(run.profile.rows, threshold(run)) if run.profile is not None else []
+    if run.profile is None or not chosen:
+        return {}
+    path = _traces_path(run.path, run.profile)
     if path is None:
-        return Examples(absent=absent)
-    traces = _wanted(path, {row["trace_id"] for row in chosen})
-    return Examples(tuple(_example(row, traces, run.path / "profile.jsonl") for row in chosen))
+        absent = "The traces that were profiled were not found, so the states of pivots cannot be shown."
+        return {"shown": [], "absent": absent}
+    wanted = {row["trace_id"] for row in chosen}
+    traces = {trace.id: trace for trace in read_traces(path) if trace.id in wanted}
+    source = run.path / "profile.jsonl"
+    return {"shown": [_example(row, traces.get(row["trace_id"]), source) for row in chosen]}
 
 
 def choose(rows: Sequence[Row], below: float) -> list[Row]:
@@ -76,53 +48,39 @@ def choose(rows: Sequence[Row], below: float) -> list[Row]:
     return [min((row for row in pivots if row["kind"] == kind), key=rank) for kind in kinds]
 
 
-def _traces_path(folder: Path, profile: Table) -> tuple[Path | None, str]:
-    """The traces of the run directory, else the file that the profile names; or None and why.
-
-    A relative name is looked up in the current folder too. Another file of that name may lie there, so it is
-    taken by its content only, and a page does not depend on where it was made."""
+def _traces_path(folder: Path, profile: Table) -> Path | None:
+    """The traces of the run directory, else the file that the profile names: by its content only, because another
+    file of a relative name may lie in the current folder."""
     named = Path(str(profile.header.get("config", {}).get("traces", "traces.jsonl")))
-    known = [folder / "traces.jsonl", folder / named.name, *([named] if named.is_absolute() else [])]
-    found = [place for place in (*known, named) if place.is_file()]
-    fitting = next((place for place in found if file_hash(place) == profile.header.get("traces_hash")), None)
-    changed = next((place.name for place in found if place in known), None)
-    if changed is None:
-        return fitting, "The traces were not found, so the states of pivots cannot be shown."
-    return fitting, f"{changed} is not the file that was profiled, so its states would not fit."
+    places = (folder / "traces.jsonl", folder / named.name, named)
+    wanted = profile.header.get("traces_hash")
+    return next((place for place in places if place.is_file() and file_hash(place) == wanted), None)
 
 
-def _wanted(path: Path, ids: set[str]) -> dict[str, Trace]:
-    """Only the traces asked for; reading stops at the last of them."""
-    found: dict[str, Trace] = {}
-    for trace in read_traces(path):
-        if trace.id in ids:
-            found[trace.id] = trace
-            if len(found) == len(ids):
-                break
-    return found
-
-
-def _example(row: Row, traces: Mapping[str, Trace], path: Path) -> Example:
-    trace = traces.get(row["trace_id"])
+def _example(row: Row, trace: Trace | None, path: Path) -> dict[str, Any]:
+    """`task` is the first message of the trace, where it is not the last observation itself; `previous` the
+    demonstrated action before this turn."""
     if trace is None or not 0 <= row["turn"] < len(trace.turn_positions):
         raise InputError(f"names turn {row['turn']} of trace {row['trace_id']!r}, which the traces lack", path=path)
     at = trace.turn_positions[row["turn"]]
     history = trace.messages[:at]
-    with reading(path):
-        actions = [Sampled(a["text"], int(a["count"]), a["reward"], a["strict"]) for a in row["actions"]]
     before = next((message for message in reversed(history[:-1]) if message.role == "assistant"), None)
-    return Example(
-        row=row,
-        task=_clipped(message_text(history[0])) if len(history) > 1 else "",
-        previous="" if before is None else _clipped(message_text(before)),
-        observation=_clipped(message_text(history[-1])) if history else "",
-        demonstration=_clipped(message_text(trace.labels.get(row["turn"]) or trace.messages[at])),
-        samples=sum(action.count for action in actions),
-        successes=sum(action.count for action in actions if action.reward),
-        actions=tuple(actions[:ACTIONS]),
-        more_actions=len(actions[ACTIONS:]),
-        more_samples=sum(action.count for action in actions[ACTIONS:]),
-    )
+    with reading(path):
+        actions = [{key: action[key] for key in ("text", "count", "reward", "strict")} for action in row["actions"]]
+        return {
+            "kind": row["kind"],
+            "turn": row["turn"],
+            "trace": row["trace_id"],
+            "task": _clipped(message_text(history[0])) if len(history) > 1 else "",
+            "previous": "" if before is None else _clipped(message_text(before)),
+            "observation": _clipped(message_text(history[-1])) if history else "",
+            "demonstration": _clipped(message_text(trace.labels.get(row["turn"]) or trace.messages[at])),
+            "samples": sum(action["count"] for action in actions),
+            "successes": sum(action["count"] for action in actions if action["reward"]),
+            "actions": actions[:ACTIONS],
+            "more_actions": len(actions[ACTIONS:]),
+            "more_samples": sum(action["count"] for action in actions[ACTIONS:]),
+        }
 
 
 def _clipped(text: str) -> str:

@@ -15,37 +15,22 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from turntree.pivots.select import classify
 from turntree.report.columns import Curve
 from turntree.report.read import Row
-from turntree.report.wording import count, label, number, percent
+from turntree.report.wording import label, number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, MUTED, EDGE, PALE, GRID, WASH = "#22252a", "#5d6570", "#9aa2ac", "#c9ced5", "#e8ebee", "#f4f6f8"
-FORK, WARN, GOOD, BAD, GOOD_SOFT, BAD_SOFT = "#0060a0", "#9a4b00", "#00694c", "#a34700", "#d8efe6", "#fbe6d8"
 ON_DARK, ON_LIGHT = "#fdfdfd", "#1b1d21"  # text on a bar, whose colour is the same on a light and on a dark page
 # What follows the page's colour scheme, by the names that style.css has. The colours of data do not.
-_THEMED = {
-    "#ffffff": "page",
-    "#000000": "ink",
-    INK: "ink",
-    MUTED: "muted",
-    EDGE: "edge",
-    PALE: "pale",
-    GRID: "grid",
-    WASH: "wash",
-    FORK: "fork",
-    WARN: "warn",
-    GOOD: "good",
-    BAD: "bad",
-    GOOD_SOFT: "good-soft",
-    BAD_SOFT: "bad-soft",
-}
+_THEMED = {"#ffffff": "page", "#000000": "ink", INK: "ink", MUTED: "muted", EDGE: "edge", PALE: "pale"}
+_THEMED |= {GRID: "grid", WASH: "wash"}
 # Okabe and Ito's colours, which stay apart for colour-blind readers, with a marker; "" is what stands alone
 BLUE = "#0072B2"
 ARMS = {
@@ -57,7 +42,6 @@ ARMS = {
     "own": ("#CC79A7", "v"),
 }
 OTHERS = (("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"))
-DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (1, 1)))
 
 PIXELS = 1.4  # the most pixels on the page per point of the figure: 10-point text is 14 pixels high
 
@@ -100,9 +84,7 @@ class Chart:
 
 
 @contextlib.contextmanager
-def drawing(
-    name: str, width: float, height: float, layout: Literal["constrained"] | None = "constrained"
-) -> Iterator[tuple[Figure, list[str]]]:
+def drawing(name: str, width: float, height: float) -> Iterator[tuple[Figure, list[str]]]:
     """A figure of `width` x `height` inches; after the block its SVG is the one element of the list.
 
     `name` keeps the ids of several figures on one page apart.
@@ -113,7 +95,7 @@ def drawing(
     style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": name}
     with matplotlib.rc_context(style), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the reader's browser has the font, not this machine
-        figure = Figure(figsize=(width, height), layout=layout)
+        figure = Figure(figsize=(width, height), layout="constrained")
         made: list[str] = []
         yield figure, made
         text = io.StringIO()
@@ -189,51 +171,39 @@ SMOOTHING = 5  # steps of the moving mean that is drawn over noisy curves
 Points = Sequence[tuple[float, float]]
 
 
-def lines(
-    what: Curve, drawn: Mapping[str, Points], *, x: str = "training step", legend: bool = False, name: str = ""
-) -> Chart | None:
-    """The lines by name over `x`; None where none has a point. Long ones get a moving mean, with the raw values faint
-    behind it. With a `legend` they are told apart by dashes too, else by the legend of the page. `name` keeps the ids
-    of the figure apart, where its key is no name of one."""
+def lines(what: Curve, drawn: Mapping[str, Points], *, x: str = "training step", name: str = "") -> Chart | None:
+    """The lines by name over `x`, which the legend of the page tells apart; None where none has a point. Long ones get
+    a moving mean, with the raw values faint behind it. `name` keeps the ids of the figure apart, where its key is no
+    name of one."""
     drawn = {name: points for name, points in drawn.items() if points}
     if not drawn:
         return None
-    title = f"{what.title} over {x}" if x not in ("training step", "iteration") else what.title
     with drawing(name or f"{what.key}-{x}".replace(" ", "-"), *what.size) as (figure, made):
         axes = figure.add_subplot()
-        for index, (line, points) in enumerate(drawn.items()):
+        for line, points in drawn.items():
             at, values = zip(*points, strict=True)
             tint, shape = style(line, list(drawn))
-            if legend:
-                dashes = DASHES[index % len(DASHES)]
-                axes.plot(at, values, color=tint, linewidth=1.8, linestyle=dashes, label=literal(line))
-            elif len(values) >= 4 * SMOOTHING:
+            if len(values) >= 4 * SMOOTHING:
                 axes.plot(at, values, color=tint, linewidth=0.9, alpha=0.3)
                 axes.plot(at, moving_mean(values), color=tint, linewidth=2)
             else:
                 axes.plot(at, values, color=tint, linewidth=1.8, marker=shape, ms=5, clip_on=False)
-        axes.set(title=literal(title), xlabel=x, ylabel=what.unit, xlim=(0, None))
-        _scale(axes, what, [value for points in drawn.values() for _, value in points])
+        values = [value for points in drawn.values() for _, value in points]
+        axes.set(title=literal(what.title), xlabel=x, ylabel=what.unit, xlim=(0, None))
         plain_ticks(axes, "x", whole=True)
-        if legend:
-            figure.legend(loc="outside lower left", ncols=2, fontsize=9)
+        plain_ticks(axes, "y")
+        if what.kind == "share":
+            percent_ticks(axes, "y")
+        axes.set_ylim(bottom=min(0.0, *values))
+        if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
+            axes.set_ylim(top=max(1.02, *values))
+        elif max(values) > 0:
+            axes.set_ylim(top=1.12 * max(values))
     told: Callable[[float], str] = percent if what.kind == "share" else number
-    said = "; ".join(
+    ends = "; ".join(
         f"{label(line)} from {told(points[0][1])} to {told(points[-1][1])}".lstrip() for line, points in drawn.items()
     )
-    ends = max(points[-1][0] for points in drawn.values())
-    return Chart(made[0], f"{what.title} over {x}, up to {count(ends)}: {said}.")
-
-
-def _scale(axes: Axes, what: Curve, values: Sequence[float]) -> None:
-    plain_ticks(axes, "y")
-    if what.kind == "share":
-        percent_ticks(axes, "y")
-    axes.set_ylim(bottom=min(0.0, *values))
-    if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
-        axes.set_ylim(top=max(1.02, *values))
-    elif max(values) > 0:
-        axes.set_ylim(top=1.12 * max(values))
+    return Chart(made[0], f"{what.title} over {x}: {ends}.")
 
 
 def series(metrics: Sequence[Row], key: str) -> list[tuple[float, float]]:
@@ -284,57 +254,46 @@ def intervals(
     alt: str,
     xlabel: str,
     caption: str = "",
-    told: Callable[[float], str] = percent,
     line: float | None = None,
 ) -> Chart:
-    """The marks by row, from top to bottom in their order; `line` is a value that they are compared with."""
+    """The marks by row, from top to bottom in their order, on an axis in percent; `line` is a value that they are
+    compared with."""
     rows = list(dict.fromkeys(mark.row for mark in marks))
     named = {mark.of: mark for mark in marks if mark.of}
     with drawing(name, *size) as (figure, made):
         axes = figure.add_subplot()
-        draw_marks(axes, rows, marks, line=line)
+        if line is not None:
+            axes.axvline(line, color=INK, linewidth=1)
+        for band in range(0, len(rows), 2) if len(named) > 1 else ():
+            axes.axhspan(band - 0.5, band + 0.5, color=WASH, zorder=0)
+        for mark in marks:
+            _mark(axes, mark, rows.index(mark.row) + mark.shift)
+        low, high = min(mark.low for mark in marks), max(mark.high for mark in marks)
+        if line is None and low >= 0:
+            axes.set_xlim(-0.02, min(1.12, high + 0.14))  # with room for the values beside it
         axes.set_xlabel(xlabel)
+        axes.set_yticks(range(len(rows)), [literal(row) for row in rows])
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False, axis="y")
+        axes.spines["left"].set_visible(False)
+        plain_ticks(axes, "x", steps=(1, 2, 5, 10))
+        percent_ticks(axes)
         for of, mark in named.items():
             face = "white" if mark.hollow else mark.tint
             axes.plot([], [], color=mark.tint, mfc=face, marker=mark.shape, ls="", ms=6, label=literal(label(of)))
         if named:
             figure.legend(loc="outside upper left", ncols=len(named), handletextpad=0.2)
-    return Chart(made[0], f"{alt} {said(marks, told)}.", caption)
+    return Chart(made[0], f"{alt} The table has the figures.", caption)
 
 
-def draw_marks(axes: Axes, rows: Sequence[str], marks: Sequence[Mark], *, line: float | None = None) -> None:
-    """Draw the marks, their rows and an axis in percent."""
-    if line is not None:
-        axes.axvline(line, color=INK, linewidth=1)
-    for band in range(0, len(rows), 2) if len({mark.of for mark in marks}) > 1 else ():
-        axes.axhspan(band - 0.5, band + 0.5, color=WASH, zorder=0)
-    for mark in marks:
-        y, width = rows.index(mark.row) + mark.shift, 1.3 if mark.hollow else 2
-        face, size = ("white", 6) if mark.hollow else (mark.tint, 15 if mark.shape == "|" else 7)
-        axes.plot([mark.low, mark.high], [y, y], color=mark.tint, linewidth=width, solid_capstyle="round")
-        axes.plot([mark.value], [y], marker=mark.shape, ms=size, color=mark.tint, mfc=face, mew=1.4)
-        if mark.text:
-            beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-            axes.annotate(mark.text, (mark.high, y), **beside)
-    low, high = min(mark.low for mark in marks), max(mark.high for mark in marks)
-    if line is None and low >= 0:
-        axes.set_xlim(-0.02, min(1.12, high + 0.14))  # with room for the values beside it
-    axes.set_yticks(range(len(rows)), [literal(row) for row in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False, axis="y")
-    axes.spines["left"].set_visible(False)
-    plain_ticks(axes, "x", steps=(1, 2, 5, 10))
-    percent_ticks(axes)
-
-
-def said(marks: Sequence[Mark], told: Callable[[float], str]) -> str:
-    """The marks in words; dots (single seeds) are left out."""
-    by_row: dict[str, list[str]] = defaultdict(list)
-    for mark in (mark for mark in marks if mark.shape != "."):
-        spread = f" ({told(mark.low)} to {told(mark.high)})" if mark.low < mark.high else ""
-        by_row[mark.row].append(f"{label(mark.of)} {told(mark.value)}{spread}".lstrip())
-    return "; ".join(f"{row}: {', '.join(values)}" for row, values in by_row.items())
+def _mark(axes: Axes, mark: Mark, y: float) -> None:
+    face, size, width = ("white", 6, 1.3) if mark.hollow else (mark.tint, 15 if mark.shape == "|" else 7, 2)
+    axes.plot([mark.low, mark.high], [y, y], color=mark.tint, linewidth=width, solid_capstyle="round")
+    axes.plot([mark.value], [y], marker=mark.shape, ms=size, color=mark.tint, mfc=face, mew=1.4)
+    if mark.text:
+        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(mark.text, (mark.high, y), **beside)
 
 
 # profiles
@@ -383,50 +342,31 @@ def reward_means(rows: Sequence[Row], threshold: float) -> Chart:
         axes.grid(visible=False, axis="x")
         plain_ticks(axes)
         figure.legend(loc="outside upper left", ncols=2, fontsize=9.5)
-    classes = Counter(classify(row, threshold) for row in rows)
-    told = ", ".join(f"{classes[name]} {name}" for name in sorted(classes))
-    return Chart(made[0], f"Reward means of {len(rows)} candidates at threshold {threshold:g}: {told}.")
+    return Chart(made[0], f"Reward means of {len(rows)} candidates at threshold {threshold:g}, by class.")
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of the table by kind: how many candidates, how strongly it is tinted (0 to 1), and as what."""
-
-    count: int
-    heat: float
-    tint: str  # "selected", "easy" or "zero"
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Candidates by kind of demonstrated action (rows, frequent ones first) and by reward mean (columns)."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, int, tuple[Cell, ...]], ...]  # kind, candidates, cells
-
-
-def kinds_by_mean(rows: Sequence[Row], threshold: float) -> Grid:
-    """Zero-variance groups have columns of their own; the threshold is always the edge of a column."""
+def kinds_by_mean(rows: Sequence[Row], threshold: float) -> dict[str, Any]:
+    """Candidates by kind of demonstrated action (rows, frequent ones first) and by reward mean (columns): each cell is
+    how many, how strongly it is tinted (0 to 1), and as what. Zero-variance groups have columns of their own; the
+    threshold is always the edge of a column."""
     edges = sorted({0.0, 0.2, 0.4, 0.6, 0.8, 1.0, min(threshold, 1.0)})
-    bins = list(itertools.pairwise(edges))
+    bins = {f"{low:g}–{high:g}": (low, high) for low, high in itertools.pairwise(edges)}
 
     def column(row: Row) -> str:
         kind = classify(row, threshold)
         if kind in ("all fail", "all succeed", "unjudged"):
             return kind
-        low, high = next(((a, b) for a, b in bins if a <= row["reward_mean"] < b), bins[-1])
-        return f"{low:g}–{high:g}"
+        inside = (name for name, (low, high) in bins.items() if low <= row["reward_mean"] < high)
+        return next(inside, list(bins)[-1])
 
-    tints = {"all fail": "zero"}
-    tints |= {f"{a:g}–{b:g}": "selected" if b <= threshold else "easy" for a, b in bins}
-    at = Counter((row["kind"], column(row)) for row in rows)
-    unjudged = any(name == "unjudged" for _, name in at)
-    tints |= dict.fromkeys(["all succeed", *(["unjudged"] if unjudged else [])], "zero")
-    largest, kinds = max(at.values(), default=1), Counter(row["kind"] for row in rows)
-    return Grid(
-        tuple(tints),
-        tuple(
-            (kind, size, tuple(Cell(n := at[kind, name], math.sqrt(n / largest), tint) for name, tint in tints.items()))
-            for kind, size in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
-        ),
-    )
+    at, kinds = Counter((row["kind"], column(row)) for row in rows), Counter(row["kind"] for row in rows)
+    tints = {"all fail": "zero"} | {
+        name: "selected" if high <= threshold else "easy" for name, (_, high) in bins.items()
+    }
+    tints |= {"all succeed": "zero"} | ({"unjudged": "zero"} if any(name == "unjudged" for _, name in at) else {})
+    largest = max(at.values(), default=1)
+    table = {
+        kind: [(at[kind, name], math.sqrt(at[kind, name] / largest), tint) for name, tint in tints.items()]
+        for kind, _ in sorted(kinds.items(), key=lambda item: (-item[1], item[0]))
+    }
+    return {"columns": list(tints), "rows": table}

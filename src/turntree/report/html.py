@@ -3,108 +3,115 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from turntree.pivots.select import classify
-from turntree.report import columns, figures, online, results, rollout_tree, wording
-from turntree.report.browser import build_browser
-from turntree.report.columns import ACCEPTANCE, Curve
-from turntree.report.examples import examples
+from turntree.report import browser, examples, figures, results
+from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
 from turntree.report.figures import Chart, Mark, intervals, lines, series, style
 from turntree.report.page import templates
-from turntree.report.read import ARMS, Arm, Run, Share, read_run, reading
-from turntree.report.wording import label, percent
+from turntree.report.read import Arm, Row, Run, read_run, reading
+from turntree.report.wording import MINUS, duration, label, percent, points
 from turntree.run.files import write_text
 
-PIVOT_STAGE, SFT_STAGE = "train pivot", "sft"
+SECTIONS = {  # a page has those that the folder has something for
+    "results": "Results",
+    "success": "Success for what was spent",
+    "curves": "Learning curves",
+    "branching": "Branching",
+    "profile": "Profile",
+    "task_types": "Task types",
+    "skills": "Other skills",
+    "tree": "A rollout tree",
+    "ledger": "Ledger",
+    "examples": "Examples",
+    "configuration": "Configuration",
+}
 
 
 def build_report(run_dir: Path, out: Path | None = None) -> Path:
     """Write the page of a run directory to `out` (default: `report.html` inside it) and return where it lies. Beside
-    every run in it that kept its trees a `trees.html` is written (`browser.build_browser`), to which the page leads.
+    every run in it that kept its trees a `trees.html` is written (`turntree.report.browser`), to which the page leads.
 
     The same files give the same bytes. Raises `InputError` where the folder holds nothing that can be shown, or a
     file of it cannot be read.
     """
     out = out or run_dir / "report.html"
     run = read_run(run_dir)
-    if online.is_online(run):  # such a run has a page of its own
-        page = templates().get_template("online.html.j2").render(online.view(run, out))
-    else:
-        page = templates().get_template("report.html.j2").render(view(run, out))
-    for folder in rollout_tree.with_trees(run).values():
-        build_browser(folder)
+    trees: dict[str, tuple[Path, browser.Groups]] = {}  # that of PivotRL first
+    for arm in sorted(run.arms, key=lambda arm: arm.name != "pivotrl"):
+        groups = None if arm.folder is None else browser.read_groups(arm.folder)
+        if arm.folder is not None and groups is not None:
+            trees[arm.name] = arm.folder / browser.PAGE, groups
+    with reading(run.path):
+        shown = view(run) | {"tree": _trees(trees, out)}
+    sections = {name: title for name, title in SECTIONS.items() if shown[name]}
+    page = templates().get_template("report.html.j2").render(run=run, sections=sections, **shown)
+    for path, groups in trees.values():
+        write_text(path, browser.render(groups))
     return write_text(out, page)
 
 
-def view(run: Run, page: Path) -> dict[str, Any]:
-    """Everything that the template shows, by section; `page` is where it will lie."""
-    with reading(run.path):
-        differences = results.differences(run)
-        evaluated = {arm.name: arm.evaluation for arm in run.arms if arm.evaluation is not None}
-        return {
-            "run": run,
-            "headline": results.headline(run, differences),
-            "missing": missing(run),
-            "disagreements": results.disagreements(run),
-            "arms": results.arm_results(run),
-            "differences": differences,
-            "success_chart": _success(results.arm_results(run)),
-            "paired_chart": _paired(differences) if differences else None,
+def view(run: Run) -> dict[str, Any]:
+    """Everything that the template shows, by section; a section without data is empty."""
+    compared, arms = results.differences(run), results.arm_rows(run)
+    evaluated = {arm.name: arm.evaluation for arm in run.arms if arm.evaluation is not None}
+    skills = {name: one["retention"]["by_skill"] for name, one in evaluated.items() if one["retention"].get("by_skill")}
+    task_types = {name: one["sampled"]["by_task_type"] for name, one in evaluated.items()}
+    return {
+        "headline": [line for line in results.headline(run, compared) if line],
+        "compared": [f"{difference.sentence()}." for difference in compared],
+        "disagreements": results.disagreements(run),
+        "results": evaluated and {
+            "arms": arms,
+            "differences": compared,
+            "success": _success(arms),
+            "paired": _paired(compared) if compared else None,
             "remarks": _remarks(run.summary or {}),
-            **_curves(run.arms),
-            **_profile(run),
-            "types": (types := _by_row({arm: one.sampled.by_task_type for arm, one in evaluated.items()})),
-            "types_chart": _by_task_type(types) if types else None,
-            "skills": (skills := _by_row({arm: one.skills for arm, one in evaluated.items() if one.skills})),
-            "skills_chart": _skills(skills) if skills else None,
-            **rollout_tree.of_arms(run, page),
-            "ledger": results.ledger(run),
-            "examples": examples(run),
-            "configurations": _configurations(run),
-        }
-
-
-def missing(run: Run) -> list[str]:
-    """The parts of a quickstart that this folder lacks; none of a training run of its own."""
-    if any(arm.folder == run.path for arm in run.arms):
-        return []
-    files = {
-        "profile.jsonl": run.profile,
-        "pivots.jsonl": run.pivots,
-        "random.jsonl": run.random,
-        "summary.json": run.summary,
-    }
-    arms = {name: run.arm(name) for name in ARMS if name != "own" or run.arm(name)}  # older quickstarts have no own
-    return [
-        *(name for name, found in files.items() if found is None),
-        *(f"{name}/" for name, arm in arms.items() if name != "base" and (arm is None or arm.stage is None)),
-        *(f"evaluation/{name}.json" for name, arm in arms.items() if arm is None or arm.evaluation is None),
-    ]
+        },
+        "success": _success_for_cost(run.arms),
+        "curves": _curves(run.arms),
+        "branching": _branching(run.arms),
+        "profile": _profile(run),
+        "task_types": _by_row("task-types", task_types, "success (%)", 0.19 * (len(evaluated) + 1)),
+        "skills": _by_row("skills", skills, "exact-match accuracy (%)", 0.42),
+        "ledger": results.ledger(run),
+        "examples": examples.examples(run),
+        "configuration": _configurations(run),
+    }  # fmt: skip
 
 
 def _remarks(summary: Mapping[str, Any]) -> str:
     """A sentence about the whole run from its summary, or an empty text."""
     told = [f"seed {summary['seed']}"] if "seed" in summary else []
     told += [str(summary["machine"])] if "machine" in summary else []
-    told += [f"{wording.duration(summary['wall_seconds'])} in all"] if "wall_seconds" in summary else []
+    told += [f"{duration(summary['wall_seconds'])} in all"] if "wall_seconds" in summary else []
     return f"The run: {', '.join(told)}." if told else ""
 
 
-# figures
+# results
 
 
-def _success(arms: Sequence[results.ArmResult]) -> Chart | None:
-    names = [arm.name for arm in arms]
+def _success(arms: Sequence[Row]) -> Chart | None:
+    names = [arm["name"] for arm in arms]
     marks = [
-        Mark(label(arm.name), share.success, share.low, share.high, *_looks(arm.name, names), greedy, shift, text)
+        Mark(
+            label(arm["name"]),
+            *(share["success"], share["low"], share["high"]),
+            tint=style(arm["name"], names)[0],
+            shape=style(arm["name"], names)[1],
+            hollow=greedy,
+            shift=0.17 if greedy else -0.13,
+            text="" if greedy else percent(share["success"]),
+        )
         for arm in arms
-        for share, greedy, shift in ((arm.sampled, False, -0.13), (arm.greedy, True, 0.17))
-        if share is not None and share.success is not None
-        for text in ["" if greedy else percent(share.success)]
+        for share, greedy in ((arm["sampled"], False), (arm["greedy"], True))
+        if share is not None and share["success"] is not None
     ]
     if not marks:
         return None
@@ -114,145 +121,175 @@ def _success(arms: Sequence[results.ArmResult]) -> Chart | None:
     return intervals("success", size, marks, alt=alt, xlabel="success (%)", caption=caption)
 
 
-def _looks(arm: str, names: Sequence[str], of: str = "") -> tuple[str, str, str]:
-    return of, *style(arm, names)
-
-
-def _paired(differences: Sequence[results.Difference]) -> Chart:
-    arms = [one.first for one in differences]
+def _paired(compared: Sequence[results.Difference]) -> Chart:
+    arms = [difference.first for difference in compared]
     marks = [
         Mark(
-            f"{label(one.first)} {wording.MINUS} {label(one.second)}",
-            *(one.sampled.mean, one.sampled.low, one.sampled.high),
-            *_looks(one.first, arms),
-            hollow=one.sampled.contains_zero,
-            text=wording.points(one.sampled.mean),
+            f"{label(difference.first)} {MINUS} {label(difference.second)}",
+            *(difference.sampled.mean, difference.sampled.low, difference.sampled.high),
+            tint=style(difference.first, arms)[0],
+            shape=style(difference.first, arms)[1],
+            hollow=difference.sampled.contains_zero,
+            text=points(difference.sampled.mean),
         )
-        for one in differences
+        for difference in compared
     ]
-    caption = "Paired differences over tasks, with 95% bootstrap intervals; hollow: the interval contains zero."
     return intervals(
         "paired",
-        (5.4, 0.9 + 0.5 * len(differences)),
+        (5.4, 0.9 + 0.5 * len(compared)),
         marks,
         alt="Paired differences in percentage points.",
         xlabel="difference in success (percentage points)",
-        caption=caption,
-        told=wording.points,
+        caption="Paired differences over tasks, with 95% bootstrap intervals; hollow: the interval contains zero.",
         line=0,
     )
 
 
-def _by_row(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By row (task type or skill) what every arm has there, or None."""
-    rows = sorted({row for by_row in measured.values() for row in by_row})
-    return {row: {arm: by_row.get(row) for arm, by_row in measured.items()} for row in rows}
-
-
-def _by_task_type(types: Mapping[str, Mapping[str, Share | None]]) -> Chart:
-    """One band a task type, the arms as dodged intervals inside it."""
-    arms = list(next(iter(types.values())))
-    marks = [
-        Mark(kind, share.success, share.low, share.high, *_looks(arm, arms, arm), shift=_shift(place, len(arms)))
-        for kind, by_arm in types.items()
-        for place, (arm, share) in enumerate(by_arm.items())
-        if share is not None and share.success is not None
-    ]
-    size = (7.0, 0.9 + 0.19 * len(types) * (len(arms) + 1))
-    return intervals("task-types", size, marks, alt="Success by task type and policy.", xlabel="success (%)")
-
-
-def _skills(skills: Mapping[str, Mapping[str, Any]]) -> Chart:
-    """Accuracy by skill and policy; a bar across each band marks the chance level."""
-    arms = list(next(iter(skills.values())))
+def _by_row(name: str, measured: Mapping[str, Mapping[str, Any]], xlabel: str, height: float) -> dict[str, Any]:
+    """By row (task type or skill) what every arm has there, or None; and the arms as dodged intervals in a band a row,
+    where a bar across the band marks a chance level."""
+    names, arms = sorted({row for by_row in measured.values() for row in by_row}), list(measured)
+    rows = {row: {arm: by_row.get(row) for arm, by_row in measured.items()} for row in names}
     marks: list[Mark] = []
-    for name, by_arm in skills.items():
-        chance = next(skill.chance for skill in by_arm.values() if skill)
-        marks.append(Mark(name, chance, chance, chance, "chance", figures.INK, "|"))
-        marks += [
-            Mark(
-                name,
-                skill.accuracy,
-                skill.accuracy,
-                skill.accuracy,
-                *_looks(arm, arms, arm),
-                shift=_shift(place, len(arms)),
-            )
-            for place, (arm, skill) in enumerate(by_arm.items())
-            if skill is not None
-        ]
-    alt = "Accuracy on skills outside the training domain."
-    return intervals("skills", (7.0, 1.1 + 0.42 * len(skills)), marks, alt=alt, xlabel="exact-match accuracy (%)")
+    for row, by_arm in rows.items():
+        known = [value for value in by_arm.values() if value]
+        if "chance" in known[0]:
+            chance = known[0]["chance"]
+            marks.append(Mark(row, chance, chance, chance, "chance", figures.INK, "|"))
+        for place, (arm, value) in enumerate(by_arm.items()):
+            share = value and value.get("success", value.get("accuracy"))
+            if value and share is not None:
+                low, high = value.get("low", share), value.get("high", share)
+                shift = (place - (len(arms) - 1) / 2) * 0.8 / len(arms)
+                marks.append(Mark(row, share, low, high, arm, *style(arm, arms), shift=shift))
+    if not marks:
+        return {}
+    alt = f"{name.replace('-', ' ').capitalize()} by policy."
+    return {"rows": rows, "chart": intervals(name, (7.0, 1.0 + height * len(rows)), marks, alt=alt, xlabel=xlabel)}
 
 
-def _shift(place: int, of: int) -> float:
-    return (place - (of - 1) / 2) * 0.8 / max(1, of)
+# training
+
+
+def _success_for_cost(arms: Sequence[Arm]) -> list[Chart]:
+    """Held-out success of online runs over what they had spent."""
+    online = _named([arm for arm in arms if arm.stage == "train online"])
+    charts: list[Chart | None] = []
+    for key, spent in SPENT.items():
+        drawn = {name: over(arm.metrics, key, SUCCESS.key) for name, arm in online.items()}
+        drawn = {name: curve for name, curve in drawn.items() if curve and curve[-1][0]}  # no tools, no calls
+        charts.append(lines(SUCCESS, drawn, x=spent))
+    return [chart for chart in charts if chart is not None]
+
+
+def _named(arms: Sequence[Arm]) -> dict[str, Arm]:
+    """By name; one that is alone needs none in its figures."""
+    return {arm.name if len(arms) > 1 else "": arm for arm in arms}
+
+
+def over(metrics: Sequence[Row], spent: str, key: str) -> list[tuple[float, float]]:
+    """(spent so far, value) at every step that logged the value; before the first iteration nothing was spent."""
+    costs = {0.0: 0.0, **dict(series(metrics, spent))}
+    return [(costs[step], value) for step, value in series(metrics, key) if step in costs] if len(costs) > 1 else []
 
 
 def _curves(arms: Sequence[Arm]) -> dict[str, Any]:
-    """The curves of training, and acceptance on held-out states: one small figure for every kind of action."""
-    trained = [arm for arm in arms if arm.stage == PIVOT_STAGE]
-    kinds = {kind for arm in trained for row in arm.metrics for kind in row.get(ACCEPTANCE, {})}
+    """What each stage logs, and acceptance on held-out states: one small figure for every kind of action."""
+    charts: list[Chart | None] = []
+    legend: dict[str, str] = {}
+    for stage, curves in BY_STAGE.items():
+        trained = [arm for arm in arms if arm.stage == stage]
+        named = _named(trained) if stage == "train online" else {arm.name: arm for arm in trained}
+        charts += [_curve(what, named) for what in curves]
+        if len(named) > 1:
+            legend |= {name: figures.themed(style(name, list(named))[0]) for name in named}
+    pivot = {arm.name: arm for arm in arms if arm.stage == "train pivot"}
+    kinds = {kind for arm in pivot.values() for row in arm.metrics for kind in row.get(ACCEPTANCE, {})}
     small = [
-        Curve(f"{ACCEPTANCE}.{kind}", kind, "accepted (%)", "share", size=(2.7, 1.9))
-        for kind in sorted(kinds, key=lambda kind: (kind != "all", kind))
+        _curve(Curve(f"{ACCEPTANCE}.{kind}", kind, "accepted (%)", "share", size=(2.7, 1.9)), pivot, f"kind-{number}")
+        for number, kind in enumerate(sorted(kinds, key=lambda kind: (kind != "all", kind)))
     ]
-    drawn = [_curve(what, trained) for what in columns.PIVOT]
-    drawn.append(_curve(columns.SFT, [arm for arm in arms if arm.stage == SFT_STAGE]))
-    names = [arm.name for arm in trained]
-    return {
-        "curves": [chart for chart in drawn if chart is not None],
-        "kind_curves": [chart for what in small if (chart := _curve(what, trained, f"kind-{small.index(what)}"))],
-        "legend": [(name, figures.themed(style(name, names)[0])) for name in names],
-    }
+    drawn = [chart for chart in charts if chart is not None]
+    stops = sum((Counter(row.get("stops", {})) for arm in arms for row in arm.metrics), Counter[str]())
+    by_kind = [chart for chart in small if chart is not None]
+    return {"charts": drawn, "by_kind": by_kind, "legend": legend, "stops": stops.most_common()} if drawn else {}
 
 
-def _curve(what: Curve, arms: Sequence[Arm], name: str = "") -> Chart | None:
-    return lines(what, {arm.name: series(arm.metrics, what.key) for arm in arms}, name=name)
+def _curve(what: Curve, arms: Mapping[str, Arm], name: str = "") -> Chart | None:
+    return lines(what, {arm: series(run.metrics, what.key) for arm, run in arms.items()}, name=name)
+
+
+def _branching(arms: Sequence[Arm]) -> dict[str, Any]:
+    """Totals over the iterations of an online run that forked."""
+    iterations = [row for arm in arms for row in arm.metrics if row.get("branching")] if len(arms) == 1 else []
+    if not iterations:
+        return {}
+    logged = [row["branching"] for row in iterations]
+    names = ("leaves", "starts", "refills", "forks", "calls_fresh", "calls_chain", "tokens_fresh", "tokens_chain")
+    totals: dict[str, Any] = {name: sum(row[name] for row in logged) for name in names}
+    for name in ("correlation_within_starts", "effective_leaves"):
+        known = [row[name] for row in logged if row.get(name) is not None]
+        totals[name] = sum(known) / len(known) if known else None
+    for unit in ("calls", "tokens"):
+        made, one_by_one = totals[f"{unit}_fresh"], totals[f"{unit}_chain"]
+        totals[f"{unit}_saving"] = 1 - made / one_by_one if one_by_one else None
+    return {**totals, "groups": sum(row["groups"] for row in iterations)}
 
 
 # the profile
 
 
 def _profile(run: Run) -> dict[str, Any]:
-    threshold, preview = results.threshold(run), results.lambda_preview(run)
-    shown: dict[str, Any] = {
-        "threshold": threshold,
-        "preview": preview,
-        "preview_kinds": sorted({kind for row in preview for kind in row["kinds"]}),
-        "states": (states := _training_states(run)),
-        "state_kinds": sorted({kind for kinds in states.values() for kind in kinds}),
-        "profile_chart": None,
-    }
-    if run.profile is not None and run.profile.rows:
-        rows = run.profile.rows
-        classes = Counter(classify(row, threshold) for row in rows)
-        shown["profile_chart"] = figures.reward_means(rows, threshold)
-        shown["kinds_table"] = figures.kinds_by_mean(rows, threshold)
-        shown["classes"] = dict(sorted(classes.items()))
-        shown["rollouts"] = max(row.get("rollouts", 0) for row in rows)
-    return shown
-
-
-def _training_states(run: Run) -> dict[tuple[str, str], Counter[str]]:
-    """How many states of each kind the two selections hold, by file and role."""
-    found: dict[tuple[str, str], Counter[str]] = {}
+    if run.profile is None or not run.profile.rows:
+        return {}
+    threshold, rows, header = results.threshold(run), run.profile.rows, run.profile.header
+    states: dict[tuple[str, str], Counter[str]] = {}  # by file and role, how many of each kind
     for name, table in (("pivots.jsonl", run.pivots), ("random.jsonl", run.random)):
         for row in sorted(table.rows if table else (), key=lambda row: row.get("role", "pivot"), reverse=True):
-            found.setdefault((name, row.get("role", "pivot")), Counter())[row["kind"]] += 1
-    return found
+            states.setdefault((name, row.get("role", "pivot")), Counter())[row["kind"]] += 1
+    preview = results.lambda_preview(run)
+    return {
+        "threshold": threshold,
+        "chart": figures.reward_means(rows, threshold),
+        "kinds": figures.kinds_by_mean(rows, threshold),
+        "classes": dict(sorted(Counter(classify(row, threshold) for row in rows).items())),
+        "rollouts": max(row.get("rollouts", 0) for row in rows),
+        "candidates": len(rows),
+        "policy": header.get("policy_hash", "unknown"),
+        "verifier": header.get("verifier", "unknown"),
+        "miss_rate": header.get("summary", {}).get("miss_rate"),
+        "skipped": header.get("summary", {}).get("skipped_turns", {}),
+        "states": states,
+        "state_kinds": sorted({kind for kinds in states.values() for kind in kinds}),
+        "preview": preview,
+        "preview_kinds": sorted({kind for row in preview for kind in row["kinds"]}),
+    }
 
 
-def _configurations(run: Run) -> dict[str, Any]:
+# the trees, and what everything was made with
+
+
+def _trees(trees: Mapping[str, tuple[Path, browser.Groups]], page: Path) -> dict[str, Any]:
+    """A group of the first run that kept any, and where each has its browser, seen from where the page will lie (a
+    folder may be called `lr=1e-3#2`)."""
+    if not trees:
+        return {}
+    name, (_, groups) = next(iter(trees.items()))
+    links = {arm: quote(os.path.relpath(path, page.parent)) for arm, (path, _) in trees.items()}
+    total = len(groups.groups) + groups.left_out
+    return {"arm": name, "picture": browser.picture(groups), "total": total, "unread": groups.unread, "links": links}
+
+
+def _configurations(run: Run) -> dict[str, str]:
     """By file, the configuration of everything that records how it was made."""
-    tables = (("profile.jsonl", run.profile), ("pivots.jsonl", run.pivots), ("random.jsonl", run.random))
+    tables = {"profile.jsonl": run.profile, "pivots.jsonl": run.pivots, "random.jsonl": run.random}
     found: dict[str, Any] = {} if run.config is None else {"config.json": run.config}
-    for name, table in tables:
+    for name, table in tables.items():
         if table is not None:
             found[name] = {key: value for key, value in table.header.items() if key not in ("summary", "timing")}
     for arm in run.arms:
         if arm.config is not None and arm.folder != run.path:
             found[f"{arm.name}/config.json"] = arm.config
         if arm.evaluation is not None:
-            found[f"evaluation/{arm.name}.json"] = arm.evaluation.config
+            found[f"evaluation/{arm.name}.json"] = arm.evaluation["config"]
     return {name: json.dumps(value, indent=2, ensure_ascii=False) for name, value in found.items()}

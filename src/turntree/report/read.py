@@ -1,4 +1,4 @@
-"""The contents of a run directory as typed values. Missing files give None or empty values, broken ones an
+"""The contents of a run directory as plain values. Missing files give None or empty values, broken ones an
 `InputError`.
 
 Everything is optional: a folder with only a profile, only an evaluation, or a single training run is a run too.
@@ -21,7 +21,6 @@ from turntree.run.jsonl import read_lines
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
 QUICKSTART_SCHEMA = "turntree.quickstart/1"  # of summary.json
-ONLINE_STAGE = "train online"  # the name that this stage gives itself in config.json
 ARMS = ("base", "sft", "random", "pivotrl", "own")  # the order of the quickstart; other arms follow by name
 
 Row = Mapping[str, Any]
@@ -36,56 +35,18 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A success rate in [0, 1] with its Wilson interval; None where no episode was scored."""
-
-    success: float | None
-    low: float
-    high: float
-    episodes: int
-
-
-@dataclass(frozen=True)
-class Play:
-    """One pass over the held-out tasks. `outcomes` is the mean reward of every task that was scored, by task id."""
-
-    overall: Share
-    temperature: float
-    by_task_type: Mapping[str, Share]
-    outcomes: Mapping[str, float]
-    censored: int
-    turns_per_episode: float | None
-    invalid_share: float | None
-
-
-@dataclass(frozen=True)
-class Skill:
-    accuracy: float
-    chance: float
-    questions: int
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    config: Row
-    policy_hash: str
-    sampled: Play
-    greedy: Play | None
-    skills_accuracy: float | None  # mean over the skills
-    skills: Mapping[str, Skill]
-    cost: Row
-
-
-@dataclass(frozen=True)
 class Arm:
-    """A policy of the run: how it was trained (nothing for the base) and how it did (None: not evaluated)."""
+    """A policy of the run: how it was trained (nothing for the base) and how it did (None: not evaluated).
+
+    `evaluation` is the file of `turntree evaluate`, but its `outcomes` are the mean reward of every task that was
+    scored, by task id."""
 
     name: str
     stage: str | None = None
     config: Row | None = None
     metrics: tuple[Row, ...] = ()
     cost: Row | None = None
-    evaluation: Evaluation | None = None
+    evaluation: Row | None = None
     folder: Path | None = None  # of its training run
 
 
@@ -93,11 +54,11 @@ class Arm:
 class Run:
     name: str
     path: Path
-    profile: Table | None
-    pivots: Table | None
-    random: Table | None
-    arms: tuple[Arm, ...]
-    summary: Row | None
+    profile: Table | None = None
+    pivots: Table | None = None
+    random: Table | None = None
+    arms: tuple[Arm, ...] = ()
+    summary: Row | None = None
     config: Any = None  # what the pipeline that made the whole folder wrote down
 
     def arm(self, name: str) -> Arm | None:
@@ -114,7 +75,7 @@ def read_run(path: Path) -> Run:
     that is there cannot be read."""
     if not path.is_dir():
         raise InputError("no such folder", path=path, hint="name the folder that a run wrote")
-    summary = read_json(path / "summary.json") if (path / "summary.json").exists() else None
+    summary = _optional_json(path / "summary.json")
     run = Run(
         name=path.resolve().name,
         path=path,
@@ -123,7 +84,7 @@ def read_run(path: Path) -> Run:
         random=_table(path / "random.jsonl", PIVOTS_SCHEMA),
         arms=_arms(path, _quickstart_arms(summary, path / "summary.json")),
         summary=summary,
-        config=read_json(path / "config.json") if (path / "config.json").exists() else None,
+        config=_optional_json(path / "config.json"),
     )
     if not (run.profile or run.pivots or run.random or run.arms):
         hint = "name a run directory: profile.jsonl, evaluation/*.json, or a training run with config.json"
@@ -144,22 +105,27 @@ def reading(path: Path, line: int | None = None) -> Iterator[None]:
         raise InputError(f"holds a value of the wrong type ({error})", path=path, line=line) from error
 
 
+def _optional_json(path: Path) -> Any:
+    return read_json(path) if path.exists() else None
+
+
 def _table(path: Path, schema: str) -> Table | None:
+    """Every figure relies on the fields that are checked here."""
     if not path.exists():
         return None
     header, rows = read_table(path, schema)
+    kinds = {
+        "trace_id": str,
+        "turn": int,
+        "kind": str,
+        **dict.fromkeys(("reward_mean", "reward_var"), float | int | None),
+    }
     for number, row in enumerate(rows, start=2):
         with reading(path, number):
-            _check_candidate(row)
+            for key, kind in kinds.items():
+                if not isinstance(row[key], kind):
+                    raise TypeError(f"{key} is {row[key]!r}")
     return Table(header, tuple(rows))
-
-
-def _check_candidate(row: Row) -> None:
-    """Raise `KeyError` or `TypeError` unless the fields that every figure relies on are there."""
-    kinds = {"trace_id": str, "turn": int, "kind": str, "reward_mean": (int, float, type(None))}
-    for key, kind in {**kinds, "reward_var": kinds["reward_mean"]}.items():
-        if not isinstance(row[key], kind):
-            raise TypeError(f"{key} is {row[key]!r}")
 
 
 def _quickstart_arms(summary: Any, path: Path) -> list[str]:
@@ -167,8 +133,7 @@ def _quickstart_arms(summary: Any, path: Path) -> list[str]:
     if summary is None:
         return []
     with reading(path):
-        schema = summary.get("schema", "" if "seeds" in summary else QUICKSTART_SCHEMA)  # older ones name none
-        if schema == QUICKSTART_SCHEMA:
+        if summary.get("schema", "" if "seeds" in summary else QUICKSTART_SCHEMA) == QUICKSTART_SCHEMA:
             return list(summary.get("arms", {}).keys())
     hint = "its numbers are in this file; name a run of the folder (seedN/ARM) for a page"
     raise InputError("is a summary of an experiment, not of a run or a quickstart", path=path, hint=hint)
@@ -201,7 +166,7 @@ def _arm(name: str, folder: Path | None, evaluation: Path | None) -> Arm:
     written = read_json(folder / "config.json")
     with reading(folder / "config.json"):
         stage, config = str(written["stage"]), written["config"]
-    cost = read_json(folder / "cost.json") if (folder / "cost.json").exists() else None
+    cost = _optional_json(folder / "cost.json")
     return Arm(name, stage, config, read_metrics(folder / "metrics.jsonl"), cost, evaluated, folder)
 
 
@@ -212,8 +177,8 @@ def read_metrics(path: Path) -> tuple[Row, ...]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # bytes that are no text, too
-            told = " ".join(str(getattr(error, "msg", error)).split())[:200]
-            raise InputError(f"is not JSON ({told})", path=path, line=number, hint="delete that line") from error
+            problem = " ".join(str(getattr(error, "msg", error)).split())[:200]
+            raise InputError(f"is not JSON ({problem})", path=path, line=number, hint="delete that line") from error
         with reading(path, number):
             if not isinstance(row["step"], int):
                 raise TypeError(f"step is {row['step']!r}")
@@ -221,42 +186,40 @@ def read_metrics(path: Path) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _evaluation(path: Path) -> Evaluation:
+def _evaluation(path: Path) -> Row:
     value = read_json(path)
     with reading(path):
         if value.get("schema") != EVALUATION_SCHEMA:
             raise InputError(f"is {value.get('schema')!r}, not {EVALUATION_SCHEMA!r}", path=path, field="schema")
-        skills = value.get("retention") or {}
-        return Evaluation(
-            config=value["config"],
-            policy_hash=str(value["policy_hash"]),
-            sampled=_play(value["sampled"]),
-            greedy=_play(value["greedy"]) if "greedy" in value else None,
-            skills_accuracy=skills.get("accuracy"),
-            skills={
-                name: Skill(float(row["accuracy"]), float(row["chance"]), int(row["questions"]))
-                for name, row in skills.get("by_skill", {}).items()
-            },
-            cost=value.get("cost", {}),
-        )
+        return {
+            "config": value["config"],
+            "policy_hash": value["policy_hash"],
+            "sampled": _play(value["sampled"]),
+            "greedy": _play(value["greedy"]) if "greedy" in value else None,
+            "retention": value.get("retention") or {},
+            "cost": value.get("cost", {}),
+        }
 
 
-def _play(value: Row) -> Play:
-    return Play(
-        overall=_share(value),
-        temperature=float(value["temperature"]),
-        by_task_type={kind: _share(share) for kind, share in value["by_task_type"].items()},
-        outcomes={
-            str(row["task"]): sum(row["rewards"]) / len(row["rewards"]) for row in value["outcomes"] if row["rewards"]
-        },
-        censored=int(value["censored"]),
-        turns_per_episode=value.get("turns_per_episode"),
-        invalid_share=value.get("invalid_share"),
-    )
+def _play(value: Row) -> Row:
+    outcomes = {
+        str(row["task"]): sum(row["rewards"]) / len(row["rewards"]) for row in value["outcomes"] if row["rewards"]
+    }
+    by_task_type = {kind: _share(share) for kind, share in value["by_task_type"].items()}
+    return {
+        **_share(value),
+        "by_task_type": by_task_type,
+        "outcomes": outcomes,
+        "invalid_share": value.get("invalid_share"),
+    }
 
 
-def _share(value: Row) -> Share:
+def _share(value: Row) -> Row:
+    """A success rate with its Wilson interval; None where no episode was scored."""
     success = value["success"]
-    return Share(
-        None if success is None else float(success), float(value["low"]), float(value["high"]), int(value["episodes"])
-    )
+    return {
+        "success": None if success is None else float(success),
+        "low": float(value["low"]),
+        "high": float(value["high"]),
+        "episodes": int(value["episodes"]),
+    }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from turntree.pivots.select import THRESHOLDS, SelectConfig, preview
-from turntree.report.read import Arm, Play, Row, Run, Share
+from turntree.report.read import Arm, Row, Run, reading
 from turntree.report.wording import count, label, percent, plural, points, span
+from turntree.run import jsonl
 from turntree.run.statistics import paired_bootstrap
 
 COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
@@ -18,30 +19,7 @@ COMPARED = (
     *(("own", other) for other in ("base", "sft", "pivotrl")),
     *(("pivotrl", other) for other in ("base", "sft", "random")),
 )
-
-
-@dataclass(frozen=True)
-class Bill:
-    """What making a policy cost. PivotRL's has its profile in it; random turns need none."""
-
-    turns: int
-    tokens: int
-    trained_tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class ArmResult:
-    """One line of the main table. Shares are in [0, 1]; None is what the run does not record. `skills` is accuracy on
-    skills outside the training domain, `skills_change` that minus the base policy's."""
-
-    name: str
-    sampled: Share | None
-    greedy: Share | None
-    invalid_share: float | None  # of the commands of sampled episodes: refused by the environment
-    skills: float | None
-    skills_change: float | None
-    bill: Bill | None
+HELD_OUT = "held_out.jsonl"  # a name given by the stage of online training, which lies beside this floor
 
 
 @dataclass(frozen=True)
@@ -61,6 +39,9 @@ class Estimate:
     def reading(self) -> str:
         return "not told apart" if self.contains_zero else "better" if self.low > 0 else "worse"
 
+    def __str__(self) -> str:
+        return f"{points(self.mean)} points [{points(self.low)}, {points(self.high)}] ({self.reading})"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -73,43 +54,42 @@ class Difference:
 
     def sentence(self, name: Callable[[str], str] = label) -> str:
         """What came out, sampled and greedy alike: a policy can gain at one and lose at the other."""
-        found = [f"{_told(self.sampled)} sampled", *([f"{_told(self.greedy)} greedy"] if self.greedy else [])]
+        greedy = f", {self.greedy} greedy" if self.greedy else ""
         of = f"{name(self.first)} minus {name(self.second)}, success on {self.sampled.tasks} held-out tasks, paired"
-        return f"{of}: {', '.join(found)}"
+        return f"{of}: {self.sampled} sampled{greedy}"
 
 
-def _told(found: Estimate) -> str:
-    return f"{points(found.mean)} points [{points(found.low)}, {points(found.high)}] ({found.reading})"
+def arm_rows(run: Run) -> list[dict[str, Any]]:
+    """The lines of the main table; None is what the run does not record. `skills` is accuracy on skills outside the
+    training domain, `skills_change` that minus the base policy's, `bill` what making the policy cost."""
+    skills = {arm.name: (arm.evaluation or {}).get("retention", {}).get("accuracy") for arm in run.arms}
+    rows: list[dict[str, Any]] = []
+    for arm in run.arms:
+        evaluation = arm.evaluation or {"sampled": None, "greedy": None}
+        known = arm.name != "base" and None not in (skills[arm.name], skills.get("base"))
+        rows.append(
+            {
+                "name": arm.name,
+                "sampled": evaluation["sampled"],
+                "greedy": evaluation["greedy"],
+                "invalid_share": evaluation["sampled"] and evaluation["sampled"]["invalid_share"],
+                "skills": skills[arm.name],
+                "skills_change": skills[arm.name] - skills["base"] if known else None,
+                "bill": _bill(run, arm),
+            }
+        )
+    return rows
 
 
-def arm_results(run: Run) -> list[ArmResult]:
-    base = run.arm("base")
-    start = base.evaluation.skills_accuracy if base is not None and base.evaluation else None
-    return [_result(run, arm, None if arm is base else start) for arm in run.arms]
-
-
-def _result(run: Run, arm: Arm, start: float | None) -> ArmResult:
-    evaluation = arm.evaluation
-    skills = evaluation.skills_accuracy if evaluation else None
-    return ArmResult(
-        name=arm.name,
-        sampled=evaluation.sampled.overall if evaluation else None,
-        greedy=evaluation.greedy.overall if evaluation and evaluation.greedy else None,
-        invalid_share=evaluation.sampled.invalid_share if evaluation else None,
-        skills=skills,
-        skills_change=skills - start if skills is not None and start is not None else None,
-        bill=_bill(run, arm),
-    )
-
-
-def _bill(run: Run, arm: Arm) -> Bill | None:
+def _bill(run: Run, arm: Arm) -> dict[str, Any] | None:
+    """PivotRL's has its profile in it; random turns need none."""
     if arm.cost is None:
         return None
     profile = run.profile.header if arm.name == "pivotrl" and run.profile is not None else {}
     costs, timing = [arm.cost, profile.get("summary", {}).get("cost", {})], profile.get("timing", {})
     turns, tokens = (sum(cost.get(key, 0) for cost in costs) for key in ("turns", "decoded_tokens"))
-    seconds = sum(arm.cost.get("timing", {}).values()) + sum(timing.values())
-    return Bill(turns, tokens, arm.cost.get("trained_tokens", 0), round(seconds, 1))
+    seconds = round(sum(arm.cost.get("timing", {}).values()) + sum(timing.values()), 1)
+    return {"turns": turns, "tokens": tokens, "trained_tokens": arm.cost.get("trained_tokens", 0), "seconds": seconds}
 
 
 def differences(run: Run) -> list[Difference]:
@@ -122,84 +102,67 @@ def differences(run: Run) -> list[Difference]:
 
 
 def _difference(first: Arm | None, second: Arm | None, seed: int) -> Difference | None:
-    one, other = (None if arm is None else arm.evaluation for arm in (first, second))
-    sampled = _paired(one.sampled, other.sampled, seed) if one and other else None
-    if first is None or second is None or one is None or other is None or sampled is None:
+    if first is None or second is None or first.evaluation is None or second.evaluation is None:
         return None
-    return Difference(first.name, second.name, sampled, _paired(one.greedy, other.greedy, seed))
+    sampled, greedy = (paired(first.evaluation[key], second.evaluation[key], seed) for key in ("sampled", "greedy"))
+    return None if sampled is None else Difference(first.name, second.name, sampled, greedy)
 
 
-def _paired(one: Play | None, other: Play | None, seed: int) -> Estimate | None:
-    tasks = [task for task in one.outcomes if task in other.outcomes] if one and other else []
+def paired(one: Row | None, other: Row | None, seed: int = 0) -> Estimate | None:
+    """The difference of the `outcomes` of two plays, over the tasks that both have."""
+    tasks = [task for task in one["outcomes"] if task in other["outcomes"]] if one and other else []
     if one is None or other is None or not tasks:
         return None
-    found = paired_bootstrap([one.outcomes[t] for t in tasks], [other.outcomes[t] for t in tasks], seed=seed)
-    return Estimate(*found, len(tasks))
+    values = ([play["outcomes"][task] for task in tasks] for play in (one, other))
+    return Estimate(*paired_bootstrap(*values, seed=seed), len(tasks))
 
 
 # the top of the page
 
 
-@dataclass(frozen=True)
-class Headline:
-    """`done`: what was trained on what. `found`: how it did. `differences`: against what, with the conclusion."""
-
-    done: str
-    found: str
-    differences: tuple[str, ...] = ()
-
-
-def headline(run: Run, differences: Sequence[Difference]) -> Headline:
-    """What was trained, on what, and the result with its interval; missing parts are named."""
+def headline(run: Run, compared: Sequence[Difference]) -> list[str]:
+    """What was trained, on what, and the result with its interval; the first sentences of the page."""
     trained = [arm for arm in run.arms if arm.stage is not None]
     evaluated = [arm for arm in run.arms if arm.evaluation is not None]
-    if differences:
-        pair = [arm for name in (differences[0].first, differences[0].second) if (arm := run.arm(name)) is not None]
-        return Headline(
-            _done(run, pair[0] if pair else None),
-            " ".join(map(_success, pair)),
-            tuple(f"{difference.sentence()}." for difference in differences),
-        )
+    if compared:
+        pair = [arm for arm in run.arms if arm.name in (compared[0].first, compared[0].second)]
+        first = run.arm(compared[0].first)
+        return [_made(run, first), " ".join(_success(arm) for arm in sorted(pair, key=lambda arm: arm is not first))]
     if evaluated:
-        found = f"{_success(evaluated[-1])} There is no second policy to compare it with."
-    elif trained:
-        found = "No policy of this run was evaluated, so this page says nothing about success."
-    else:
-        found = "No policy was trained or evaluated in this run."
-    return Headline(_done(run, (evaluated or trained or [None])[-1]), found)
+        return [_made(run, evaluated[-1]), f"{_success(evaluated[-1])} There is no second policy to compare it with."]
+    if len(trained) == 1 and trained[0].stage == "train online":
+        return online_headline(trained[0])
+    if trained:
+        lines = [
+            _made(run, trained[-1]),
+            "No policy of this run was evaluated, so this page says nothing about success.",
+        ]
+        return lines
+    return [_made(run, None), "No policy was trained or evaluated in this run."]
 
 
 def _success(arm: Arm) -> str:
     """`PivotRL succeeds in 45.0% (95% interval 38.3–51.9) on 200 tasks of split “test” of environment “household”.`"""
-    if arm.evaluation is None:
-        return ""
-    config, share = arm.evaluation.config, arm.evaluation.sampled.overall
+    assert arm.evaluation is not None
+    config, share = arm.evaluation["config"], arm.evaluation["sampled"]
     which = f" of split “{config['split']}”" if "split" in config else ""
     which += f" of environment “{config['environment']['name']}”" if config.get("environment") else ""
-    tasks = plural(len(arm.evaluation.sampled.outcomes), "task")
-    success = f"{percent(share.success)} (95% interval {span((share.low, share.high))})"
-    return f"{label(arm.name)} succeeds in {success} on {tasks}{which}."
+    success = f"{percent(share['success'])} (95% interval {span((share['low'], share['high']))})"
+    return f"{label(arm.name)} succeeds in {success} on {plural(len(share['outcomes']), 'task')}{which}."
 
 
-def _done(run: Run, arm: Arm | None) -> str:
+def _made(run: Run, arm: Arm | None) -> str:
     if arm is None or arm.stage is None:
         return f"This run profiled {_candidates(run)}." if run.profile is not None else ""
     steps = f" for {plural(arm.metrics[-1]['step'], 'step')}" if arm.metrics else ""
     who = label(arm.name) if label(arm.name) != arm.name else f"Run “{arm.name}” ({arm.stage})"
-    states = _on_states(run, arm) if arm.stage == "train pivot" else ""
+    states, table = "", run.random if arm.name == "random" else run.pivots
+    if arm.stage == "train pivot" and (arm.config or {}).get("states") == "own":
+        states = " at states of its own play"
+    elif arm.stage == "train pivot" and table is not None:
+        how = "drawn at random from" if arm.name == "random" else "selected from"
+        states = f" on {count(len(table.rows))} turns {how} {_candidates(run)}"
     return f"{who} trained policy “{(arm.config or {}).get('model', '')}”{steps}{states}."
-
-
-def _on_states(run: Run, arm: Arm) -> str:
-    if (arm.config or {}).get("states") == "own":
-        return " at states of its own play"
-    table = run.random if arm.name == "random" else run.pivots
-    if table is None:
-        return ""
-    how = "drawn at random from" if arm.name == "random" else "selected from"
-    roles = Counter(str(row.get("role", "pivot")) for row in table.rows)
-    told = f" ({', '.join(f'{count(n)} {role}s' for role, n in sorted(roles.items(), reverse=True))})"
-    return f" on {count(len(table.rows))} turns{told if len(roles) > 1 else ''} {how} {_candidates(run)}"
 
 
 def _candidates(run: Run) -> str:
@@ -209,51 +172,70 @@ def _candidates(run: Run) -> str:
     return f"{count(len(run.profile.rows))} candidate turns of {count(traces)} expert traces"
 
 
+def online_headline(arm: Arm) -> list[str]:
+    """What was trained and how the trees grew; held-out success before and after, paired where outcomes were kept."""
+    config, rows = arm.config or {}, [row for row in arm.metrics if row["step"]]
+    groups = sum(row.get("groups", 0) for row in rows)
+    made = f"Online training of policy “{config.get('model', '')}”: {plural(len(rows), 'iteration')}, "
+    made += f"{plural(groups, 'group')} of rollouts, "
+    brancher, rollouts = config.get("brancher"), config.get("train", {}).get("rollouts", {})
+    made += "all of them independent" if brancher is None else f"forked by the brancher “{brancher['name']}”"
+    if brancher is not None and rollouts.get("initial_rollouts"):
+        made += f"; {rollouts['initial_rollouts']} of {rollouts['group_size']} rollouts begin independently"
+    checks = [row["held_out_success"] for row in arm.metrics if row.get("held_out_success") is not None]
+    if len(checks) < 2:
+        told = f"Held-out success is {percent(checks[0])}; it was looked at once." if checks else ""
+        return [f"{made}.", told or "No check on held-out tasks was logged, so this page says nothing about success."]
+    success = f"Held-out success went from {percent(checks[0])} to {percent(checks[-1])}"
+    outcomes: dict[int, dict[str, float]] = {}
+    for iteration, task, reward in _held_out((arm.folder or Path()) / HELD_OUT):
+        outcomes.setdefault(iteration, {})[task] = reward
+    before, after = (outcomes.get(at(outcomes, default=0), {}) for at in (min, max))
+    gain = paired({"outcomes": dict(sorted(after.items()))}, {"outcomes": before}) if len(outcomes) > 1 else None
+    if gain is None:
+        return [f"{made}.", f"{success}."]
+    verdict = "contains zero" if gain.contains_zero else "lies above zero" if gain.low > 0 else "lies below zero"
+    success += f" on {plural(gain.tasks, 'task')}: a paired gain of {points(gain.mean)} points (95% interval "
+    return [f"{made}.", f"{success}{points(gain.low)} to {points(gain.high)}, which {verdict})."]
+
+
+def _held_out(path: Path) -> Iterator[tuple[int, str, float]]:
+    """Iteration, task and mean reward of every outcome of the checks."""
+    for number, line in jsonl.read_lines(path) if path.exists() else ():
+        row = jsonl.parse_json(line, path, number)
+        with reading(path, number):
+            if row["rewards"]:
+                yield row["iteration"], row["task"], sum(row["rewards"]) / len(row["rewards"])
+
+
 # the ledger
 
 
-@dataclass(frozen=True)
-class LedgerRow:
-    """What one stage cost. `seconds` by engine, environment and training; `rho` is flat / unique trained tokens."""
-
-    name: str
-    counts: Mapping[str, int | None]
-    engine: float | None = None
-    environment: float | None = None
-    training: float | None = None
-    rho: float | None = None
-
-    @property
-    def seconds(self) -> float | None:
-        return _sum([self.engine, self.environment, self.training])
-
-
-def ledger(run: Run) -> list[LedgerRow]:
-    """Every stage that wrote down what it cost, in the order in which a run takes them, and their sum at the end."""
-    rows: list[LedgerRow] = []
+def ledger(run: Run) -> list[dict[str, Any]]:
+    """What every stage cost that wrote it down, in the order in which a run takes them, and their sum at the end.
+    `rho` is flat / unique trained tokens."""
+    rows: list[dict[str, Any]] = []
     if run.profile is not None and "cost" in run.profile.header.get("summary", {}):
         header = run.profile.header
-        rows.append(_ledger_row("profile", header["summary"]["cost"], header.get("timing", {})))
+        rows.append(_ledger_row("profile", {**header["summary"]["cost"], "timing": header.get("timing", {})}))
     for arm in run.arms:
         if arm.cost is not None:
-            rows.append(_ledger_row(f"train {arm.name}", arm.cost, rho=mean_rho(arm.metrics)))
+            rows.append(_ledger_row(f"train {arm.name}", arm.cost) | {"rho": mean_rho(arm.metrics)})
             if arm.cost.get("checks"):
                 rows.append(_ledger_row("held-out checks", arm.cost["checks"]))
     for arm in run.arms:
-        if arm.evaluation is not None and arm.evaluation.cost:
-            rows.append(_ledger_row(f"evaluate {arm.name}", arm.evaluation.cost))
-    return [*rows, _total(rows)] if rows else []
+        if arm.evaluation is not None and arm.evaluation["cost"]:
+            rows.append(_ledger_row(f"evaluate {arm.name}", arm.evaluation["cost"]))
+    keys = (*COUNTS, "engine", "environment", "training", "seconds")
+    total = {key: _sum(row[key] for row in rows) for key in keys}
+    return [*rows, {"name": "total", **total, "rho": None}] if rows else []
 
 
-def _ledger_row(name: str, cost: Row, timing: Row | None = None, rho: float | None = None) -> LedgerRow:
-    spent: Row = cost.get("timing", {}) if timing is None else timing
-    seconds = [spent.get(f"{part}_seconds") for part in ("engine", "environment", "training")]
-    return LedgerRow(name, {key: cost.get(key) for key in COUNTS}, *seconds, rho=rho)
-
-
-def _total(rows: Sequence[LedgerRow]) -> LedgerRow:
-    parts = ([getattr(row, part) for row in rows] for part in ("engine", "environment", "training"))
-    return LedgerRow("total", {key: _sum(row.counts[key] for row in rows) for key in COUNTS}, *map(_sum, parts))
+def _ledger_row(name: str, cost: Row) -> dict[str, Any]:
+    timing = cost.get("timing", {})
+    seconds = {part: timing.get(f"{part}_seconds") for part in ("engine", "environment", "training")}
+    counts = {key: cost.get(key) for key in COUNTS}
+    return {"name": name, **counts, **seconds, "seconds": _sum(seconds.values()), "rho": None}
 
 
 def _sum(values: Iterable[Any]) -> Any:
@@ -288,12 +270,11 @@ def lambda_preview(run: Run) -> list[Row]:
 def disagreements(run: Run) -> list[str]:
     """Contradictions between two files of the run, of which one then belongs to another run."""
     found: list[str] = []
-    for name, table in (("pivots.jsonl", run.pivots), ("random.jsonl", run.random)):
-        if table is None or run.profile is None:
-            continue
-        if table.header.get("policy_hash") != run.profile.header.get("policy_hash"):
+    tables: Mapping[str, Any] = {"pivots.jsonl": run.pivots, "random.jsonl": run.random}
+    for name, table in tables.items():
+        if table and run.profile and table.header.get("policy_hash") != run.profile.header.get("policy_hash"):
             found.append(f"{name} was selected from a profile of another policy than the one in profile.jsonl")
-    played = [[arm.evaluation.config.get(key) for key in PLAYED] for arm in run.arms if arm.evaluation]
+    played = [[arm.evaluation["config"].get(key) for key in PLAYED] for arm in run.arms if arm.evaluation]
     if any(settings != played[0] for settings in played):
         problem = "the arms were not evaluated on the same tasks at the same settings"
         found.append(f"{problem}, so their success rates cannot be compared")
