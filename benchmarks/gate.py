@@ -11,8 +11,7 @@ they are compared with is stated per basis:
   of every size, although larger ones take longer.
 
 Seconds are CPU seconds of this process on one thread, so that other work on the machine does not disturb the ratio.
-`share_of_rollout` is the largest share over all sizes, turns and both bases, of the gate as it is by default; `early`
-is the gate with bounds, which computes distances at every turn, timed as if no turn settled it.
+`share_of_rollout` is the largest share over all sizes, turns and both bases.
 `in_scheduler` is what the gate took of whole household episodes (groups of 8, 16 turns, K = 10), as the scheduler
 counts it, on cold caches.
 """
@@ -30,7 +29,7 @@ from update_step import arguments_of
 from turntree.cli.common import finish
 from turntree.core import seeds
 from turntree.core.protocols import Gate, GroupProgress
-from turntree.decide.gates.divergence import PrefixDivergenceGate, edit_distance_bounds
+from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy
@@ -94,8 +93,7 @@ def measure(repeats: int, sizes: Sequence[int], turns: Sequence[int], games_play
     policy = load_policy("default", Device())
     tasks = [HouseholdEnvironment(game) for game, _ in games(GamesConfig(count=games_played, difficulty="hard"))]
     cases = [
-        (name, size, turn, gate_of(turn), [whole_group(index, size, turn) for index in range(GROUPS)])
-        for name, gate_of in (("plain", plain_gate), ("early", early_gate))
+        (size, turn, plain_gate(turn), [whole_group(index, size, turn) for index in range(GROUPS)])
         for size in sizes
         for turn in turns
     ]
@@ -107,25 +105,22 @@ def measure(repeats: int, sizes: Sequence[int], turns: Sequence[int], games_play
         turn_cost, share_inside = played(policy, tasks, 16)
         turn_costs.append(turn_cost)
         inside.append(share_inside)
-        for (_, _, _, gate, groups), seconds in zip(cases, gate_costs, strict=True):
+        for (_, _, gate, groups), seconds in zip(cases, gate_costs, strict=True):
             seconds.append(gate_seconds(gate, groups))
     rows = [
         {
-            "name": name,
             "group_size": size,
             "turn": turn,
             "gate_seconds": median_and_range(seconds),
             "household": share(seconds, [cost * size * turn for cost in turn_costs]),
             "paper": share(seconds, [PAPER_SECONDS] * repeats),
         }
-        for (name, size, turn, _, _), seconds in zip(cases, gate_costs, strict=True)
+        for (size, turn, _, _), seconds in zip(cases, gate_costs, strict=True)
     ]
-    plain = [row for row in rows if row["name"] == "plain"]
-    worst = {basis: max(row[basis]["median"] for row in plain) for basis in ("household", "paper")}
+    worst = {basis: max(row[basis]["median"] for row in rows) for basis in ("household", "paper")}
     return {
         "share_of_rollout": max(worst.values()),
         "by_basis": worst,
-        "early_by_basis": {basis: max(row[basis]["median"] for row in rows) for basis in worst},
         "in_scheduler": median_and_range(inside),
         "household_turn_seconds": median_and_range(turn_costs),
         "paper_group_seconds": PAPER_SECONDS,
@@ -135,11 +130,6 @@ def measure(repeats: int, sizes: Sequence[int], turns: Sequence[int], games_play
 
 def plain_gate(turn: int) -> Gate:
     return PrefixDivergenceGate(turn=turn, threshold=NEVER)
-
-
-def early_gate(turn: int) -> Gate:
-    """Asked at every turn up to K, whatever it said before: the work of a gate that no turn settles."""
-    return PrefixDivergenceGate(turn=turn, threshold=1.0, bounds=edit_distance_bounds)
 
 
 def share(gate: Sequence[float], rollout: Sequence[float]) -> dict[str, float]:
@@ -153,7 +143,7 @@ def main() -> None:
     sizes, turns = (SIZES[:1], TURNS[:1]) if arguments.quick else (SIZES, TURNS)
     result = measure(arguments.repeats, sizes, turns, games_played=1 if arguments.quick else 6)
     text = (
-        "{name}, {group_size} rollouts, turn {turn}: {gate_seconds[median]:.2e} s, {household[median]:.3%} of "
+        "{group_size} rollouts, turn {turn}: {gate_seconds[median]:.2e} s, {household[median]:.3%} of "
         "household rollouts, {paper[median]:.4%} of the paper's"
     )
     finish(result, arguments.json, [text.format(**case) for case in result["cases"]])

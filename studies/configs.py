@@ -172,7 +172,7 @@ class ComposeConfig:
     own). The others are compared with the first."""
     online: TrainOnlineConfig = field(default_factory=_grpo)
     """The GRPO stages; their tasks are also those that are demonstrated, and those of own states."""
-    gate: Part = field(default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]}))
+    gate: Part = field(default_factory=lambda: Part("divergence", {"turn": 8, "threshold": 0.64}))
     """The gate of `+gate`."""
     brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
     """The brancher of `+branching`, which forks half of the rollouts."""

@@ -1,11 +1,16 @@
 """Shared fixtures: where the real data lie, and one thread for tiny models."""
 
+import contextlib
 import copy
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
+import time
+import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,11 +60,41 @@ def bubblewrap() -> None:
         pytest.skip(f"no sandbox here: {error}")
 
 
+class RealServer:
+    """A vLLM server, started as `turntree serve` starts it, and again whenever it ends."""
+
+    def __init__(self, config: Any, model: Path, log: Path) -> None:
+        from turntree.engine.vllm_server import command
+
+        self.url, (words, variables) = config.url, command(config, model)
+        self.key, self.ended = variables["VLLM_API_KEY"], False
+
+        def keep() -> None:
+            while not self.ended:
+                boot = [*words, "--fingerprint-value", uuid.uuid4().hex]  # the last one counts
+                with log.open("ab") as said:
+                    self.child = subprocess.Popen(boot, env=variables, stdout=said, stderr=said, start_new_session=True)
+                self.child.wait()
+
+        threading.Thread(target=keep, daemon=True).start()
+
+    def wait(self) -> None:
+        asked = urllib.request.Request(f"{self.url}/health", headers={"Authorization": f"Bearer {self.key}"})
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=5.0):
+                return
+            time.sleep(0.5)
+
+    def end(self) -> None:
+        self.ended = True
+        os.killpg(self.child.pid, signal.SIGKILL)
+
+
 @pytest.fixture(scope="session")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
-    """A real vLLM server of a tiny model, kept alive, and the model (`make test-vllm`)."""
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, Any]]:
+    """A real vLLM server of a tiny model, and the model (`make test-vllm`)."""
     from tiny_models import tiny_model, tiny_tokenizer
-    from turntree.engine.vllm_server import ServeConfig, serving
+    from turntree.engine.vllm_server import ServeConfig
 
     folder, model = tmp_path_factory.mktemp("real-vllm"), tiny_model(hidden_size=128)
     model.save_pretrained(folder / "model")
@@ -68,10 +103,12 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any,
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     config = ServeConfig(venv=os.environ[VLLM], port=port, max_context=1024, lora_rank=8)
-    with pytest.MonkeyPatch.context() as patch, serving(config, folder / "model", folder / "server.log") as server:
+    server = RealServer(config, folder / "model", folder / "server.log")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", server.key)  # which its engines send
-        threading.Thread(target=server.keep, daemon=True).start()
+        server.wait()
         yield server, model
+    server.end()
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.rewards import RewardSum, WeightedReward
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
-from turntree.verify.user import UserBatchVerifier, UserVerifier
+from turntree.verify.user import UserVerifier
 
 NOT_HERE = "cannot happen here, or nothing limits its time"
 CENSORED, ENDS, TOLD, REFUSED, OFF, GOES_ON, NOTHING = (
@@ -341,41 +341,6 @@ for _name in ("step", "reward", "done"):
     part(f"`openenv:` `{_name}`", limited=True)(_openenv(_name))
 
 
-def _textarena(place: str) -> Callable[[Behave], str]:
-    from turntree_interop.textarena import TextArenaGame
-
-    def play(behave: Behave) -> str:
-        class Game:
-            state = SimpleNamespace(get_current_player_observation=list)
-
-            def reset(self, **_: Any) -> None: ...
-
-            def step(self, action: str) -> Any:
-                return behave() if place == "step" else (behave() if place == "done" else True, {})
-
-            def close(self) -> Any:
-                return [behave() if place == "reward" else 1.0], [{}]
-
-        told = {"make": lambda name: Game(), "ObservationType": SimpleNamespace(PLAYER_ACTION=1)}
-        with modules(textarena=told):
-            return scheduled(AdaptedEnvironment(partial(TextArenaGame, "Game", 0), task_id="textarena"))
-
-    return play
-
-
-for _name in ("step", "reward", "done"):
-    part(f"`textarena:` `{_name}`")(_textarena(_name))
-
-
-@part("`reasoning_gym:` `score_answer`")
-def _(behave: Behave) -> str:
-    from turntree_interop.reasoning_gym import Question
-
-    scores = SimpleNamespace(score_answer=lambda **_: behave())
-    with modules(reasoning_gym__utils={"extract_answer": lambda text: text}):
-        return scheduled(AdaptedEnvironment(partial(Question, scores, {"question": "Why?"}, ()), task_id="gym"))
-
-
 class Client:
     __abstractmethods__: frozenset[str] = frozenset()
 
@@ -492,7 +457,7 @@ def _(behave: Behave) -> str:
 @part("verifier: `judge_all`")
 def _(behave: Behave) -> str:
     one: Any = lambda state, action: behave()  # noqa: E731
-    many = UserBatchVerifier("mine", one, together=lambda pairs, seed: behave())
+    many = UserVerifier("mine", one, together=lambda pairs, seed: behave())
     return of_verdicts(many.judge_all([(STATE, LEFT)]))
 
 
@@ -526,7 +491,7 @@ def _judge(behave: Behave, content: bool) -> str:
         message = SimpleNamespace(content=given, tool_calls=None)
         return SimpleNamespace(usage=None, choices=[SimpleNamespace(finish_reason="stop", message=message)])
 
-    judge.asker._client = SimpleNamespace(  # type: ignore[assignment]
+    judge.client = SimpleNamespace(  # type: ignore[assignment]
         chat=SimpleNamespace(completions=SimpleNamespace(create=create)), close=lambda: None
     )
     try:
@@ -782,10 +747,6 @@ _JUST: dict[str, Any] = {  # what every part should give
     "`openenv:` `step`": SimpleNamespace(observation={"text": "on"}, reward=1.0, done=True),
     "`openenv:` `reward`": 1.0,
     "`openenv:` `done`": False,
-    "`textarena:` `step`": (True, {}),
-    "`textarena:` `reward`": 1.0,
-    "`textarena:` `done`": True,
-    "`reasoning_gym:` `score_answer`": 1.0,
     "`verifiers:` the rubric's reward": 1.0,
     "`tau2:` an assertion": True,
     "`mcp:` a tool": ToolOutput("pressed"),

@@ -3,8 +3,7 @@
 | format | the row, or the file |
 |---|---|
 | `openhands` | `trajectory` of chat messages, with `tools`, `resolved`, `exit_status` |
-| `openhands_events` | `history` of events in a row of an evaluation's output, or a file that is a list of them: of |
-| | version 0 (`action` and `observation` with `args`), or of the agent SDK (`kind`) |
+| `openhands_events` | `history` of the agent SDK's events (`kind`) in an evaluation's row, or a file of them |
 
 Every non-error tool call is a candidate (PivotRL, appendix A.2).
 """
@@ -12,7 +11,7 @@ Every non-error tool call is a candidate (PivotRL, appendix A.2).
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, cast
+from typing import Any
 
 from turntree.core.messages import joined_text
 from turntree.traces.formats.row import (
@@ -54,15 +53,6 @@ def read_openhands(row: dict[str, Any]) -> ChatRow:
     return chat
 
 
-_V0_SILENT = words("recall change_agent_state agent_state_changed null system initialize condensation")
-_V0_KEYS = words(
-    "id timestamp source message cause action args observation content extras success tool_call_metadata timeout "
-    "llm_metrics log status error error_code hidden security_risk"
-)
-_V0_HARNESS = words(  # what the harness adds to the arguments of an action
-    "thought blocking hidden is_input is_static confirmation_state include_extra kernel_init_code impl_source "
-    "security_risk"
-)
 _SDK_KEYS = words(
     "id timestamp source kind llm_message activated_skills activated_microagents extended_content sender thought "
     "reasoning_content thinking_blocks responses_reasoning_item action tool_name tool_call_id tool_call "
@@ -79,22 +69,19 @@ _OPENHANDS_ROW_KEYS = words(
 def _is_event(event: dict[str, Any]) -> str:
     if "kind" in event and str(event["kind"]).endswith(("Event", "Observation", "Condensation")):
         return ""
-    known = ("action" in event or "observation" in event) and "source" in event and ("id" in event or "args" in event)
-    return "" if known else "no event with 'kind', or with 'source' and 'action' or 'observation'"
+    return "no event with 'kind'"
 
 
 def _is_history(row: dict[str, Any]) -> str:
     history = row.get("history")
     if not isinstance(history, list):
         return "no 'history' of events"
-    first = cast("list[Any]", history)[0] if history else None
-    pair = cast("list[Any]", first)[0] if isinstance(first, list) and first else first
-    return _is_event(cast("dict[str, Any]", pair)) if isinstance(pair, dict) else "'history' holds no events"
+    return _is_event(first_object(history))
 
 
 @told_by(_is_history, session=_is_event)
 def read_openhands_events(row: dict[str, Any]) -> ChatRow:
-    """The events of one conversation, of either version."""
+    """The events of one conversation with the agent SDK."""
     meta = {key: row[key] for key in ("instance_id",) if row.get(key) is not None}
     report = object_of(object_of(row, "test_result"), "report") or row
     chat = ChatRow(
@@ -107,67 +94,17 @@ def read_openhands_events(row: dict[str, Any]) -> ChatRow:
     )
     count_unknown(row, _OPENHANDS_ROW_KEYS, "", chat.ignored)
     events = list_of(row, "events" if "events" in row else "history", "a list of events")
-    if any(isinstance(event, list) for event in events):  # old evaluations wrote pairs of action and observation
-        events = [one for event in events for one in (event if isinstance(event, list) else [event])]
-    said = each_object(events, lambda event: (_sdk_event if "kind" in event else _v0_event)(event, chat))
-    chat.messages = one_turn_a_response(said)
+    chat.messages = one_turn_a_response(each_object(events, lambda event: _sdk_event(event, chat)))
     instruction = row.get("instruction")
     if isinstance(instruction, str) and not any(isinstance(m, dict) and m.get("role") == "user" for m in chat.messages):
         chat.messages.insert(0, {"role": "user", "content": instruction})
     return chat
 
 
-def _v0_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
-    unread = count_unknown(event, _V0_KEYS, "events[].", chat.ignored)
-    args = part_of(event, "args")
-    action, observation = event.get("action"), event.get("observation")
-    for key, value in (("action", action), ("observation", observation)):
-        if not isinstance(value, str | None):
-            return [BrokenMessage(f"is {type(value).__name__}, not text", turn=key == "action", field=f"events.{key}")]
-    told: Any = event.get("tool_call_metadata")
-    call_id = part_of(event, "tool_call_metadata").get("tool_call_id")
-    if action == "system":
-        chat.tools = chat_tools(list_of(args, "tools", "a list of tool declarations"), chat.ignored)
-        return [{"role": "system", "content": args.get("content")}]
-    if action == "message":
-        role = "user" if event.get("source") == "user" else "assistant"
-        return [{"role": role, "content": args.get("content") or event.get("message")}]
-    if action is not None and action not in _V0_SILENT and event.get("source") != "environment":
-        if event.get("source") == "user":
-            chat.ignored[f"events[] of action {action!r} by the user"] += 1
-            return []
-        call = _v0_call(str(action), args, told, unread)
-        response = part_of(told, "model_response").get("id")
-        turn = {"role": "assistant", "content": args.get("thought") or "", "tool_calls": [call]}
-        return [turn | {RESPONSE: response}]
-    if observation is not None and observation not in _V0_SILENT:
-        exited = failed_exit(event.get("extras"))  # without success, but with -1, a command is still running
-        ended = event.get("success") is False if exited is None else exited
-        failed = observation == "error" or event.get("error") is True or ended
-        content = event.get("content") or event.get("message")
-        return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
-    chat.ignored[f"events[] of {action or observation or 'no'} kind"] += 1
-    return []
-
-
-def _v0_call(action: str, args: dict[str, Any], told: Any, unread: dict[str, Any]) -> dict[str, Any]:
-    """The call as the model made it, where the event still has it; else the action with its arguments."""
-    call_id = part_of({"told": told}, "told").get("tool_call_id")
-    try:
-        message = told["model_response"]["choices"][0]["message"]
-        for call in message["tool_calls"]:
-            if call["id"] == call_id and call["function"].keys() > {"name"}:
-                return call
-    except (KeyError, TypeError, IndexError, AttributeError):
-        pass
-    name = told.get("function_name") if isinstance(told, dict) else None
-    arguments = {key: value for key, value in args.items() if key not in _V0_HARNESS and value is not None}
-    if args.get("is_input") is True:
-        arguments["is_input"] = "true"  # as the tool declares it
-    return call_of(name or action, arguments, call_id, unread)
-
-
 def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
+    if "kind" not in event:
+        hint = "events of version 0 are no longer read: use its chat form (`openhands`)"
+        return [BrokenMessage("is an event without a kind", turn=event.get("source") == "agent", hint=hint)]
     unread = count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
     kind, call_id = str(event["kind"]), event.get("tool_call_id")
     if kind == "SystemPromptEvent":

@@ -16,7 +16,7 @@ completions=[...], **columns)` gives a list of numbers.
 Columns (`GRPOTrainer.log`): step, prompt, completion, one for every reward function, columns of `log_extra`,
 advantage. The tables that wandb keeps (`*.table.json`) have the same columns. Texts are decoded without special
 tokens; there are no token counts, no reward weights, and nothing marks which extra columns are rewards. Where their
-names do not say it, the advantages decide (`RewardColumns`), and the chosen columns are checked against them.
+names do not say it, `--reward` must; the advantages are checked against them.
 
 The file of a step holds the latest generation batch. When one batch serves several updates, or logging comes more
 often than generation, it is written again: a file that repeats the one before is dropped, and counted.
@@ -48,13 +48,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from typing import cast
 
 import numpy as np
 from scipy.optimize import nnls
 
-from turntree.core.outcome import REWARD_TOLERANCE, is_zero_variance
+from turntree.core.outcome import is_zero_variance
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped
 from turntree.logs.groups import LoggedGroup, LoggedRollout
@@ -208,11 +207,11 @@ class CompletionsTables(TextOptions):
     prompts show that a group is smaller; a prompt with its facts is a task."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        yield from _groups(paths, self.rewards or _reward_columns(paths, report), self.turn_separator, report)
+        yield from _groups(self, paths, self.rewards or _reward_columns(paths, report), report)
 
 
 def _groups(
-    paths: Sequence[Path], rewards: tuple[str, ...], separator: str | None, report: ReadReport
+    options: CompletionsTables, paths: Sequence[Path], rewards: tuple[str, ...], report: ReadReport
 ) -> Iterator[LoggedGroup]:
     before: list[tuple[Any, Any]] = []
     for path in paths:
@@ -227,13 +226,13 @@ def _groups(
             if again:
                 continue
             try:
-                rows.append(_row(record, rewards, separator, group[1]))
+                rows.append(_row(record, rewards, options.turn_separator, group[1]))
                 batches.setdefault(group, []).append((rows[-1].rollout.reward, record))
             except RowRefused as refused:
                 report.drop(refused.reason, path, line)
         if again:
             report.drop("the generation batch of the step before, logged again", path, count=len(records))
-        _check_advantages(list(batches.values()), rewards, path)
+        _check_advantages(list(batches.values()), rewards, path, weighted=bool(options.rewards))
         yield from grouped([(row.iteration, row.group) for row in rows], rows.__getitem__, path, report)
 
 
@@ -264,26 +263,16 @@ def _table(path: Path) -> list[Record]:
 
 
 def _reward_columns(paths: Sequence[Path], report: ReadReport) -> tuple[str, ...]:
-    """The columns that were rewards, from the whole log: one step may have nothing but groups of equal rewards."""
-    names = list(dict.fromkeys(name for path in paths for name in numeric(_records(path), _NOT_REWARDS)))
-    if not names:
-        raise InputError("has no reward column", path=paths[0], hint="name it with --reward")
-    columns = RewardColumns(names)
-    for path in paths if len(names) > 1 else ():
-        records, batch = _records(path), dict[tuple[str, int], list[Record]]()
-        for record, group in zip(records, _groups_of(records), strict=True):
-            batch.setdefault(group, []).append(record)
-        for group in batch.values():
-            columns.see(group)
-    found = columns.found()
-    if isinstance(found, str):
-        flags = " ".join(f"--reward {name[:60]}" for name in names[:3])
-        hint = f"name the columns that were rewards, e.g. {flags} (weights other than 1 are not known)"
-        raise InputError(found, path=paths[0], hint=hint)
-    rewards, why = found
+    """The columns that were rewards: the only one of numbers, else those that are named so. (Where the advantages are
+    not theirs, `_check_advantages` refuses them.)"""
+    names = list(dict.fromkeys(name for path in paths for name in _numeric(_records(path), _NOT_REWARDS)))
+    rewards = tuple(names if len(names) == 1 else [name for name in names if "reward" in name.lower()])
+    if not rewards:
+        problem = f"does not tell which of {', '.join(names)[:300]} were rewards" if names else "has no reward column"
+        raise InputError(problem, path=paths[0], hint="name every column that was one with --reward NAME (repeatable)")
     left = [name for name in names if name not in rewards]
     others = f"; {', '.join(left)} left out" if left else ""
-    report.note(f"the reward is the sum of {', '.join(rewards)} ({why}){others}; --reward says otherwise")
+    report.note(f"the reward is the sum of {', '.join(rewards)}{others}; --reward says otherwise")
     return rewards
 
 
@@ -327,15 +316,22 @@ def _text(value: Any) -> str:
 
 
 def _check_advantages(
-    groups: Sequence[Sequence[tuple[float | None, Record]]], rewards: tuple[str, ...], path: Path
+    groups: Sequence[Sequence[tuple[float | None, Record]]], rewards: tuple[str, ...], path: Path, *, weighted: bool
 ) -> None:
-    """Equal rewards exactly where the advantages vanish, or the wrong columns were summed. Advantages are a straight
-    line of the reward in every group, so where they are not, one prompt stands for several tasks."""
+    """Raise `InputError` where the advantages of a group do not rise with its reward on a straight line: the wrong
+    columns were summed, or one prompt stands for several tasks. `weighted`: any weights but negative ones will do."""
     for group in groups:
-        pairs = [(value, row) for value, row in group if value is not None and is_number(row.get("advantage"))]
-        flat = max((abs(record["advantage"]) for _, record in pairs), default=0.0) <= FLAT
-        wrong = len(pairs) > 1 and is_zero_variance([value for value, _ in pairs]) != flat
-        if wrong or not fits([record for _, record in pairs], rewards):
+        pairs = [(value, row) for value, row in group if value is not None and _is_number(row.get("advantage"))]
+        if len(pairs) < 2:
+            continue
+        advantage = np.array([float(row["advantage"]) for _, row in pairs])
+        sums = [value for value, _ in pairs]
+        columns = [[float(row[name]) if _is_number(row.get(name)) else 0.0 for name in rewards] for _, row in pairs]
+        values = np.array(columns if weighted else [[value] for value in sums])
+        _, off = nnls(values - values.mean(axis=0), advantage - advantage.mean())
+        largest = float(np.abs(advantage).max())
+        fits = float(off) <= max(FLAT, FIT * largest) * math.sqrt(len(pairs))
+        if not fits or is_zero_variance(sums) != (largest <= FLAT):
             raise InputError(
                 f"the advantages of {len(pairs)} rows of one step with one prompt are not those of a group "
                 f"whose reward is the sum of {', '.join(rewards)}",
@@ -345,94 +341,10 @@ def _check_advantages(
             )
 
 
-MOST = 12  # columns of which every set is tried: 4,095 sets
 FLAT, FIT = 1e-6, 1e-2  # advantages are written in float32, and some scales have an epsilon
-Columns = tuple[str, ...]
-Row = Mapping[str, Any]
 
 
-class RewardColumns:
-    """Shown every group of a log, it keeps the sets of columns that explain all advantages seen."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self._left: list[Columns] = []
-        if len(names) <= MOST:
-            self._left = [some for size in range(1, len(names) + 1) for some in combinations(names, size)]
-        self._named = tuple(name for name in names if "reward" in name.lower())
-        if self._named and self._named not in self._left:
-            self._left.append(self._named)
-        self._told = False
-        self._not_zero: set[str] = set()
-
-    def see(self, group: Sequence[Row]) -> None:
-        """Drop the sets that do not explain the advantages of a group's rows."""
-        for name in self.names:
-            if name not in self._not_zero and any(row.get(name) for row in group):
-                self._not_zero.add(name)
-        judged = [row for row in group if is_number(row.get("advantage"))]
-        if len(judged) < 2:
-            return
-        self._told = True
-        varying = {name for name in self.names if len({row.get(name) for row in judged}) > 1}
-        known: dict[tuple[Columns, bool], bool] = {}  # columns that are constant in the group only shift its sums
-
-        def fits(some: Columns) -> bool:
-            shift = any(name not in varying and is_number(judged[0].get(name)) for name in some)
-            key = tuple(name for name in some if name in varying), shift
-            if key not in known:
-                known[key] = explains(judged, some)
-            return known[key]
-
-        self._left = [some for some in self._left if fits(some)]
-
-    def found(self) -> tuple[Columns, str] | str:
-        """The columns and how they are known; else why they are not. Columns that are zero everywhere may stay out."""
-        if len(self.names) == 1:
-            return self.names, "the only column of numbers"
-        if self._named and (self._named in self._left):
-            return self._named, "by name"
-        left = {tuple(name for name in some if name in self._not_zero) for some in self._left}
-        if not self._told:
-            return f"the log has no advantages, so nothing tells which of {_listed(self.names)} were rewards"
-        if not left:
-            return f"the advantages are not those of a sum of {_listed(self.names)}"
-        if left == {()}:
-            return self._left[0], "zero like every column that fits the advantages"
-        if len(left) > 1:
-            doubtful = [name for name in self.names if len({name in some for some in left}) > 1] or self.names
-            return f"the advantages do not tell whether {_listed(doubtful)} entered the reward"
-        return next(iter(left)), "the advantages fit no other columns"
-
-
-def explains(rows: Sequence[Row], columns: Columns) -> bool:
-    """Whether the advantages of a group's rows are a rising straight line of the sum of the columns."""
-    pairs = [
-        (math.fsum(values), float(row["advantage"]))
-        for row in rows
-        if (values := [float(row[name]) for name in columns if is_number(row.get(name))])
-    ]
-    if len(pairs) < 2:
-        return True
-    reward, advantage = np.array(pairs).T
-    if np.ptp(reward) <= REWARD_TOLERANCE or np.abs(advantage).max() <= FLAT:
-        return bool(np.ptp(reward) <= REWARD_TOLERANCE) == bool(np.abs(advantage).max() <= FLAT)
-    reward, advantage = reward - reward.mean(), advantage - advantage.mean()
-    slope = float(reward @ advantage) / float(reward @ reward)
-    return slope > 0 and float(np.abs(advantage - slope * reward).max()) <= FIT * float(np.abs(advantage).max())
-
-
-def fits(rows: Sequence[Row], columns: Columns) -> bool:
-    """Whether the advantages of a group's rows are those of a sum of the columns, of any weights but negative ones."""
-    told = np.array([float(row["advantage"]) for row in rows])
-    values = np.array([[float(row[name]) if is_number(row.get(name)) else 0.0 for name in columns] for row in rows])
-    if len(told) < 2:
-        return True
-    _, off = nnls(values - values.mean(axis=0), told - told.mean())
-    return float(off) <= max(FLAT, FIT * float(np.abs(told).max())) * math.sqrt(len(told))
-
-
-def numeric(rows: Iterable[Row], but: Sequence[str]) -> list[str]:
+def _numeric(rows: Iterable[Record], but: Sequence[str]) -> list[str]:
     """The columns, in order, whose values are all numbers or null, and not null alone."""
     kinds: dict[str, set[type]] = {}
     for row in rows:
@@ -442,14 +354,10 @@ def numeric(rows: Iterable[Row], but: Sequence[str]) -> list[str]:
     return [name for name, found in kinds.items() if found & {int, float} and found <= {int, float, type(None)}]
 
 
-def is_number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     if type(value) not in (int, float):
         return False
     try:
         return math.isfinite(value)
     except OverflowError:
         return False
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(name[:60] for name in names[:MOST])

@@ -120,7 +120,7 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(tmp_path
         "--set", "pivot.states=2", "--set", "pivot.group_size=2", "--set", "profile.rollouts=4",
         "--set", "online.train.rollouts.group_size=4", "--set", "online.train.rollouts.episodes.max_turns=3",
         "--set", "select.threshold=1.0", "--set", "select.max_per_kind=1.0", "--set", "own.tasks=3",
-        "--set", "gate.checkpoints.0.turn=1",
+        "--set", "gate.turn=1",
         "--arms", "grpo,pivot,pivot/grpo+greso+gate+branching,own/grpo+dapo+verdicts",
     )  # fmt: skip
     out = tmp_path / "compose"

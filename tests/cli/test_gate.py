@@ -39,11 +39,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, out, err
 
 
-def test_the_sweep_prints_the_columns_of_table_1_and_nothing_but_json(capsys, features):
+def test_the_table_has_the_columns_of_table_1_and_standard_output_is_nothing_but_json(capsys, features):
     thresholds = ".05,.08,.10,.12,.14,.18"
-    code, out, _ = run(capsys, "sweep", features, "--turn", "10", "--thresholds", thresholds, "--json", "-")
-    rows = json.loads(out)["rows"]
-    assert code == 0 and [row["threshold"] for row in rows] == [0.05, 0.08, 0.10, 0.12, 0.14, 0.18]
+    code, out, err = run(capsys, "calibrate", features, "--turns", "10", "--thresholds", thresholds, "--json", "-")
+    result = json.loads(out)
+    rows = result["rows"]
+    assert [row["threshold"] for row in rows] == [0.05, 0.08, 0.10, 0.12, 0.14, 0.18]
     assert [(row["cut"], row["tp"], row["fp"]) for row in rows][2:] == [
         (20, 16, 4),
         (21, 17, 4),
@@ -51,75 +52,50 @@ def test_the_sweep_prints_the_columns_of_table_1_and_nothing_but_json(capsys, fe
         (25, 19, 6),
     ]
     assert {"precision", "recall", "safe", "raw", "l2_preserved"} <= set(rows[0])
+    assert code == 3 and "refused:" in err
+    assert result["recommended"] is None and "support no operating point" in result["refused"]["reason"]
 
 
-def test_the_or_rule_needs_its_fraction_and_the_fraction_its_rule(capsys, features):
-    both = ("sweep", features, "--thresholds", "0.12", "--rule", "or", "--termination", "0.9", "--json", "-")
-    assert json.loads(run(capsys, *both)[1])["rows"][0]["cut"] == 23
-    for lonely in (both[:6], (*both[:4], *both[6:8])):
-        code, _, err = run(capsys, *lonely)
-        assert code == 2 and "belong together" in err and err.count("\n") == 1
+def test_the_or_rule_is_a_termination_fraction(capsys, features):
+    options = ("--turns", "10", "--thresholds", "0.12", "--termination", "0.9", "--json", "-")
+    assert json.loads(run(capsys, "calibrate", features, *options)[1])["rows"][0]["cut"] == 23
 
 
 def test_the_table_for_people_names_both_scopes(capsys, features):
-    code, out, _ = run(capsys, "sweep", features)
-    assert code == 0 and "21 [17]" in out and "81.0% [76.5%]" in out
-
-
-def test_calibrating_the_published_buffer_is_refused_with_the_reason_and_still_writes_everything(
-    capsys, features, tmp_path
-):
-    page = tmp_path / "gate.html"
-    code, out, err = run(
-        capsys, "calibrate", features, "--floor", "0.8", "--resamples", "20", "--out", str(page), "--json", "-"
-    )
-    result = json.loads(out)
-    assert code == 3
-    assert result["recommended"] is None and "support no operating point" in result["refused"]["reason"]
-    assert "refused:" in err
-    assert "No operating point is recommended" in page.read_text(encoding="utf-8")
+    code, out, _ = run(capsys, "calibrate", features)
+    assert code == 3 and "21 [17]" in out and "81.0% [76.5%]" in out
 
 
 def test_a_feature_table_is_calibrated_at_the_turns_that_were_asked_for(capsys, features):
-    _, out, _ = run(capsys, "calibrate", features, "--turns", "15", "--resamples", "2", "--json", "-")
+    _, out, _ = run(capsys, "calibrate", features, "--turns", "15", "--json", "-")
     result = json.loads(out)
-    assert result["turns"] == [15] and set(result["sweeps"]) == {"15"}
-    assert {row["turn"] for row in result["choices"]} == {15, None}
+    assert result["turns"] == [15] and {row["turn"] for row in result["rows"]} == {15}
 
 
-def test_a_log_of_rollouts_is_calibrated_like_a_table(capsys, log, tmp_path):
-    page = tmp_path / "gate.html"
-    options = ("--turns", "2,4", "--resamples", "20", "--out", str(page))
-    code, out, _ = run(capsys, "calibrate", str(log), *options, "--json", "-")
+def test_a_log_of_rollouts_is_calibrated_like_a_table(capsys, log):
+    code, out, _ = run(capsys, "calibrate", str(log), "--turns", "2,4", "--json", "-")
     result = json.loads(out)
     assert code == 0 and result["refused"] is None
     assert result["recommended"]["turn"] == 2
     assert result["recommended"]["saved"]["turns"]["safe"] == pytest.approx(20 * 4 * 4 / (40 * 4 * 6))
     assert "tokens" in result["absent"] and result["read"]["groups"] == 40
-    assert "Recommended: " in page.read_text(encoding="utf-8")
-
-
-def test_a_log_is_swept_at_any_turn(capsys, log):
-    code, out, _ = run(capsys, "sweep", str(log), "--turn", "3", "--thresholds", "0.1", "--json", "-")
-    (row,) = json.loads(out)["rows"]
-    assert code == 0 and (row["cut"], row["tp"]) == (20, 20)
+    assert "recommended: " in run(capsys, "calibrate", str(log), "--turns", "2,4")[1]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("sweep", "absent.csv"), "absent.csv: does not exist"),
-        (("sweep", "{features}", "--turn", "5"), "has no signals at turn 5; use one of 10, 15, 20"),
-        (("sweep", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is not a list of numbers"),
-        (("sweep", "{features}", "--signal", "x"), "does not have the signal 'x'"),
-        (("sweep", "{log}", "--turn", "0"), "field 'turn': is 0; it is at least 1"),
-        (("sweep", "{log}", "--max-turns", "-5"), "field 'max_turns': is -5; it is at least 1"),
+        (("calibrate", "absent.csv"), "absent.csv: does not exist"),
+        (("calibrate", "{features}", "--turns", "5"), "has no signals at turn 5; use one of 10, 15, 20"),
+        (("calibrate", "{features}", "--thresholds", "a,b"), "field '--thresholds': 'a,b' is not a list of numbers"),
+        (("calibrate", "{features}", "--signal", "x"), "does not have the signal 'x'"),
+        (("calibrate", "{log}", "--max-turns", "-5"), "field 'max_turns': is -5; it is at least 1"),
         (
-            ("sweep", "{log}", "--rule", "or", "--termination", "90"),
+            ("calibrate", "{log}", "--termination", "90"),
             "field 'termination': is 90.0; it is from 0 to 1",
         ),
         (("calibrate", "{log}", "--max-turns", "0"), "field 'max_turns': is 0; it is at least 1"),
-        (("calibrate", "{features}", "--floor", "2"), "floor must be between 0 and 1"),
+        (("calibrate", "{features}", "--floor", "2"), "field 'floor': must be between 0 and 1"),
         (("calibrate", "{features}", "--turns", "10,12"), "has no signals at turn 12; use one of 10, 15, 20"),
         (("calibrate", "{features}", "--turns", "0"), "field 'turns[0]': is 0; it is at least 1"),
         (

@@ -206,9 +206,9 @@ def test_options_of_a_part_are_given_like_those_of_the_command(turntree, tmp_pat
 
 
 def test_items_are_named_by_number(turntree, tmp_path):
-    command = ("train", "online", "--out", tmp_path / "r", "--gate-turn", 7)
-    looks = dry(turntree, *command, "--set", "gate.checkpoints.1.turn=12")["config"]["gate"]["checkpoints"]
-    assert [look["turn"] for look in looks] == [7, 12]
+    command = ("train", "online", "--out", tmp_path / "r", "--filter", "dapo", "--filter", "greso")
+    filters = dry(turntree, *command, "--set", "filters.1.easy_target=0.5")["config"]["filters"]
+    assert [(each["name"], each.get("easy_target")) for each in filters] == [("dapo", None), ("greso", 0.5)]
 
 
 def test_options_of_a_part_that_is_off_switch_on_the_usual_one(turntree, tmp_path):

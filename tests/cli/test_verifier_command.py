@@ -64,7 +64,7 @@ def chat(*calls: Any, text: str | None = None) -> dict[str, Any]:
 )
 def test_an_action_is_read_in_every_form(tmp_path: Path, candidate: Any) -> None:
     found = score(tmp_path, [chat(LS)], [candidate])
-    assert found["verifier"] == "recommended/7"
+    assert found["verifier"] == "recommended/8"
     assert found["verdicts"] == [{"reward": 1.0, "reason": "does the same", "kind": "bash"}]
 
 
@@ -90,10 +90,10 @@ def test_options_are_keys_and_labels_say_how_far_it_agrees(tmp_path: Path) -> No
     labels = lines(tmp_path / "labels.jsonl", 1, {"label": 0})
     gold, candidate = [chat(LS), chat(text="Hello")], [chat(SAME), chat(text="Bye")]
     found = score(tmp_path, gold, candidate, "--labels", labels, "--set", "verifier.messages=any")
-    assert found["verifier"] == 'recommended/7+messages="any"'
+    assert found["verifier"] == 'recommended/8+messages="any"'
     assert found["agreement"]["accuracy"] == 0.5
     assert found["agreement"]["accepted_wrong"] == 1
-    nemo = score(tmp_path, gold, candidate, "--set", "verifier.domain=swe_pivot", verifier="nemo")
+    nemo = score(tmp_path, gold, candidate, "--set", "verifier.domain=swe", verifier="nemo")
     assert [verdict["reward"] for verdict in nemo["verdicts"]] == [1.0, 0.0]
 
 
@@ -136,26 +136,18 @@ def a_trace(path: Path) -> Path:
 
 
 def test_the_audit_holds_for_recommended_and_finds_what_nemo_pays(tmp_path: Path) -> None:
-    traces, page = a_trace(tmp_path / "traces.jsonl"), tmp_path / "page.html"
-    found = run(tmp_path, "verifier", "audit", traces, "--verifier", "recommended", "--out", page)
+    traces = a_trace(tmp_path / "traces.jsonl")
+    found = run(tmp_path, "verifier", "audit", traces, "--verifier", "recommended")
     assert found["holds"] and found["paid"] == found["refused"] == []
     assert found["gold"]["accepted"] == 3
-    for name in ("dropped_argument", "mutated_value", "wrong_path", "surplus_call", "destroyed", "premature_message"):
+    for name in ("dropped_argument", "changed_value", "surplus_call", "destroyed", "premature_message"):
         assert found["mutations"][name]["refused"] == 2, name
-    assert found["mutations"]["wrong_order"]["refused"] == 1
-    accepted = {name: tally["accepted"] for name, tally in found["rewrites"].items() if tally["judged"]}
-    assert accepted == {"spaced": 2, "key_order": 1, "talk": 1, "other_spelling_of_path": 1}
-    assert found["strict_miss_rate"] == 0.8  # the order of keys is nothing to exact matching
-    assert "accept themselves" in page.read_text()
     with pytest.raises(SystemExit, match="1"):
-        run(tmp_path, "verifier", "audit", traces, "--verifier", "nemo", "--out", page)
+        run(tmp_path, "verifier", "audit", traces, "--verifier", "nemo")
     nemo = json.loads((tmp_path / "out.json").read_text())
     assert not nemo["holds"]
     paid = {one["copy"] for one in nemo["paid"]}
-    assert {"repeated_call", "surplus_call", "wrong_order", "other_message"} <= paid
-    assert "Paid, and should not be" in page.read_text()
-    with pytest.raises(SystemExit, match="1"):  # by the counts, however few examples are kept
-        run(tmp_path, "verifier", "audit", traces, "--verifier", "nemo", "--worst", 0)
+    assert {"repeated_call", "surplus_call", "other_message"} <= paid
 
 
 def test_labels_in_another_encoding_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_an_object_that_is_ready_is_taken_as_it_is(folder: Path) -> None:
     assert parts.build("gates", Part("my_parts:READY"), seed=0) is sys.modules["my_parts"].READY
     with pytest.raises(ConfigError, match="has no keys"):
         parts.build("gates", Part("my_parts:READY", {"turn": 1}), seed=0)
-    with pytest.raises(InputError, match="'my_parts:NOTHING' gave object, which has no first_look, last_look, decide"):
+    with pytest.raises(InputError, match="'my_parts:NOTHING' gave object, which has no first_look, decide"):
         parts.build("gates", Part("my_parts:NOTHING"), seed=0)
 
 

@@ -14,7 +14,6 @@ from turntree.decide.gates.signals import (
     SIGNALS,
     action_bigram_jaccard_mean,
     action_entropy,
-    best_progress,
     obs_unique_ratio,
     prefix_edit_distance_mean,
     termination_fraction,
@@ -105,11 +104,6 @@ def test_ending_exactly_at_the_checked_turn_is_not_counted_as_terminated():
 
 def test_an_unfinished_rollout_behind_the_turn_has_not_terminated():
     assert termination_fraction(progress("a", "abc"), 3) == 0.0
-
-
-def test_the_best_progress_is_unknown_where_nobody_reports_it():
-    assert math.isnan(best_progress(progress("a", "b"), 1))
-    assert best_progress(progress("a", "b", reported=[None, 0.25]), 1) == 0.25
 
 
 @given(played_out(), TURNS)

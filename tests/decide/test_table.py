@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from turntree.core.errors import InputError
+from turntree.decide.gates.calibrate import sweep
 from turntree.decide.gates.features import read_features
-from turntree.decide.gates.sweep import sweep
 from turntree.decide.gates.table import default_turns, table_from_groups
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 
@@ -36,8 +36,6 @@ def test_signals_and_outcomes_are_those_of_the_groups():
     found = table(CONVERGED, MIXED, ENDED)
     assert found.signals_NK["prefix_edit_distance_mean"][:, 0].tolist() == [0.0, 1.0, 0.0]
     assert [outcome.value for outcome in found.outcomes] == ["all_fail", "mixed", "all_succeed"]
-    assert found.reward_var_N.tolist() == [0.0, 0.25, 0.0]
-    assert found.task_types == (None, "find", None)
     assert found.max_turns == 6
 
 
@@ -113,7 +111,7 @@ def test_groups_of_one_task_are_told_apart_by_their_iteration(tmp_path):
     )
     found = read_features(path)
     assert found.tasks == ("a", "a")
-    assert found.reward_var_N.tolist() == [1.0, 0.0], "without a variance the label has to do"
+    assert found.zero_variance_N.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +120,12 @@ def test_groups_of_one_task_are_told_apart_by_their_iteration(tmp_path):
         (["x,a,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': 'x' is not a number"),
         (["2.5,a,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': '2.5' is not a whole number of turns"),
         (["4,a,fail,0.1,0.5,0"], HEADER, "features.csv:2: field 'label': 'fail' is not an outcome; mixed, all_fail"),
-        (["4,a,mixed,0,0.5,0"], HEADER, "features.csv:2: field 'reward_var': 0 contradicts the label 'mixed'"),
         (["4,a,mixed,0.1,nan,0"], HEADER, "features.csv:2: field 'prefix_edit_distance_mean': 'nan' is not a number"),
         (["4,a,mixed,0.1,0.5"], HEADER, "features.csv:2: has another number of fields"),
         (["4,a,mixed,0.1,0.5,0,9"], HEADER, "features.csv:2: has another number of fields"),
         (["4,a,mixed,0.1,0.5,0", "4,a,mixed,0.1,0.5,0"], HEADER, "features.csv:3: field 'task_id': 'a' has a row at K"),
         (["4,a,mixed,0.1,0.5,0", "5,b,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': 'a' has no row at K = 5"),
-        (["4,a,mixed,0.1,0.5,0", "5,a,mixed,0.2,0.5,0"], HEADER, "features.csv:3: field 'reward_var': 'a' has another"),
+        (["4,a,mixed,0.1,0.5,0", "5,a,all_fail,0,0.5,0"], HEADER, "features.csv:3: field 'label': 'a' has another"),
         (["a,mixed,0.5"], "task_id,label,action_entropy", "features.csv:1: field 'K': the column is missing"),
         (["4,a,mixed"], "K,task_id,label", "features.csv:1: has no column with a signal; a feature table has"),
         ([], HEADER, "features.csv: holds no group that can be judged; the file is empty"),

@@ -385,7 +385,7 @@ def test_an_error_in_a_part_of_ones_own_is_not_called_a_defect_of_turntree(turnt
         (("--brancher", "door_mistakes:Bare"), "subclass turntree.core.protocols.Brancher"),
         (
             ("--gate", "door_mistakes:Nothing"),
-            "gave Nothing, which has no first_look, last_look, decide",
+            "gave Nothing, which has no first_look, decide",
         ),
         (("--gate", "door_mistakes:Truth"), "field 'gate': answered True; return a turntree.core.protocols"),
         (("--brancher", "door_mistakes:Greedy"), "asks for a fork into 9 branches where 1 leaves may be added"),

@@ -116,7 +116,7 @@ def test_a_killed_server_costs_time_and_nothing_else(real_server, real_vllm, ada
         engine.update_weights(model, 1)
         before = engine.generate(wave(16))
         tickets = [engine.submit(request) for request in wave(16)]
-        os.kill(server.pid, signal.SIGKILL)
+        os.killpg(server.child.pid, signal.SIGKILL)
         started, ends = time.perf_counter(), []
         while engine.in_flight:
             ends += engine.poll()

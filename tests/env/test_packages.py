@@ -149,61 +149,6 @@ class TestGymnasium:
             opened("gymnasium:Nothing-v0")
 
 
-class TestTextArena:
-    @pytest.fixture(autouse=True)
-    def package(self) -> None:
-        pytest.importorskip("textarena")
-
-    @pytest.mark.parametrize("name", ["GuessTheNumber-v0", "TowerOfHanoi-v0"])
-    def test_laws(self, name: str) -> None:
-        assert grave(opened(f"textarena:{name}")) == []
-
-    def test_a_binary_search_finds_the_number(self) -> None:
-        task = opened("textarena:GuessTheNumber-v0")[0]
-        task.reset()
-        low, high = 1, 20
-        for _ in range(6):
-            told = task.step(Message("assistant", f"[{(low + high) // 2}]"))
-            if told.done:
-                break
-            higher = "higher" in told.messages[-1].content
-            low, high = ((low + high) // 2 + 1, high) if higher else (low, (low + high) // 2 - 1)
-        assert (told.done, told.success, told.reward) == (True, True, 1.0)
-
-    def test_a_game_for_two_is_refused(self) -> None:
-        with pytest.raises(InputError, match="did not start for one player"):
-            opened("textarena:TicTacToe-v0")
-
-
-class TestReasoningGym:
-    @pytest.fixture(autouse=True)
-    def package(self) -> None:
-        pytest.importorskip("reasoning_gym")
-
-    @pytest.mark.parametrize("name", ["chain_sum", "leg_counting", "letter_counting"])
-    def test_laws(self, name: str) -> None:
-        assert grave(opened(f"reasoning_gym:{name}")) == []
-
-    def test_the_right_answer_scores_one_with_and_without_tags(self) -> None:
-        task = opened("reasoning_gym:chain_sum")[0]
-        question = task.reset()[0].content
-        right = str(eval(question.partition(":")[2].strip(" =")))
-        for said in (right, f"<think>Hm.</think>\n\n{right}", f"I think <answer>{right}</answer>"):
-            over = played(task.fork(), said)
-            assert (over.done, over.success, over.reward) == (True, True, 1.0)
-        assert played(task.fork(), "no idea").success is False
-
-    def test_what_is_trained_on_is_never_asked_in_a_test(self) -> None:
-        with open_tasks(Part("reasoning_gym:chain_sum"), {"train": 60, "dev": 20, "test": 20}) as tasks:
-            asked = [task.reset()[0].content for split in ("train", "dev", "test") for task in tasks.of(split)]
-        assert len(set(asked)) == len(asked) == 100
-
-    def test_a_data_set_with_too_few_questions_says_so(self) -> None:
-        with pytest.raises(InputError, match="different questions for split 'test'"):
-            small = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-            opened("reasoning_gym:chain_sum", "test", 300, config=small)
-
-
 class TestVerifiers:
     @pytest.fixture(autouse=True)
     def package(self, monkeypatch: pytest.MonkeyPatch) -> None:

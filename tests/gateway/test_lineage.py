@@ -165,26 +165,3 @@ def test_whatever_an_agent_does_its_prompts_are_what_it_said_and_share_what_they
         assert text == tokenizer().decode(renderer().prompt(dialogue))
         if move != "retry":
             dialogue = [*dialogue, answer, user(f"result {number}")]
-
-
-def test_a_template_that_drops_thoughts_rewrites_the_context_where_the_agent_goes_on():
-    """The prompt is then the model's own rendering; the turn keeps its number, so that its draws are those of a rollout
-    whose environment is stepped, and the session needs room for what is new only."""
-    pytest.importorskip("renderers", exc_type=ImportError)
-    from family_tokenizers import with_tokens_of
-    from turntree.render.families import family
-
-    model = family(with_tokens_of("qwen3"), "qwen3", thoughts="model")
-    for thoughts in ("fork", "keep"):
-        agent = Agent(thoughts)
-        agent.lineage = Lineage(model, thoughts)
-        answer = said("eleven", reasoning="Ten and one.")
-        first = agent.says([SYSTEM, user("one")], answer, ids=model.completion(answer))
-        back = answer if thoughts == "fork" else replace(answer, reasoning="")  # as it was said, or without the thought
-        second = agent.says([SYSTEM, user("one"), back, user("two")], answer, ids=model.completion(answer))
-        assert (second.base, second.cause, second.turn) == (first, "rewritten", 1)
-        assert second.prompt_ids == model.whole([SYSTEM, user("one"), answer, user("two")])
-        assert second.base_tokens >= len(first.prompt_ids) and second.messages[2] == answer
-        third = agent.says([SYSTEM, user("one"), back, user("two"), back, user("three")], said("x"))
-        assert (third.cause, third.turn) == ("rewritten", 2)
-        assert third.prompt_ids == model.whole(third.messages)

@@ -98,48 +98,41 @@ class TestTrl:
         assert [(g.iteration, g.rewards) for g in groups] == [(5, (1.0, 0.5)), (5, (1.0, 1.0))]
         assert report.notes and "accuracy_reward, format_reward" in next(iter(report.notes))
 
-    def test_columns_that_do_not_explain_the_advantages_are_refused_by_name(self, tmp_path):
-        rows = [("p", "x", 1.0, 3.0, 0.0), ("p", "y", 2.0, 4.0, 0.0)]
-        path = trl_table(tmp_path, 1, rows, ("score", "length"))
-        with pytest.raises(InputError, match=r"not those of a sum of score, length.*--reward"):
-            read(path)
-        with pytest.raises(
-            InputError, match=r"2 rows .* not those of a group whose reward is the sum of score.*--reward"
-        ):
-            read(path, rewards=("score",))
+    @pytest.mark.parametrize("columns", [("a_reward", "b_reward"), ("a_reward", "length")])
+    def test_columns_that_do_not_explain_the_advantages_are_refused(self, tmp_path, columns):
+        """Weights of 1 and 0: only who names the columns may have weighted them."""
+        path = trl_table(tmp_path, 1, [("p", "x", 1.0, 3.0, 0.0), ("p", "y", 2.0, 4.0, 0.0)], columns)
+        for options in ({}, {"rewards": columns[:1]}):
+            with pytest.raises(
+                InputError, match=r"2 rows .* not those of a group whose reward is the sum of.*--reward"
+            ):
+                read(path, **options)
 
-    def test_a_column_that_is_constant_in_every_group_is_never_taken_for_a_reward_because_nothing_speaks_against_it(
-        self, tmp_path
-    ):
+    def test_a_column_that_is_not_named_as_a_reward_is_none(self, tmp_path):
         """Adding `difficulty` would turn the group that failed into one that succeeded."""
         rows = [("p", "x", 1.0, 2, 0.7), ("p", "y", 0.0, 2, -0.7), ("q", "z", 0.0, 1, 0.0), ("q", "w", 0.0, 1, 0.0)]
         named = trl_table(tmp_path / "named", 1, rows, ("accuracy_reward", "difficulty"))
         groups, report = read(named)
         assert [g.rewards for g in groups] == [(1.0, 0.0), (0.0, 0.0)]
         assert list(report.notes) == [
-            "the reward is the sum of accuracy_reward (by name); difficulty left out; --reward says otherwise"
+            "the reward is the sum of accuracy_reward; difficulty left out; --reward says otherwise"
         ]
         unnamed = trl_table(tmp_path / "unnamed", 1, rows, ("accuracy", "difficulty"))
-        with pytest.raises(InputError, match=r"do not tell whether difficulty entered the reward; .*--reward accuracy"):
+        with pytest.raises(InputError, match=r"which of accuracy, difficulty were rewards; .*--reward"):
             read(unnamed)
         assert [g.rewards for g in read(unnamed, rewards=("accuracy",))[0]] == [(1.0, 0.0), (0.0, 0.0)]
 
-    def test_the_advantages_of_the_whole_log_tell_columns_that_no_name_tells(self, tmp_path):
-        """No single step tells: `accuracy` and `format` move together in the first, nothing moves in the second."""
-        columns = ("accuracy", "format", "length", "unused")
-        trl_table(tmp_path, 1, [("p", "x", 1.0, 1.0, 9, 0, 0.7), ("p", "y", 0.0, 0.0, 9, 0, -0.7)], columns)
-        trl_table(tmp_path, 2, [("p", "z", 0.0, 0.0, 7, 0, 0.0), ("p", "w", 0.0, 0.0, 8, 0, 0.0)], columns)
-        with pytest.raises(InputError, match="do not tell whether accuracy, format entered the reward"):
-            read(tmp_path)
-        trl_table(tmp_path, 3, [("p", "x", 1.0, 0.0, 5, 0, 0.0), ("p", "y", 0.0, 1.0, 5, 0, 0.0)], columns)
-        groups, report = read(tmp_path)
-        assert [g.rewards for g in groups] == [(2.0, 0.0), (0.0, 0.0), (1.0, 1.0)]
-        assert "accuracy, format (the advantages fit no other columns); length, unused left out" in str(report.notes)
+    def test_weights_that_are_not_1_are_refused_unless_the_columns_are_named(self, tmp_path):
+        weighted = [("p", "x", 1.0, 0.0, 1.0), ("p", "y", 0.0, 1.0, 4.0), ("p", "z", 0.0, 0.0, -5.0)]
+        path = trl_table(tmp_path, 1, weighted, ("a_reward", "b_reward"))
+        with pytest.raises(InputError, match="the sum of a_reward, b_reward"):
+            read(path)
+        assert read(path, rewards=("a_reward", "b_reward"))[0][0].rewards == (1.0, 1.0, 0.0)
 
     def test_columns_without_names_or_advantages_are_asked_for(self, tmp_path):
         table = {"columns": ["step", "prompt", "completion", "a", "b"], "data": [[1, "p", "x", 1.0, 0.0]] * 2}
         (tmp_path / "completions_1_a.table.json").write_text(json.dumps(table))
-        with pytest.raises(InputError, match=r"no advantages, so nothing tells which of a, b were rewards.*--reward"):
+        with pytest.raises(InputError, match=r"does not tell which of a, b were rewards.*--reward"):
             read(tmp_path)
 
     @pytest.mark.parametrize("groups", [((1, 0, 0, 0), (0, 0, 0, 0), (1, 1, 1, 1)), ((0, 0), (1, 1))])
@@ -171,7 +164,7 @@ class TestTrl:
 
     def test_a_reward_function_that_does_not_apply_is_left_out_and_none_at_all_is_censored(self, tmp_path):
         rows = [("p", "x", None, 1.0, 0.7), ("p", "y", None, 0.0, -0.7), ("p", "z", None, None, 0.0)]
-        assert read(trl_table(tmp_path, 1, rows, ("a", "b")))[0][0].rewards == (1.0, 0.0, None)
+        assert read(trl_table(tmp_path, 1, rows, ("a_reward", "b_reward")))[0][0].rewards == (1.0, 0.0, None)
 
     def test_the_tables_of_wandb_have_the_same_columns(self, tmp_path):
         table = {"columns": ["step", "prompt", "completion", "r", "advantage"], "data": [[1, "p", "x", 1.0, 0.0]] * 2}

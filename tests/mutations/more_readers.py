@@ -283,11 +283,9 @@ def trace_archive(path: Path) -> None:
 
 def read_trace_archive(path: Path) -> object:
     from turntree.traces.sources import source_files, source_rows
-    from turntree_worlds.workbench.files import _archived
 
     ignored = Counter[str]()
-    rows = [row for file in source_files(path, ignored) for row in source_rows(file.path)]
-    return rows, _archived(str(path))
+    return [row for file in source_files(path, ignored) for row in source_rows(file.path)]
 
 
 def settings_table(path: Path) -> None:

@@ -15,7 +15,6 @@ from chat_templates import said, user, whole
 from tiny_models import SENTENCES, tiny_tokenizer
 from turntree.core.errors import InputError
 from turntree.render.examine import TALK, TURNS, examine
-from turntree.render.segments import Pieces
 from turntree.render.template import ChatRenderer
 from turntree.render.words import Words
 
@@ -109,6 +108,6 @@ def test_a_prompt_that_cannot_be_kept_apart_from_the_turn_is_refused() -> None:
 
 
 def test_byte_level_tokenizers_encode_pieces_alone() -> None:
-    pieces = Pieces(Words(tiny_tokenizer(), ""))
+    pieces = Words(tiny_tokenizer(), "")
     assert not pieces.spaced
     assert pieces.encode("Go left.", after="Which way?") == pieces.encode("Go left.")

@@ -180,37 +180,6 @@ def test_sampled_tokens_are_never_tokenised_again(row: Row) -> None:
     assert renderer.extend([ASK, renderer.parse(odd)], [ASK]) == renderer.extend([ASK, turn], [ASK])
 
 
-THOUGHTFUL = {
-    "gpt-oss",
-    "GLM-4-MoE",
-    "Qwen3",
-    "Qwen3-Thinking-2507",
-    "Qwen3.5, thinking",
-    "Qwen3.6",
-    "DeepSeek-R1",
-    "Gemma 4",
-    "GLM-5",
-}
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)
-def test_with_the_models_own_thoughts_every_prompt_is_its_own_rendering(row: Row) -> None:
-    tokenizer, found, _ = served(row)
-    renderer: Any = found.build(tokenizer, "model")
-    assert renderer.rewrites or row.model not in THOUGHTFUL
-    thought = replace(TURNS["reasoning"], reasoning="Left, then.")
-    for messages in ([ASK, thought, ASK, SAY, ASK, thought, ASK], LOOPS["a second question"][:-1]):
-        tools = (LOOK,) if any(message.tool_calls for message in messages) else ()
-        if not renderer.rewrites or (tools and not findings(row)[LOOP].works):
-            continue
-        ends = [place for place, message in enumerate(messages) if message.role == "assistant"]
-        for end in (*ends, len(messages)):
-            prompt, whole = renderer.prompt(messages[:end], tools), renderer.whole(messages[:end], tools)
-            # a turn without a thought where the prompt opens one: what was sampled after it stays tokens of its own
-            unthought = any(not m.reasoning for m in messages[:end] if m.role == "assistant")
-            assert prompt == whole or (unthought and tokenizer.decode(prompt) == tokenizer.decode(whole))
-
-
 def test_the_table_is_written() -> None:
     reasons: list[str] = []
 
@@ -256,9 +225,7 @@ of three turns, a loop of three turns, with reasoning, side by side, and a secon
 - *works*: the turn ends with its only stop token and is read as it was said; a loop has, turn by turn, the tokens
   that it has as a whole, and its text is what the folder's own template writes. *[n]*: but for the difference given
   below.
-- *thoughts stay*: the template drops (or empties) thoughts of earlier turns, and here the policy goes on seeing them,
-  unless `device.renderer.thoughts` is `model`. Then every prompt is the family's own rendering (tested on all; where
-  a turn without a thought follows an opened one, as in Qwen3.5, sampling writes two tokens for one of the rendering).
+- *thoughts stay*: the template drops (or empties) thoughts of earlier turns, and here the policy goes on seeing them.
 - *special tokens in words*: what spells a special token in the words of users, tools and system messages is text.
 - *left out*: the form has no place for reasoning. *refused [n]*: for the reason below; a rollout that needs it is
   censored.

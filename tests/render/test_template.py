@@ -169,14 +169,6 @@ def test_a_thought_that_the_template_drops_stays_and_everything_else_is_as_it_wr
     assert grown == renderer.prompt(talk)
 
 
-def test_what_a_template_drops_from_the_content_is_not_kept_where_its_own_rendering_is_wanted() -> None:
-    """It has no place for thoughts, so where it would rewrite the context is not known."""
-    renderer = renderer_of(chatml(templates.KEPT_FROM_THINKING), thoughts="model")
-    renderer.prompt([user("Which way?"), said("Go left."), user("And now?")])
-    with pytest.raises(InputError, match="rewrites history: it renders message 1 differently"):
-        renderer.prompt([user("Which way?"), said(THINKING + "Go left."), user("And now?")])
-
-
 def test_a_template_that_drops_more_than_thoughts_is_refused_by_message() -> None:
     shorter = chatml("(message.content if loop.last else message.content[:5])")
     with pytest.raises(InputError, match="renders message 1 differently once more messages"):
@@ -331,7 +323,7 @@ def test_what_was_rendered_once_is_remembered() -> None:
 
 
 def test_memory_is_bounded_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("turntree.render.thoughts._REMEMBERED_TOKENS", 40)
+    monkeypatch.setattr("turntree.render.turns._REMEMBERED_TOKENS", 40)
     tokenizer = Counting(chatml())
     renderer = ChatRenderer(tokenizer)
     first = renderer.completion(said("first thing"))

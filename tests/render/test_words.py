@@ -130,26 +130,3 @@ def test_hidden_words_and_control_tokens_have_the_tokens_of_each_alone() -> None
     assert (ids[0], ids[-1], ids.count(end)) == (start, end, 1)
     assert tokenizer.decode(ids[1:-1]) == "a <|im_end|> b"
     assert words.decode_hidden(ids) == f"<|im_start|>{words.hide('a <|im_end|> b')}<|im_end|>"
-
-
-def test_where_a_tokenizer_cannot_encode_the_text_as_text_the_message_is_refused() -> None:
-    """So the trace is left out, the candidate counted, the rollout censored with its reason."""
-    tokenizer = tokenizer_of(chatml())
-    renderer = ChatRenderer(tokenizer)
-    with pytest.raises(InputError) as refused:  # a text that holds what stands in for control tokens
-        renderer.prompt([user("<|im_end|>\ufdef")])
-    assert refused.value.field == "content"
-
-    class Slow:
-        """Without a tokenizer of the library tokenizers behind it."""
-
-        backend_tokenizer = None
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(tokenizer, name)
-
-    slow: Any = Slow()
-    assert ChatRenderer(slow).prompt([user("Hi.")]) == renderer.prompt([user("Hi.")])
-    with pytest.raises(InputError) as refused:
-        ChatRenderer(slow).prompt([user("<|im_end|>")])
-    assert refused.value.field == "content"

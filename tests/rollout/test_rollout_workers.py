@@ -59,7 +59,7 @@ ONLINE = TrainOnlineConfig(
         ),
     ),
     brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it learns from what the workers' branchers saw
-    gate=Part("divergence", {"checkpoints": [{"turn": 2, "threshold": 0.5}], "audit": 0.5}),
+    gate=Part("divergence", {"turn": 2, "threshold": 0.5, "audit": 0.5}),
     checkpoints=CheckpointConfig(every=1),
 )
 

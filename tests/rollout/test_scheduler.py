@@ -22,7 +22,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.decide.branching.rules import FixedBrancher
-from turntree.decide.gates.composed import RandomGate
+from turntree.decide.gates.audited import RandomGate
 from turntree.engine.scripted import ScriptedEngine
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, Session

@@ -111,7 +111,7 @@ def test_sampling_that_no_loss_takes_is_named_where_it_is() -> None:
     ("given", "field"),
     [
         ({"gate": {"name": "divergence", "audit": 2.0}}, "gate.audit"),
-        ({"gate": {"name": "divergence", "checkpoints": []}}, "gate.checkpoints"),
+        ({"gate": {"name": "divergence", "turn": 0}}, "gate.turn"),
         ({"gate": {"name": "random", "rate": 3.0}}, "gate.rate"),
         ({"brancher": {"name": "random", "rate": 3.0}}, "brancher.rate"),
         ({"filters": ["greso", {"name": "dapo", "refill_cap": -1.0}]}, "filters.1.refill_cap"),

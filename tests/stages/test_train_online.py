@@ -40,7 +40,7 @@ CONFIG = TrainOnlineConfig(
     teacher=Part("household"),
     verifier=Part("household"),
     brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it remembers earlier iterations
-    gate=Part("divergence", {"checkpoints": [{"turn": 2, "threshold": 0.5}], "audit": 0.5}),
+    gate=Part("divergence", {"turn": 2, "threshold": 0.5, "audit": 0.5}),
     checkpoints=CheckpointConfig(every=1),
 )
 
@@ -138,7 +138,7 @@ def test_starts_are_not_compared_where_only_one_begins(rollouts: dict[str, int])
     )
 
 
-LATE = {"checkpoints": [{"turn": 3, "threshold": 0.5}]}
+LATE = {"turn": 3, "threshold": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -146,10 +146,8 @@ LATE = {"checkpoints": [{"turn": 3, "threshold": 0.5}]}
     [
         (Part("divergence"), "first looks at turn 10, and episodes end at turn 3"),
         (Part("divergence", {**LATE, "audit": 0.5}), "first looks at turn 3"),
-        (Part("divergence", {"checkpoints": [{"turn": 9}, {"turn": 4}]}), "first looks at turn 4"),
         (Part("random"), "first looks at turn 10"),
-        (Part("divergence", {**LATE, "early": True}), None),
-        (Part("divergence", {"checkpoints": [{"turn": 9}, {"turn": 2}]}), None),
+        (Part("divergence", {**LATE, "turn": 2}), None),
         (Part("random", {"turn": 2}), None),
     ],
 )

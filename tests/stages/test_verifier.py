@@ -54,9 +54,9 @@ def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_shipped_ones_are_registered_with_typed_options() -> None:
     for name in ("household", "tool_call", "strict", "executed"):
         assert is_registered(Part(name))
-    with open_verifier(Part("tool_call", {"messages": "any", "ignore_case": True})) as verifier:
-        assert verifier.name == "tool_call/1+messages=any+ignore_case"
-    for wrong in ({"case": True}, {"ignore_case": 1}, {"messages": "some"}):
+    with open_verifier(Part("tool_call", {"messages": "any"})) as verifier:
+        assert verifier.name == "tool_call/1+messages=any"
+    for wrong in ({"case": True}, {"messages": 1}, {"messages": "some"}):
         with pytest.raises(ConfigError, match="verifier"), open_verifier(Part("tool_call", wrong)):
             pass
 

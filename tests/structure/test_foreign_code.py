@@ -89,7 +89,7 @@ def test_every_place_that_is_listed_as_not_foreign_is_there() -> None:
 
 def test_only_two_modules_know_what_a_reward_or_a_flag_may_be() -> None:
     """`float(...)` of a foreign value takes texts, and `bool(...)` takes everything."""
-    for name in ("gymnasium", "mcp", "openenv", "reasoning_gym", "tau2", "textarena", "verifiers", "adapted"):
+    for name in ("gymnasium", "mcp", "openenv", "tau2", "verifiers", "adapted"):
         folder = PACKAGES[0] / "env" if name == "adapted" else PACKAGES[1]
         tree = ast.parse((folder / f"{name}.py").read_text())
         for node in ast.walk(tree):

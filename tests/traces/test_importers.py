@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_fixtures import CLAUDE, EVENTS, FIXTURES, SDK, Fixture, claude, line, text_item, use, used
+from trace_fixtures import CLAUDE, FIXTURES, SDK, Fixture, claude, line, text_item, use, used
 
 from chat_import import import_chat
 from turntree.core import parts
@@ -160,7 +160,7 @@ def test_ids_that_are_missing_everywhere_leave_no_turn_uncounted(name: str) -> N
         return [without(one) for one in value] if isinstance(value, list) else value
 
     values = [without(value) for value in documents(fixture)]
-    if name in ("claude_code", "openhands_events"):  # a line without any id is no longer told as one of theirs
+    if name == "claude_code":  # a line without any id is no longer told as one of theirs
         values = [value if isinstance(value, list) else value | {"uuid": "x"} for value in values]
     report = check(fixture, written(fixture, values))
     assert report.turns_read + report.dropped_traces.total() > 0
@@ -213,10 +213,6 @@ def only(name: str, **options: Any) -> Trace:
 
 def test_parallel_calls_are_one_turn_though_results_were_logged_between_them() -> None:
     shape = [("system", 0), ("user", 0), ("assistant", 2), ("tool", 0), ("tool", 0), ("assistant", 1), ("tool", 0)]
-    events = only("openhands_events")
-    assert roles(events) == [*shape, ("assistant", 0)]
-    assert [call.id for call in events.messages[2].tool_calls] == ["a", "b"]
-    assert events.messages[2].content == "I look."
     main, helper = imported(FIXTURES["claude_code"])[0]
     assert roles(main)[:6] == shape[1:]
     assert (main.messages[1].content, main.id, helper.id) == ("I look.", "s1", "s1/s1")
@@ -330,22 +326,6 @@ def dropped_for_an_error(fixture: Fixture, *rows: Any) -> bool:
     return imported(fixture, text)[1].dropped_turns["error_tool_call"] > 0
 
 
-@pytest.mark.parametrize(
-    ("told", "failed"),
-    [
-        ({"extras": {"metadata": {"exit_code": 1}}, "success": False}, True),
-        ({"extras": {"metadata": {"exit_code": 0}}, "success": True}, False),
-        ({"extras": {"metadata": {"exit_code": -1}}, "success": False}, False),  # still running
-        ({"extras": {}, "success": False}, True),
-    ],
-)
-def test_a_command_of_openhands_fails_by_its_exit_code_or_without_success(told: dict[str, Any], failed: bool) -> None:
-    ended = {"id": 4, "source": "agent", "observation": "run", "content": "ls: no", **told}
-    events = [*EVENTS[:3], EVENTS[7], {**ended, "tool_call_metadata": EVENTS[7]["tool_call_metadata"]}, EVENTS[9]]
-    row = {"history": events}
-    assert dropped_for_an_error(FIXTURES["openhands_events"], row) is failed
-
-
 @pytest.mark.parametrize("place", [{"exit_code": 2}, {"exit_code": None, "metadata": {"exit_code": 2}}])
 def test_a_command_of_openhands_sdk_fails_by_its_exit_code(place: dict[str, Any]) -> None:
     def row(told: dict[str, Any]) -> dict[str, Any]:
@@ -379,20 +359,6 @@ def test_a_command_of_codex_fails_by_its_exit_code(output: Any, failed: bool) ->
     fine = [text_item("user", "go on"), call, line("response_item", type="function_call_output", call_id="c",
             output="fine")]  # fmt: skip
     assert dropped_for_an_error(FIXTURES["codex"], meta, text_item("user", "go"), call, result, *fine) is failed
-
-
-def test_what_the_harness_of_openhands_adds_is_no_argument_of_the_call() -> None:
-    added = {"thought": "", "blocking": False, "hidden": False, "is_static": False, "confirmation_state": "confirmed"}
-
-    def arguments(**more: Any) -> dict[str, Any]:
-        action = {"id": 3, "source": "agent", "action": "run", "args": {"command": "ls", **added, **more},
-                  "tool_call_metadata": {"function_name": "execute_bash", "tool_call_id": "a"}}  # fmt: skip
-        seen = {**EVENTS[4], "tool_call_metadata": {"tool_call_id": "a"}}
-        [trace], _ = imported(FIXTURES["openhands_events"], json.dumps({"history": [*EVENTS[:3], action, seen]}))
-        return trace.messages[2].tool_calls[0].arguments
-
-    assert arguments(is_input=False) == {"command": "ls"}
-    assert arguments(is_input=True) == {"command": "ls", "is_input": "true"}
 
 
 def test_what_the_context_of_an_openhands_agent_adds_to_a_message_is_in_its_history() -> None:

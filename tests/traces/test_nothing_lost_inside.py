@@ -26,7 +26,7 @@ JSON, TAGGED = "(JSON text)", "(in <tool_call>)"  # steps into a text
 WORDS = ("text", "input_text", "output_text")
 PLACES = {  # format: how many calls, parts and declarations its file below holds
     "chat": (1, 3, 1), "responses": (1, 2, 1), "tau2": (1, 4, 1), "sweagent": (1, 9, 1), "openhands": (3, 8, 1),
-    "swe_gym": (1, 5, 1), "openhands_events": (3, 0, 1), "openhands_events sdk": (2, 3, 2), "atif": (3, 4, 1),
+    "swe_gym": (1, 5, 1), "openhands_events sdk": (2, 3, 2), "atif": (3, 4, 1),
     "opencode": (3, 3, 0), "codex": (3, 3, 0), "claude_code": (5, 8, 0), "sharegpt": (2, 0, 1), "verifiers": (1, 5, 1),
     "terminus": (0, 0, 0), "agentbench": (0, 4, 0), "react": (0, 0, 0), "intercode": (0, 0, 0),
 }  # fmt: skip
@@ -89,8 +89,6 @@ def inner(value: Any) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, dict):
         yield (), value
         for key, one in value.items():
-            if key == "tool_call_metadata" and "action" not in value:
-                continue  # an observation repeats the call that it answers
             yield from (((key, *path), found) for path, found in inner(one))
     elif isinstance(value, list):
         for i, one in enumerate(value):

@@ -180,40 +180,6 @@ SWE_GYM = {
 }
 
 
-def v0(number: int, **event: Any) -> dict[str, Any]:
-    return {"id": number, "timestamp": "2025-01-01T00:00:00", "message": "", **event}
-
-
-def told(call_id: str, response: str, *calls: dict[str, Any]) -> dict[str, Any]:
-    message = {"role": "assistant", "content": None, "tool_calls": list(calls)}
-    return {
-        "function_name": "execute_bash",
-        "tool_call_id": call_id,
-        "model_response": {"id": response, "choices": [{"message": message}]},
-    }
-
-
-PARALLEL = (function("execute_bash", BASH, "a"), function("execute_bash", BASH, "b"))
-EVENTS = [
-    v0(0, source="agent", action="system", args={"content": "You are OpenHands.", "tools": [TOOL | {"function": {
-        "name": "execute_bash", "parameters": SCHEMA}}]}),
-    v0(1, source="user", action="message", args={"content": "the issue"}),
-    v0(2, source="agent", observation="recall", content="", extras={}),
-    v0(3, source="agent", action="run", args={"command": "ls", "thought": "I look."},
-       tool_call_metadata=told("a", "r1", *PARALLEL), **UNKNOWN),
-    v0(4, source="agent", observation="run", content="a.py", extras={"exit_code": 0},
-       tool_call_metadata=told("a", "r1", *PARALLEL)),
-    v0(5, source="agent", action="run", args={"command": "ls", "thought": ""},
-       tool_call_metadata=told("b", "r1", *PARALLEL)),
-    v0(6, source="agent", observation="run", content="a.py", extras={"exit_code": 0},
-       tool_call_metadata=told("b", "r1", *PARALLEL)),
-    v0(7, source="agent", action="run", args={"command": "cat b", "thought": ""},
-       tool_call_metadata=told("d", "r2", function("execute_bash", '{"command": "cat b"}', "d"))),
-    v0(8, source="agent", observation="error", content="no such file",
-       tool_call_metadata=told("d", "r2")),
-    v0(9, source="agent", action="message", args={"content": "I need help."}),
-    v0(10, source="environment", observation="agent_state_changed", content="", extras={"agent_state": "finished"}),
-]  # fmt: skip
 SDK = {
     "instance_id": "i-3",
     "test_result": {"report": {"resolved": True}},
@@ -474,10 +440,6 @@ FIXTURES = {
         "oh.jsonl", lines(OPENHANDS), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}
     ),
     "swe_gym": Fixture("gym.jsonl", lines(SWE_GYM), 2, 1, {"not_a_tool_call": 1}),
-    "openhands_events": Fixture(
-        "t.json", json.dumps(EVENTS), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}, success=(None,),
-        unknown="unknown key events[].surprise",
-    ),
     "openhands_events sdk": Fixture("output.jsonl", lines(SDK), 2, 1, {"error_tool_call": 1}),
     "atif": Fixture("trajectory.json", json.dumps(ATIF), 3, 2, {"not_a_bash_action": 1}),
     "opencode": Fixture(

@@ -9,7 +9,6 @@ import pytest
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
-from turntree.verify import rewrites
 from turntree.verify.audit import MUTATIONS, audit_verifier
 from turntree.verify.recommended import Recommended
 from turntree.verify.strict import StrictMatch
@@ -35,6 +34,12 @@ def test_the_mutations_break_what_they_say() -> None:
         "empty_arguments": (Message("assistant", "", (ToolCall("f", {}, "c"),)), None),
         "other_tool": (Message("assistant", "", (ToolCall("g", {"a": 1, "b": 2}, "c"),)), None),
         "repeated_call": (Message("assistant", "", CALL.demonstration.tool_calls * 2), None),
+        "changed_value": (Message("assistant", "", (ToolCall("f", {"a": 1, "b": 3}, "c"),)), None),
+        "surplus_call": (
+            Message("assistant", "", (*CALL.demonstration.tool_calls, ToolCall("f", {"a": 1, "b": 3}, "c"))),
+            None,
+        ),
+        "destroyed": (None, None),
     }
 
 
@@ -43,60 +48,42 @@ def test_a_sound_verifier_accepts_gold_and_nothing_broken() -> None:
     assert audit.gold_holds
     assert (audit.verifier, audit.states, audit.gold.accepted) == ("tool_call/1", 2, 2)
     assert {name: (tally.refused, tally.judged) for name, tally in audit.mutations.items()} == {
-        name: ((2, 2) if name == "empty_message" else (1, 1)) for name in MUTATIONS
+        name: {"empty_message": (2, 2), "destroyed": (0, 0)}.get(name, (1, 1)) for name in MUTATIONS
     }
 
 
-WRITTEN = {
-    "swe": "Let me run a.py.\n```\ncd b && python a.py -v\n```",
-    "terminal": "grep TODO src/a.py | sort",
-    "search": "Thought: Milhouse it is.\nAction: Search[Milhouse]",
-    "auto": "<function=bash>\n<parameter=command>\nls b && cat a.py\n</parameter>\n</function>",
-}
-
-
-class PaysForAnything(Recommended):
-    def judge(self, state: TurnState, action: Message) -> Verdict:
-        return Verdict(1.0, "paid")
-
-
-@pytest.mark.parametrize("domain", WRITTEN)
-def test_an_action_that_is_text_is_rewritten_where_it_acts(domain: Any) -> None:
-    """Words around it are no part of it: more of them break nothing, and they stay as they are."""
-    state = TurnState("t", 0, (), Message("assistant", WRITTEN[domain]))
-    told = [state], MUTATIONS | rewrites.MUTATIONS, rewrites.EQUIVALENT
-    audit = audit_verifier(Recommended(domain=domain), *told)
+@pytest.mark.parametrize(
+    ("domain", "text"),
+    [
+        ("swe", "Let me run a.py.\n```\ncd b && python a.py -v\n```"),
+        ("terminal", "grep TODO src/a.py | sort"),
+        ("search", "Thought: Milhouse it is.\nAction: Search[Milhouse]"),
+        ("auto", "<function=bash>\n<parameter=command>\nls b && cat a.py\n</parameter>\n</function>"),
+    ],
+)
+def test_more_words_around_an_action_that_is_text_break_nothing(domain: Any, text: str) -> None:
+    state = TurnState("t", 0, (), Message("assistant", text))
+    audit = audit_verifier(Recommended(domain=domain), [state])
     assert audit.holds
-    broken = {one.copy: one.action.content for one in audit_verifier(PaysForAnything(domain=domain), *told).paid}
-    assert broken.keys() == {name for name, tally in audit.mutations.items() if tally.judged}
-    ways = {"mutated_value"} if domain == "search" else {"mutated_value", "wrong_path", "wrong_order", "destroyed"}
-    assert broken.keys() == {"empty_message", "premature_message", *ways}
-    words, line, _ = WRITTEN[domain].partition("\n")
-    for way in ways:
-        assert broken[way] != WRITTEN[domain] and broken[way].startswith(words if line else "")
-    exact = audit_verifier(StrictMatch(), *told)
+    assert {name for name, tally in audit.mutations.items() if tally.judged} == {"empty_message", "premature_message"}
+    exact = audit_verifier(StrictMatch(), [state])
     assert {name for name, tally in exact.mutations.items() if tally.judged} == {"empty_message", "other_message"}
 
 
-def test_a_command_that_is_text_is_accepted_in_other_spellings() -> None:
-    state = TurnState("t", 0, (), Message("assistant", "Let me see.\n```\nsort -nr src/a.py\n```"))
-    audit = audit_verifier(Recommended(domain="swe"), [state], {}, rewrites.EQUIVALENT)
-    assert {name for name, tally in audit.rewrites.items() if tally.accepted} == {"spaced", "flag_order"}
-    assert audit.holds and audit.strict_refused == 2
-
-
-def test_a_number_in_tags_is_rewritten_too() -> None:
-    """It crashed the audit."""
-    shown = "<function=get_order>\n<parameter=order>7</parameter>\n</function>"
-    audit = audit_verifier(Recommended(), [TurnState("t", 0, (), Message("assistant", shown))], rewrites.MUTATIONS)
-    assert audit.holds and audit.mutations["mutated_value"].refused == 1
+def test_a_changed_value_is_one_that_acts_and_a_destroyed_command_removes_everything() -> None:
+    call = ToolCall("bash", {"command": "ls", "description": "look"}, "c")
+    state = TurnState("t", 0, (), Message("assistant", "", (call,)))
+    changed, destroyed = (MUTATIONS[name](state) for name in ("changed_value", "destroyed"))
+    assert changed is not None and changed.tool_calls[0].arguments == {"command": "lsx", "description": "look"}
+    assert destroyed is not None and destroyed.tool_calls[0].arguments["command"] == "ls; rm -rf /*\n"
+    assert audit_verifier(Recommended(), [state]).holds
 
 
 def test_a_verifier_that_pays_for_anything_is_seen() -> None:
     audit = audit_verifier(user(True), [CALL])
     assert audit.gold_holds
-    assert audit.mutations["empty_arguments"].acceptance == 1.0
-    assert audit.mutations["other_message"].acceptance is None
+    assert audit.mutations["empty_arguments"].to_json()["acceptance"] == 1.0
+    assert audit.mutations["other_message"].to_json()["acceptance"] is None
 
 
 def test_a_verifier_that_refuses_gold_is_seen() -> None:

@@ -37,6 +37,11 @@ STATE = TurnState("t", 0, (Message("user", "Where is it?"),), Message("assistant
 OTHER = Message("assistant", "It lies on the desk.")
 
 
+@pytest.fixture(autouse=True)
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turntree.verify.asking._RETRIES", 0)
+
+
 def read_verdict(text: str) -> str | None:
     return read_word(text, WORDS)
 
@@ -48,7 +53,7 @@ def chat(text: str) -> dict[str, Any]:
 
 
 def verdict(server: Server, action: Message = OTHER, **options: Any) -> Verdict:
-    judge = LlmJudge(url=server.url, model="m", **{"retries": 0, **options})
+    judge = LlmJudge(url=server.url, model="m", **options)
     try:
         return judge.judge(STATE, action)
     finally:
@@ -104,7 +109,8 @@ def test_votes_are_counted_per_order_and_asked_for_at_once() -> None:
         LlmJudge(url="http://localhost", model="m", votes=3)
 
 
-def test_a_server_that_fails_gives_no_reward_and_is_asked_again() -> None:
+def test_a_server_that_fails_gives_no_reward_and_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turntree.verify.asking._RETRIES", 2)
     tries: list[int] = []
 
     def once_busy(request: dict[str, Any]) -> dict[str, Any] | int:
@@ -112,7 +118,7 @@ def test_a_server_that_fails_gives_no_reward_and_is_asked_again() -> None:
         return 500 if len(tries) == 1 else chat("VERDICT: SAME")
 
     with serve(once_busy) as server:
-        assert verdict(server, retries=2, concurrency=1).reward == 1.0
+        assert verdict(server, concurrency=1).reward == 1.0
         assert len(tries) == 3
     with serve(lambda request: 400) as server:
         failed = verdict(server)
@@ -146,7 +152,7 @@ def answering() -> Iterator[tuple[LlmJudge, dict[str, Any]]]:
     """A judge and what its server answers."""
     given: dict[str, Any] = {}
     with serve(lambda request: given["answer"]) as server:
-        judge = LlmJudge(url=server.url, model="m", retries=0, concurrency=1)
+        judge = LlmJudge(url=server.url, model="m", concurrency=1)
         yield judge, given
         judge.close()
 
@@ -166,17 +172,14 @@ def test_an_answer_is_a_verdict_only_where_the_whole_contract_is_met(
     count: int,
     usage: Any,
 ) -> None:
-    """The contract: one choice, ended by itself, whose content is text outside thinking and nothing else. Never raises,
-    and what it costs is never below nothing."""
+    """The contract: one choice, ended by itself, whose content is text outside thinking, and nothing else."""
     judge, given_answer = answering
     message = {"role": "assistant", "content": content, "tool_calls": calls, "refusal": refusal}
     choice = {"index": 0, "finish_reason": reason, "message": message}
     given_answer["answer"] = {**chat(""), "choices": [choice] * count, "usage": usage}
-    before = judge.asker.tokens
     found = judge.judge(STATE, OTHER)
     whole = count == 1 and reason == "stop" and content == "VERDICT: SAME" and not calls and not refusal
     assert found.reward == (1.0 if whole else None), found
-    assert judge.asker.tokens >= before
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ def test_whatever_a_client_ends_in_is_a_failure_of_the_judge_and_no_end_of_the_r
         raise error
 
     judge = LlmJudge(url="http://localhost", model="m")
-    judge.asker._client = SimpleNamespace(  # type: ignore[assignment]
+    judge.client = SimpleNamespace(  # type: ignore[assignment]
         chat=SimpleNamespace(completions=SimpleNamespace(create=ends)), close=lambda: None
     )
     found = judge.judge(STATE, OTHER)
@@ -240,11 +243,9 @@ def test_answers_are_kept_on_disk_and_failures_are_not(tmp_path: Path) -> None:
         LlmJudge(url="http://localhost", model="m", cache=str(tmp_path / "no.sqlite"))
 
 
-@pytest.mark.parametrize("cap", [{"max_requests": 2}, {"max_tokens": 15_000}])
-def test_what_the_budget_does_not_cover_is_not_judged(cap: dict[str, Any]) -> None:
-    dear = chat("VERDICT: SAME") | {"usage": {"prompt_tokens": 1, "completion_tokens": 9_999, "total_tokens": 10_000}}
-    with serve(lambda request: dear) as server:
-        judge = LlmJudge(url=server.url, model="m", retries=0, concurrency=1, **cap)
+def test_what_the_budget_does_not_cover_is_not_judged() -> None:
+    with serve(lambda request: chat("VERDICT: SAME")) as server:
+        judge = LlmJudge(url=server.url, model="m", concurrency=1, max_requests=2)
         assert judge.judge(STATE, OTHER).reward == 1.0
         spent = judge.judge(STATE, Message("assistant", "There."))
         judge.close()
@@ -254,7 +255,7 @@ def test_what_the_budget_does_not_cover_is_not_judged(cap: dict[str, Any]) -> No
 
 def test_rules_ask_it_for_what_they_leave_open_only() -> None:
     with serve(lambda request: chat("VERDICT: SAME")) as server:
-        then = Part("turntree.verify.judge:LlmJudge", {"url": server.url, "model": "m", "retries": 0})
+        then = Part("turntree.verify.judge:LlmJudge", {"url": server.url, "model": "m"})
         rules = Recommended(then=then)
         assert rules.judge(STATE, OTHER).reward == 1.0
         assert len(server.asked) == 2
@@ -312,17 +313,17 @@ def test_a_quoted_verdict_is_none() -> None:
 
 def test_requests_side_by_side_do_not_pass_the_budget() -> None:
     with serve(lambda request: chat("VERDICT: SAME")) as server:
-        judge = LlmJudge(url=server.url, model="m", retries=0, concurrency=8, answer_tokens=100, max_tokens=600)
+        judge = LlmJudge(url=server.url, model="m", concurrency=8, max_requests=6)
         with ThreadPoolExecutor(8) as threads:
             list(threads.map(lambda k: judge.judge(STATE, Message("assistant", f"There {k}.")), range(16)))
         judge.close()
-    assert 0 < judge.asker.tokens <= 600
+    assert len(server.asked) == 6
 
 
 def test_a_cache_that_breaks_is_said_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "judge.sqlite"
     with serve(lambda request: chat("VERDICT: SAME")) as server:
-        judge = LlmJudge(url=server.url, model="m", retries=0, cache=str(path))
+        judge = LlmJudge(url=server.url, model="m", cache=str(path))
         with sqlite3.connect(path) as other:
             other.execute("drop table answers")
         with pytest.raises(InputError, match="cannot be used as the judge's cache"):

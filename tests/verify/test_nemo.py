@@ -1,4 +1,4 @@
-"""`nemo` pays what the released servers pay (benchmarks/nemo_gym.py compares it with their code, where that is)."""
+"""`nemo` pays what the released servers pay."""
 
 from __future__ import annotations
 
@@ -42,27 +42,10 @@ def test_its_similarity_of_equal_texts_is_one_half() -> None:
     assert (reward(gold, gold, similarity=0.5), reward(gold, gold, similarity=0.51)) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "paid"),
-    [
-        ({}, [0.0, 1.0, 1.0]),
-        ({"counting": "binary_strict"}, [0.0, 1.0, 0.0]),
-        ({"counting": "binary_strict", "allow_subset": True, "allow_superset": True}, [1.0, 1.0, 1.0]),
-        ({"counting": "fractional", "allow_subset": True}, [1.0, 1.0, 0.0]),
-        ({"counting": "f1", "allow_subset": True, "allow_superset": True}, [2 / 3, 1.0, 0.8]),
-    ],
-)
-def test_parallel_calls_are_counted_as_the_mode_says(options: Any, paid: list[float]) -> None:
+def test_calls_beside_the_demonstrated_ones_cost_nothing() -> None:
     gold = act({"x": 1}, {"x": 2})
     tried = [act({"x": 2}), act({"x": 2}, {"x": 1}), act({"x": 2}, {"x": 1}, {"x": 3})]
-    assert [reward(gold, one, **options) for one in tried] == pytest.approx(paid)
-
-
-def test_swe_pivot_takes_what_is_absent_for_a_match() -> None:
-    gold = act({"command": "pytest tests/a.py"}, name="execute_bash")
-    assert reward(gold, act({}, name="bash"), domain="swe_pivot") == 1.0
-    assert reward(gold, act({"command": "pytest tests/b.py"}, name="bash"), domain="swe_pivot") == 0.0
-    assert reward(gold, act({}, name="grep"), domain="swe_pivot") == 0.0
+    assert [reward(gold, one) for one in tried] == [0.0, 1.0, 1.0]
 
 
 def test_an_unknown_domain_is_an_error_with_the_known_ones() -> None:

@@ -1,4 +1,4 @@
-"""What `recommended` takes from the history: where the shell is, and what files hold."""
+"""What `recommended` takes from the history: where the shell is."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def bash(command: str) -> Message:
     return call("execute_bash", command=command)
 
 
-def edit(**arguments: Any) -> Message:
-    return call("str_replace_editor", path="/r/a.py", **arguments)
-
-
 def block(*lines: str) -> Message:
     return act(text="\n".join(["so", "```", *lines, "```"]))
 
@@ -52,82 +48,6 @@ def done(message: Message, answer: str) -> tuple[Message, ...]:
     (made,) = message.tool_calls
     call = ToolCall(made.name, made.arguments, "call_0")
     return Message("assistant", "", (call,)), Message("tool", answer, (), "call_0")
-
-
-class TestFilesOfAHistory:
-    CREATED = done(edit(command="create", file_text="x = 1\ny = 2\n"), "File created")
-    GOLD = edit(command="str_replace", old_str="x = 1", new_str="x = 3")
-    LONGER = edit(command="str_replace", old_str="x = 1\ny = 2", new_str="x = 3\ny = 2")
-
-    def test_a_longer_edit_of_a_known_file_is_paid(self) -> None:
-        assert reward(self.GOLD, self.LONGER, history=self.CREATED) == 1.0
-
-    def test_a_file_that_exists_cannot_be_created(self) -> None:
-        whole = edit(command="create", file_text="x = 3\ny = 2\n")
-        assert reward(self.GOLD, whole, history=self.CREATED) == 0.0
-
-    @pytest.mark.parametrize(
-        "since",
-        [
-            call("str_replace_editor", command="str_replace", path="/r/./a.py", old_str="y = 2", new_str="y = 5"),
-            call("format_code", target="all"),
-            bash("ls && echo y = 5 > /r/a.py"),
-        ],
-    )
-    def test_a_file_that_may_have_changed_is_not_known(self, since: Message) -> None:
-        assert reward(self.GOLD, self.LONGER, history=self.CREATED + done(since, "done")) == 0.0
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>",
-            "<tool_use_error>File has been modified since read, either by the user or by a linter.</tool_use_error>",
-            "File has been updated since it was read. Read it again.",
-            "File already exists at: /r/a.py. Cannot overwrite files using command `create`.",
-            "<tool_use_error>String to replace not found in file: successfully</tool_use_error>",
-            "The file was not successfully written",
-            "No replacement was performed.\nprint('successfully')",
-            "The file /r/a.py has not been edited.",
-            "Permission denied",
-            "",
-        ],
-    )
-    def test_a_write_that_may_have_been_refused_says_nothing(self, answer: str) -> None:
-        history = done(edit(command="create", file_text="x = 1\ny = 2\n"), answer)
-        assert reward(self.GOLD, self.LONGER, history=history) == 0.0
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            "File created successfully at: /r/a.py",
-            "The file /r/a.py has been edited. Here's the result of running `cat -n` on a snippet of it:\n 1\terror",
-            "The file /r/a.py has been updated successfully. (file state is current - no need to Read it back)",
-            '{"bytes_written": 1313, "dirs_created": true}',
-            "Successfully created and wrote to new file: /r/a.py",
-            "Wrote file successfully.",
-            "ok",
-        ],
-    )
-    def test_a_write_that_the_editor_says_was_made_is_known(self, answer: str) -> None:
-        history = done(edit(command="create", file_text="x = 1\ny = 2\n"), answer)
-        assert reward(self.GOLD, self.LONGER, history=history) == 1.0
-
-    def test_an_editor_that_is_not_told_what_to_do_does_nothing(self) -> None:
-        untold = edit(old_str="x = 1\ny = 2", new_str="x = 3\ny = 2")
-        seen = done(edit(command="view"), "     1\tx = 1\n     2\ty = 2")
-        assert reward(self.GOLD, self.LONGER, history=seen) == 1.0
-        assert reward(self.GOLD, untold, history=seen) == reward(self.GOLD, untold, history=self.CREATED) == 0.0
-
-    def test_nothing_to_put_there_is_said_or_left_out(self) -> None:
-        said, left_out = (edit(command="str_replace", old_str="x = 1", **new) for new in ({"new_str": ""}, {}))
-        assert reward(said, left_out) == reward(left_out, said) == 1.0
-        assert reward(self.GOLD, left_out) == 0.0
-
-    def test_an_answer_belongs_to_the_turn_before_it(self) -> None:
-        failed = done(edit(command="str_replace", old_str="zzz", new_str="a"), "Error: no match")
-        history = (*self.CREATED, *failed, *done(bash("ls"), "a.py"))
-        assert reward(self.GOLD, self.LONGER, history=done(bash("ls"), "Error: x") + self.CREATED) == 1.0
-        assert reward(self.GOLD, self.LONGER, history=history) == 0.0  # what a failed edit left is not known
 
 
 def test_where_the_shell_is_counts_as_unknown_once_a_written_command_may_have_moved_it() -> None:
@@ -181,8 +101,8 @@ def test_the_last_prompt_says_where_the_shell_is(case: str) -> None:
         history = (told, said, Message("tool" if said.tool_calls else "user", screen))
         assert folder_in(history) == folder
         for where in ("/app", "/src", "/data"):
-            worth = reward(terminus("rm a\n"), terminus(f"rm {where}/a\n"), history=history, folder="/app")
-            assert worth == float(where == folder), "the option says nothing where the shell has left its folder"
+            worth = reward(terminus("rm a\n"), terminus(f"rm {where}/a\n"), history=history)
+            assert worth == float(where == folder)
 
 
 def test_an_address_inside_a_text_is_no_prompt_that_the_shell_is_behind() -> None:

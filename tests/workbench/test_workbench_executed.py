@@ -35,7 +35,7 @@ def played(sandbox):
 
 @pytest.fixture(scope="module")
 def traces(sandbox):
-    return {trace.meta["task_type"]: trace for trace in Gold(environment=TERMINAL, count=16)}
+    return {trace.meta["task_type"]: trace for trace in Gold(environment=TERMINAL, count=8)}
 
 
 def state(trace, turn=0):
@@ -86,7 +86,7 @@ def test_the_state_is_that_after_the_turns_before(verifier, traces):
 def test_a_trace_of_an_episode_says_how_it_is_rebuilt(traces):
     recorded = next(iter(traces.values())).environment
     assert recorded["name"] == "terminal" and recorded["task_id"] == "terminal-train-0"
-    expected = environment_record(TERMINAL, "train", 16, 0, "terminal-train-0")
+    expected = environment_record(TERMINAL, "train", 8, 0, "terminal-train-0")
     assert {key: recorded[key] for key in expected} == expected
 
 
@@ -116,6 +116,6 @@ class TestRecommendedWithASandbox:
         at = replace(state(traces["count_files"]), environment=None)
         assert played.judge(at, bash("echo 99")).reason == "other arguments"
 
-    def test_its_name_says_what_is_played_and_it_can_be_switched_off(self, played):
+    def test_its_name_says_what_is_played(self, played):
         assert "effects=executed/1" in played.name
-        assert Recommended(TERMINAL, effects="off").name == "recommended/7" == Recommended().name
+        assert Recommended().name == "recommended/8"

@@ -15,7 +15,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.decide.filters.dapo import DapoFilter
 from turntree.decide.filters.greso import GresoConfig
-from turntree.decide.gates.calibrate import CalibrationConfig, calibrate
+from turntree.decide.gates.calibrate import operating_point
 from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.decide.gates.signals import SIGNALS
 from turntree.decide.gates.table import progress_at, table_from_groups
@@ -120,6 +120,7 @@ def _no_turns(played: Played) -> str | None:
 # which groups a gate would have stopped, and what they spent after its turn
 
 PAPER_GATE = PrefixDivergenceGate()
+CONFIDENCE = 0.95  # of the lower bound of a recommended gate's precision
 LATEST = 2000  # groups that a gate is calibrated on: those of the latest policy, and few enough to calibrate in seconds
 
 
@@ -132,15 +133,13 @@ def recommend(
     may also cut at most a share `may_lose` of the groups with a gradient.
     """
     latest = [played.groups[i].logged() for i in np.flatnonzero(played.scored_N)[-LATEST:]]
-    config = CalibrationConfig(floor=floor, repeats=5, resamples=200)
     try:
         table = table_from_groups(latest, source="the log")
     except InputError as error:  # a gate compares rollouts that began independently, and no group has two
         return None, str(error)
-    calibrated = calibrate(table, config)
-    chosen = calibrated["recommended"]
+    chosen, refused = operating_point(table, floor=floor, confidence=CONFIDENCE)
     if chosen is None:
-        return None, calibrated["refused"]["reason"]
+        return None, refused or ""
     gate = PrefixDivergenceGate(
         turn=chosen["turn"],
         threshold=chosen["threshold"],
@@ -151,16 +150,16 @@ def recommend(
     if lost > may_lose:
         return None, (
             f"{chosen['rule']} has the precision, but would also cut {lost:.0%} of the groups with a gradient, more "
-            f"than {may_lose:.0%}; where {calibrated['zero_variance_rate']:.0%} have none, precision is easy to reach"
+            f"than {may_lose:.0%}; where {table.zero_variance_N.mean():.0%} have none, precision is easy to reach"
         )
-    kept = ("rule", "signal", "turn", "threshold", "termination", "actionable", "saved", "intervals")
+    kept = ("rule", "signal", "turn", "threshold", "termination", "actionable", "saved")
     told = {key: chosen[key] for key in kept}
     return gate, {
         **told,
         "mixed_lost_share": lost,
-        "groups": calibrated["groups"],
+        "groups": len(table.tasks),
         "floor": floor,
-        "confidence": config.confidence,
+        "confidence": CONFIDENCE,
     }
 
 

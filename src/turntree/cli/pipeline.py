@@ -241,8 +241,8 @@ def _brancher(text: str) -> str | None:
         **short(
             "brancher.probe_tokens initial=train.rollouts.initial_rollouts train.rollouts.episodes.max_turns "
             "train.rollouts.episodes.sampling.max_tokens train.rollouts.episodes.sampling.temperature "
-            "train.optimizer.learning_rate kl=train.loss.kl_coefficient gate gate-turn=gate.checkpoints.0.turn "
-            "gate-threshold=gate.checkpoints.0.threshold gate.audit estimator filter=filters"
+            "train.optimizer.learning_rate kl=train.loss.kl_coefficient gate gate-turn=gate.turn "
+            "gate-threshold=gate.threshold gate.audit estimator filter=filters"
         ),
         "--reward": REWARD,
         **short("teacher verifier device.engine device.renderer"),

@@ -108,23 +108,6 @@ class Renderer(Protocol):
         ...
 
 
-class RewritingRenderer(Renderer, Protocol):
-    """A renderer that may leave out of later prompts what was sampled before: the thoughts of earlier turns, where the
-    model's own template drops them. `prompt` then gives the prompts that sampling sees."""
-
-    @property
-    def rewrites(self) -> bool:
-        """Whether it ever does, as it is set up."""
-        ...
-
-    def rewritten(
-        self, messages: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]] = ()
-    ) -> tuple[int, ...] | None:
-        """The whole next prompt when `new` messages arrive after the assistant turn `messages[-1]`, if that is another
-        context than the one so far; None where `extend` goes on."""
-        ...
-
-
 @dataclass(frozen=True)
 class Observation:
     """What an environment answers to an assistant message.
@@ -322,11 +305,6 @@ class Gate(Protocol):
     def first_look(self) -> int:
         """The first turn at which it may decide to cut a group of two rollouts or more."""
         return 1
-
-    @property
-    def last_look(self) -> int | None:
-        """The turn at which it has decided: a gate of several (`AnyOf`) does not ask it at later ones."""
-        return None
 
     def decide(self, group: GroupProgress) -> GateDecision | None:
         """None: nothing to decide at this turn."""

@@ -39,9 +39,7 @@ class GateExperimentConfig(TrainOnlineConfig):
     environment: Part = field(default_factory=lambda: Part("household", {"difficulty": "easy"}))
     """The environment of every arm."""
     train: OnlineConfig = field(default_factory=_gated)
-    gate: Part | None = field(
-        default_factory=lambda: Part("divergence", {"checkpoints": [{"turn": 8, "threshold": 0.64}]})
-    )
+    gate: Part | None = field(default_factory=lambda: Part("divergence", {"turn": 8, "threshold": 0.64}))
     """That of the arm "gate"."""
     seeds: tuple[int, ...] = (0, 1, 2, 3)
     """Every arm is run once with each."""

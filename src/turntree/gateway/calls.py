@@ -20,7 +20,6 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
 from turntree.core.tree import StopReason
-from turntree.render.thoughts import whole_prompt
 
 Tools = tuple[dict[str, Any], ...]
 Thoughts = Literal["fork", "keep"]  # an answer that comes back without its reasoning
@@ -28,14 +27,11 @@ Thoughts = Literal["fork", "keep"]  # an answer that comes back without its reas
 # answers that are new times messages: a renderer may look at all messages for each answer, and everybody waits for it
 _MOST_WORK = 2**18
 
-Cause = Literal[
-    "start", "continue", "rewritten", "retry", "candidate", "compaction", "dropped_reasoning", "edited", "tools"
-]
+Cause = Literal["start", "continue", "retry", "candidate", "compaction", "dropped_reasoning", "edited", "tools"]
 """Why a call's prompt begins where it does.
 
 - `start`: it continues no earlier call (a first call, a sub-agent, a conversation about something else).
 - `continue`: an earlier call's prompt, its answer, and new messages. Nothing was tokenised again.
-- `rewritten`: the same, where the model's template drops thoughts before the new messages (`renderer.thoughts`).
 - `retry`: the very prompt of an earlier call, asked again.
 - `candidate`: one more answer to a request with n > 1.
 - `compaction`: earlier messages were removed or replaced by fewer ones; the call still shares a beginning with another.
@@ -43,8 +39,8 @@ Cause = Literal[
 - `edited`: an earlier message came back with another text.
 - `tools`: the same messages under other tools.
 
-From `compaction` on, and where it is `rewritten`, the prompt was rendered anew. All but `start` and `continue` are
-forks in the tree, with this cause.
+From `compaction` on the prompt was rendered anew. All but `start` and `continue` are forks in the tree, with this
+cause.
 """
 
 Status = Literal["kept", "failed", "disconnected"]
@@ -118,7 +114,7 @@ class Call:
     @property
     def goes_on(self) -> bool:
         """Whether the agent went on with the conversation of the base."""
-        return self.cause in ("continue", "rewritten")
+        return self.cause == "continue"
 
     @property
     def turn(self) -> int | None:
@@ -197,14 +193,8 @@ class Lineage:
         if answers * len(messages) > _MOST_WORK:
             problem = f"are {len(messages)}, with {answers} answers that are not those of an earlier call"
             raise InputError(problem, field="messages", hint=f"send at most {_MOST_WORK // len(messages)} of those")
-        goes_on: Cause | None = "continue" if base is not None and not answers else None
-        prompt = None  # where the template drops thoughts of the dialogue so far
-        if base is not None and base.answer is not None:
-            prompt = whole_prompt(self._renderer, (*base.messages, base.answer), rest, tools)
-        if base is not None and prompt is not None:
-            shared, goes_on = common_tokens(base.sequence, prompt), goes_on and "rewritten"
-            added = prompt[shared:]
-        elif base is not None:
+        goes_on = base is not None and not answers
+        if base is not None:
             shared, added = base.prompt_tokens + len(base.sampled_ids), self._follow(messages, count, tools, base)
         else:
             shared, added = 0, self._render(messages, tools)
@@ -217,7 +207,7 @@ class Lineage:
             base=base,
             base_tokens=shared,
             base_messages=count,
-            cause=goes_on or self._cause(messages, chain, named),
+            cause="continue" if goes_on else self._cause(messages, chain, named),
         )
 
     def add(self, call: Call) -> None:
@@ -240,8 +230,6 @@ class Lineage:
         first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
         if first == len(messages) or first == 0 or _adjacent(messages):
             return self._renderer.prompt(messages, tools)
-        if (prompt := whole_prompt(self._renderer, messages[: first + 1], messages[first + 1 :], tools)) is not None:
-            return prompt
         opening, (ids, stopped) = self._renderer.prompt(messages[:first], tools), self._said(messages[first])
         return opening + ids + self._rounds(messages, first + 1, tools, stopped)
 

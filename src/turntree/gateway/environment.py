@@ -303,7 +303,7 @@ def _said(session: Session, merged: Merged, end: int, verdict: Verdict) -> tuple
 
 def _new(call: Call, seen: Counter[bytes]) -> tuple[Message, ...]:
     """What a prompt says that was not said before. A history that was rewritten repeats much of it."""
-    if call.cause in ("start", "continue", "rewritten"):
+    if call.cause in ("start", "continue"):
         return call.added
     left, new = seen.copy(), list[Message]()
     for message in call.messages:

@@ -14,10 +14,10 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
 from turntree.render.families import FAMILIES, FamilyRenderer, family, has_option
 from turntree.render.probes import ASK, BRIEF, CALL, RESULT, SAY, SECOND_RESULT, TOOL, TWO_CALLS
-from turntree.render.segments import Tools, rendered
+from turntree.render.segments import rendered
 from turntree.render.template import ChatRenderer
-from turntree.render.thoughts import Thoughts
 from turntree.render.tool_calls import ToolFormat
+from turntree.render.turns import Tools
 from turntree.run.jsonl import located, read_config
 
 if TYPE_CHECKING:
@@ -50,22 +50,18 @@ class Choice:
     why: str
     options: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def build(self, tokenizer: PreTrainedTokenizerBase, thoughts: Thoughts = "keep") -> Renderer:
+    def build(self, tokenizer: PreTrainedTokenizerBase) -> Renderer:
         kind, _, argument = self.name.partition(":")
         if kind == "family":
-            return family(tokenizer, argument, thoughts=thoughts, **self.options)
+            return family(tokenizer, argument, **self.options)
         if not tokenizer.chat_template:
             hint = "use an instruction-tuned policy, or add a chat_template.jinja to the folder"
             raise InputError(f"the tokenizer has no chat template ({self.why})", hint=hint)
-        return ChatRenderer(tokenizer, thoughts=thoughts)
+        return ChatRenderer(tokenizer)
 
 
 def renderer_of(
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path | None = None,
-    *,
-    tool_format: ToolFormat | None = None,
-    thoughts: Thoughts = "keep",
+    tokenizer: PreTrainedTokenizerBase, folder: Path | None = None, *, tool_format: ToolFormat | None = None
 ) -> Renderer:
     """The renderer `auto`: the one that `choose` finds, or the model's template where `tool_format` is given. Raises
     `InputError` where no renderer fits the model.
@@ -73,13 +69,11 @@ def renderer_of(
     Args:
         tool_format: How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template
             does).
-        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
-            keeps (model).
     """
     if tool_format is not None:
-        return ChatRenderer(tokenizer, tool_format=tool_format, thoughts=thoughts)
+        return ChatRenderer(tokenizer, tool_format=tool_format)
     try:
-        return choose(tokenizer, folder).build(tokenizer, thoughts)
+        return choose(tokenizer, folder).build(tokenizer)
     except InputError as error:
         raise located(error, path=folder) from error
 

@@ -14,7 +14,6 @@ from turntree.core.protocols import Renderer
 from turntree.render.choice import written
 from turntree.render.families import FamilyRenderer
 from turntree.render.probes import ASK, BRIEF, CALL, RESULT, SAY, SECOND_RESULT, TWO_CALLS
-from turntree.render.thoughts import whole_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -161,13 +160,11 @@ def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: S
             raise AssertionError(f"the prompt of turn {place} is not what sampling up to there saw")
         ids += renderer.completion(messages[place])
         if after < len(messages):
-            said, new = messages[: place + 1], messages[place + 1 : after]
-            prompt = whole_prompt(renderer, said, new, tools)
-            ids = ids + renderer.extend(said, new, tools) if prompt is None else prompt
+            ids += renderer.extend(messages[: place + 1], messages[place + 1 : after], tools)
     before = messages[: turns[-1]]
     ids, whole = renderer.prompt(before, tools), written(tokenizer, before, tools)
     if whole is None and isinstance(renderer, FamilyRenderer):
-        whole = _decode(tokenizer, renderer.whole(before, tools))
+        whole = renderer.written(before, tools)
     if whole is None:
         return "there is no template to compare with"
     ours = _decode(tokenizer, ids)
@@ -177,7 +174,7 @@ def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: S
         return "white space is not all as the template writes it"
     ours, whole = _thoughtless(ours), _thoughtless(whole)
     if ours == whole:
-        return "thoughts stay that the template drops (renderer.thoughts=model drops them here too)"
+        return "thoughts stay that the template drops"
     at = next((place for place, (a, b) in enumerate(zip(ours, whole, strict=False)) if a != b), 0)
     around = slice(max(at - 12, 0), at + 12)
     return f"has {ours[around]!r} where the template has {whole[around]!r}"

@@ -1,13 +1,8 @@
 """Model families whose chat form a message-local template cannot express: the renderers of the package `renderers`.
 
 That package writes messages as token ids, reads sampled ids and bridges to the next turn for some thirty families.
-`FamilyRenderer` puts one of its renderers behind `core.protocols.Renderer`, as `segments` does with a template:
-
-    prompt = head(R0) completion(A1) follow(A1, R1) completion(A2) follow(A2, R2) ...
-
-The package's bridge gives the tokens after a turn, so a sampled token is never tokenised again, and reasoning stays in
-the context, even for a model whose own template drops it, unless `thoughts` says otherwise (`thoughts.TurnByTurn`).
-`choice` finds the family of a model folder.
+`FamilyRenderer` puts one of its renderers behind `core.protocols.Renderer`, as `segments` does with a template (see
+`turns`). `choice` finds the family of a model folder.
 """
 
 from __future__ import annotations
@@ -24,9 +19,8 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.render import harmony
 from turntree.render.probes import ASK, CALL, RESULT, SAY, TOOL
-from turntree.render.segments import Tools, left_out, split
-from turntree.render.thoughts import Ids, Thoughts, TurnByTurn, key_of
 from turntree.render.tool_calls import can_be_logged
+from turntree.render.turns import Ids, Tools, TurnByTurn, check_complete, key_of, split
 from turntree.render.words import Words
 
 if TYPE_CHECKING:
@@ -41,14 +35,12 @@ _TOOLS = "You may call these functions:"
 class Family:
     """How to build one renderer of the package. `options` fix what would depend on the date or drop thoughts;
     `model_types` are those of config.json; `marks` are tokens that every vocabulary of the family has. `alone`: no
-    other family has these marks, so they decide even where the folder's template differs in details. `own` are the
-    options under which the package drops the thoughts that the model's own template drops, where it does not anyway."""
+    other family has these marks, so they decide even where the folder's template differs in details."""
 
     marks: tuple[str, ...]
     model_types: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     alone: bool = False
-    own: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 _CHATML = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</think>")
@@ -75,7 +67,6 @@ FAMILIES = {
         ("gpt_oss",),
         {"auto_drop_analysis": False, "conversation_start_date": "2025-01-01"},
         alone=True,
-        own={"auto_drop_analysis": True, "thinking_retention": None},
     ),
     "deepseek-v3": Family(_DEEPSEEK, ("deepseek_v3",), alone=True),
     "deepseek-r1": Family(_DEEPSEEK, alone=True),
@@ -100,7 +91,6 @@ def family(
     *,
     enable_thinking: bool | None = None,
     reasoning_effort: str | None = None,
-    thoughts: Thoughts = "keep",
     **more: Any,
 ) -> FamilyRenderer:
     """The renderer `family:NAME`: that of the package for the model family NAME, whatever the folder says.
@@ -112,8 +102,6 @@ def family(
     Args:
         enable_thinking: Whether a turn begins with a thought (default: that of the family).
         reasoning_effort: Reasoning effort: low, medium, high (default: that of the family).
-        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
-            keeps (model).
     """
     named = {"enable_thinking": enable_thinking, "reasoning_effort": reasoning_effort}
     options = {key: value for key, value in named.items() if value is not None} | more
@@ -122,13 +110,9 @@ def family(
         said = f"{argument!r} is not a model family" if argument else "'family' names no model family"
         raise ConfigError(said, field="renderer", hint=f"family:NAME with one of {known}")
     settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
-    words = Words(tokenizer, " ".join(FAMILIES[argument].marks))
-    source, described = _source(words, argument, settings), _described(argument, settings)
-    if thoughts == "keep":
-        return FamilyRenderer(words, argument, source, described)
-    own = FAMILIES[argument].own
-    model = _source(words, argument, settings | own) if own else source
-    return FamilyRenderer(words, argument, source, f"{described} thoughts {thoughts}", own=model)
+    form = f"{' '.join(FAMILIES[argument].marks)} <think> {tokenizer.chat_template}"
+    words = Words(tokenizer, form)
+    return FamilyRenderer(words, argument, _source(words, argument, settings), _described(argument, settings))
 
 
 def has_option(name: str, option: str) -> bool:
@@ -175,14 +159,13 @@ class FamilyRenderer(TurnByTurn):
 
     `thinks`: the family has a place for reasoning, elsewhere it is left out. `tools_as_text`: it has no place for
     tools, so they are written into the system message. `described`: all that decides the tokens beside the tokenizer.
-    With `own`, which renders whole conversations as the model's own template does, thoughts="model". Raises
-    `InputError` for messages that the family cannot write or would not read again.
+    Raises `InputError` for messages that the family cannot write or would not read again.
     """
 
-    def __init__(self, tokenizer: Words, name: str, source: Any, described: str, own: Any = None) -> None:
-        super().__init__("keep" if own is None else "model")
+    def __init__(self, tokenizer: Words, name: str, source: Any, described: str) -> None:
+        super().__init__()
         self.name, self.described = name, described
-        self._tokenizer, self._source, self._own = tokenizer, source, source if own is None else own
+        self._tokenizer, self._source = tokenizer, source
         self.stop_ids = frozenset(cast("list[int]", source.get_stop_token_ids()))
         # The package opens gpt-oss's first channel for the policy; the model's template leaves the choice to it.
         self._opened = self._encode("<|channel|>analysis<|message|>") if name == "gpt-oss" else ()
@@ -192,21 +175,23 @@ class FamilyRenderer(TurnByTurn):
         self.thinks, self._marks = True, ("", "")  # nothing is taken for an open thought yet
         self.thinks = self._can_think()
         self._marks = self._find_marks()
-        self._tokenizer.learn(self._form())
         self.completion(SAY)  # raises here for a family that cannot be sampled turn by turn
 
-    def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
+    def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
         run, rounds = split(messages)
         if not run:
             raise InputError("the conversation starts with the assistant", field="messages", hint="begin with a task")
-        follows = [self._follow(part.turn, part.run) for part in rounds]
-        return self._interleave([self._opening_of(run, tools), *follows], [part.turn for part in rounds])
+        follows = [self._follow(part.turn, part.run) for part in rounds[max(first - 1, 0) :]]
+        if first:
+            return follows
+        key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
+        return [self._segment(key, lambda: self._head(run, tools)), *follows]
 
-    def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
-        run, rounds = split(new)
-        follows = [self._follow(part.turn, part.run) for part in rounds]
-        first = self._follow(messages[-1], run, stopped=stopped)
-        return self._interleave([first, *follows], [part.turn for part in rounds])
+    def _closing(self, message: Message) -> Ids:
+        """A thought that was cut ends before its turn does."""
+        inside = self.thinks and message.reasoning and not (message.tool_calls or message.content)
+        end = self._encode(self._marks[1]) if inside else ()
+        return (*end, self.completion(self._bare(message))[-1])
 
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         """`tools` decide between "true" and true where the family writes arguments without quotes."""
@@ -231,85 +216,58 @@ class FamilyRenderer(TurnByTurn):
     def _read(self, ids: Sequence[int], tools: Tools = ()) -> Any:
         return self._source.parse_response(list(ids), tools=_plain(tools) or None, prompt_ids=list(self._ask))
 
-    def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
-        """The family's rendering of a whole conversation, where it keeps or drops earlier thoughts by its own rules."""
-        return self._head(messages, tools, self._own)
-
-    def _head(self, run: Sequence[Message], tools: Tools, source: Any = None) -> Ids:
+    def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
         messages = run
         if tools and self.tools_as_text:
             brief, rest = (messages[0], messages[1:]) if messages[0].role == "system" else (None, messages)
             said = "\n".join([_TOOLS, *(json.dumps(tool, ensure_ascii=False) for tool in tools)])
             said = said if brief is None else f"{brief.content}\n\n{said}"
             messages, tools = [Message("system", said), *rest], ()
-        ids = self._opening(messages, tools, source)
-        text = self._decode(ids)
-        for place, message in enumerate(messages):
-            if message.role == "assistant" or message.content.strip() in text:
-                continue
-            try:
-                blank = self._opening(
-                    [*messages[:place], replace(message, content=""), *messages[place + 1 :]], tools, source
-                )
-            except InputError:  # so the family does look at it
-                continue
-            if blank == ids:
-                raise left_out(f"message {place} ({message.role})", "messages")
+        ids = self._opening(messages, tools)
+        check_complete(lambda others: self._opening(others, tools), messages, (self._decode(ids), ids))
         return ids
 
     def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """The text of a conversation and the opening of the next turn, in the family's own form."""
-        return self._decode(self._opening(messages, tools, self._own))
+        return self._decode(self._opening(messages, tools))
 
     # segments
 
-    def _follow(self, turn: Message, run: Sequence[Message], *, stopped: bool = True) -> Ids:
-        """The tokens after a turn when a run of messages arrives: a function of these alone. A cut turn is closed
-        first, and so is its thought if it was cut inside one."""
-        thinking = self.thinks and not stopped and not turn.tool_calls and turn.reasoning and not turn.content
-        if turn.tool_calls:  # what answers a call depends on its name and id: a policy's odd arguments refuse nothing
-            bare = tuple(replace(call, arguments={}) for call in turn.tool_calls)
-            turn = Message("assistant", tool_calls=bare)
-        else:
-            turn = _THINKING if thinking else SAY
-        if not stopped and not thinking:
-            return self.completion(turn)[-1], *self._follow(turn, run)
-        key = ("follow", key_of(turn), tuple(map(key_of, run)), stopped)
-        return self._segments.get(key, lambda: self._bridge(turn, run))
+    def _bare(self, turn: Message) -> Message:
+        """A turn as what follows it sees it: what answers a call depends on its name and id, so a policy's odd
+        arguments refuse nothing."""
+        bare = tuple(replace(call, arguments={}) for call in turn.tool_calls)
+        return Message("assistant", tool_calls=bare) if bare else SAY
 
-    def _bridge(self, turn: Message, run: Sequence[Message]) -> Ids:
+    def _follow(self, turn: Message, run: Sequence[Message]) -> Ids:
+        """The tokens after a turn when a run of messages arrives: a function of these alone."""
+        turn = self._bare(turn)
+        key = ("follow", key_of(turn), tuple(map(key_of, run)))
+        return self._segment(key, lambda: self._after(turn, run))
+
+    def _after(self, turn: Message, run: Sequence[Message]) -> Ids:
+        """What the family writes behind the turn, or else the package's bridge, where the family writes the turn
+        otherwise once messages follow."""
         said = self.completion(turn)
-        said = self._until_thought(said) if turn is _THINKING else said
         before = [*self._ask, *said]
-        chats = self._chats([turn, *run])[1:]
-        bridged = self._source.bridge_to_next_turn(list(self._ask), list(said), chats)
+        try:
+            whole = self._tokenizer.decode_hidden(self._opening([ASK, turn, *run]))
+        except InputError:  # only the bridge writes these messages
+            whole = ""
+        text = self._tokenizer.decode_hidden(before)
+        if whole.startswith(text):
+            return self._encode(whole[len(text) :])
+        bridged = self._source.bridge_to_next_turn(list(self._ask), list(said), self._chats([turn, *run])[1:])
         if bridged is not None and bridged.token_ids[: len(before)] == before:
-            after = self._unopened(tuple(bridged.token_ids[len(before) :]))
-            return self._spaced(after, self._tokenizer.decode_hidden(before), [ASK, turn, *run])
-        whole = self._tokenizer.decode_hidden(self._opening([ASK, turn, *run]))
-        for end in (len(said), len(said) - 1):  # without the stop token where that opens another's turn
-            text = self._tokenizer.decode_hidden([*self._ask, *said[:end]])
-            if whole.startswith(text):
-                return self._encode(whole[len(text) :])
+            return self._unopened(tuple(bridged.token_ids[len(before) :]))
+        text = self._tokenizer.decode_hidden(before[:-1])  # without the stop token where that opens another's turn
+        if whole.startswith(text):
+            return self._encode(whole[len(text) :])
         if not run:
             return self._ask[len(self._render([ASK])) :]
         roles = " ".join(message.role for message in run)
         hint = f"after a turn {'with' if turn.tool_calls else 'without'} calls"
         raise InputError(f"{self.name} cannot go on with messages of roles {roles}", field="messages", hint=hint)
-
-    def _spaced(self, after: Ids, before: str, messages: Sequence[Message]) -> Ids:
-        """Bridged tokens with the white space of the family's own rendering: Laguna's bridge leaves a line end out."""
-        try:
-            whole = self._tokenizer.decode_hidden(self._opening(messages))
-        except InputError:  # only the bridge writes these messages
-            return after
-        text, own = self._tokenizer.decode_hidden(after), whole.removeprefix(before)
-        spaced = whole.startswith(before) and own != text and own.split() == text.split()
-        return self._encode(own) if spaced else after
-
-    def _until_thought(self, said: Ids) -> Ids:
-        text = _THINKING.reasoning
-        return next(said[:end] for end in range(1, len(said) + 1) if text in self._decode(said[:end]))
 
     def _say(self, message: Message) -> Ids:
         if not self.thinks:
@@ -357,18 +315,10 @@ class FamilyRenderer(TurnByTurn):
             raise InputError(f"{self.name} does not end an assistant turn", field="messages")
         return marker
 
-    def _form(self) -> str:
-        """What the family writes in every kind of message."""
-        texts = [*self._marks]
-        for messages in ([replace(ASK, role="system"), ASK], [ASK, CALL, RESULT], [ASK, _THINKING, ASK]):
-            with contextlib.suppress(InputError):
-                texts.append(self._decode(self._opening(messages, [] if self.tools_as_text else [TOOL])))
-        return " ".join(texts)
-
     def _can_think(self) -> bool:
         try:
-            return self._until_thought(self.completion(_THINKING)) != ()
-        except (InputError, StopIteration):
+            return _THINKING.reasoning in self._decode(self.completion(_THINKING))
+        except InputError:
             return False
 
     def _find_marks(self) -> tuple[str, str]:
@@ -380,17 +330,15 @@ class FamilyRenderer(TurnByTurn):
 
     # the package
 
-    def _opening(self, messages: Sequence[Message], tools: Tools = (), source: Any = None) -> Ids:
-        return self._unopened(self._render(messages, tools, generation_prompt=True, source=source))
+    def _opening(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        return self._unopened(self._render(messages, tools, generation_prompt=True))
 
     def _unopened(self, ids: Ids) -> Ids:
         return ids[: -len(self._opened)] if self._opened and ids[-len(self._opened) :] == self._opened else ids
 
-    def _render(
-        self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = False, source: Any = None
-    ) -> Ids:
+    def _render(self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = False) -> Ids:
         try:
-            ids = (source or self._source).render_ids(
+            ids = self._source.render_ids(
                 self._chats(messages), tools=self._hide(list(tools)) or None, add_generation_prompt=generation_prompt
             )
         except Exception as error:  # the boundary to foreign code
@@ -413,8 +361,7 @@ class FamilyRenderer(TurnByTurn):
         return tuple(self._tokenizer.encode(text))
 
     def _decode(self, ids: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return cast(str, text)
+        return self._tokenizer.decode(ids)
 
 
 def _chats(messages: Sequence[Message]) -> list[dict[str, Any]]:

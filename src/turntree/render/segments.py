@@ -1,6 +1,6 @@
 """A chat template cut into the texts between assistant turns and the assistant turns themselves.
 
-A conversation R0 A1 R1 A2 R2 ... (A: assistant turns, R: runs of other messages, maybe empty) is rendered as
+A conversation (see `turns`) is rendered as
 
     head(R0) said(A1) follow(A1, R1) said(A2) follow(A2, R2) ...
 
@@ -9,7 +9,7 @@ alone: it is what the policy would have sampled. Where the template is *message-
 the same kind) the other pieces are functions of their own messages, too, and cost one small render each; where it is
 not, the whole conversation is rendered and cut. A template that renders an earlier message differently once later
 ones arrive cannot be cut: sampled tokens are never rewritten, so it is refused, naming the message. Only thoughts may
-be missing there (`drops`): a local template that drops them, or its empty ones, is cut as if it kept them.
+be missing there: a local template that drops them, or its empty ones, is cut as if it kept them.
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.render.bounds import TemplateLoops, bound_templates
 from turntree.render.probes import ASK, CALL, SAY, Kind
+from turntree.render.turns import Round, Tools, check_complete, left_out, split
 from turntree.render.words import Words, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-Tools = Sequence[dict[str, Any]]
 
 # Some templates write today's date into the system message; the tokens of a run must not depend on the day.
 NO_CLOCK = """{%- macro strftime_now(format) -%}
@@ -45,7 +42,6 @@ def rendered(
 ) -> str:
     """What the template that Transformers takes (of several: `tool_use` where there are tools) writes, without today's
     date. A template may raise anything."""
-    bound_templates()
     source = tokenizer.get_chat_template(tools=list(tools) or None)
     text = tokenizer.apply_chat_template(
         chats,
@@ -55,30 +51,6 @@ def rendered(
         tokenize=False,
     )
     return cast(str, text)
-
-
-@dataclass(frozen=True)
-class Round:
-    """An assistant turn (message number `index`) and the run of messages up to the next one."""
-
-    index: int
-    turn: Message
-    run: tuple[Message, ...]
-
-    @property
-    def tied(self) -> bool:
-        """Whether the template may look at the turn to render the run: results refer to the calls before them."""
-        return bool(self.turn.tool_calls) or any(message.role == "tool" for message in self.run)
-
-
-def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Round]]:
-    """R0 and the rounds (A1, R1), (A2, R2), ... of a conversation."""
-    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    ends = [*turns, len(messages)]
-    rounds = [
-        Round(turn, messages[turn], tuple(messages[turn + 1 : end])) for turn, end in zip(turns, ends[1:], strict=True)
-    ]
-    return tuple(messages[: ends[0]]), rounds
 
 
 @dataclass(frozen=True)
@@ -94,15 +66,13 @@ class SegmentedTemplate:
 
     `stops` maps the texts of the tokens that end an assistant turn to their ids, the usual one first; `lead` is the
     white space that the template writes before the assistant's content, and so expects the policy to say. `tools` are
-    declared where pieces are rendered: of several templates in a folder, one is for conversations with tools. `drops`:
-    the template may drop earlier thoughts, which stay. Raises `InputError` for a template without a generation prompt,
-    or one that does not end an assistant turn.
+    declared where pieces are rendered: of several templates in a folder, one is for conversations with tools. Raises
+    `InputError` for a template without a generation prompt, or one that does not end an assistant turn.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Tools = ()) -> None:
-        self._tokenizer, self._tools, self.drops = tokenizer, tools, True
-        self._words = Words(tokenizer, str(tokenizer.chat_template))
-        self.pieces = Pieces(self._words)
+        self._tokenizer, self._tools = tokenizer, tools
+        self.words = Words(tokenizer, str(tokenizer.chat_template))
         added = tokenizer.added_tokens_decoder
         self._special = {id for id, token in added.items() if token.special}
         self._ends = {*added, cast("int | None", tokenizer.eos_token_id)}
@@ -123,11 +93,9 @@ class SegmentedTemplate:
         """The whole text that the template writes, with the words of others hidden (`words`). Raises `InputError` with
         the template's own complaint."""
         try:
-            chats = [message.to_chat() for message in self._words.hidden(messages)]
-            hidden = self._words.hide(list(tools))
+            chats = [message.to_chat() for message in self.words.hidden(messages)]
+            hidden = self.words.hide(list(tools))
             return rendered(self._tokenizer, chats, hidden, generation_prompt=generation_prompt)
-        except TemplateLoops:
-            raise
         except Exception as error:  # the boundary to foreign code: a template may raise anything
             raise InputError(
                 f"the chat template cannot render these messages ({type(error).__name__}: {error})",
@@ -171,7 +139,7 @@ class SegmentedTemplate:
         turn = part.turn if part.tied else SAY
         before = self._until_stop(turn) if part.tied else self.until_probe_stop
         text = self.render([ASK, turn, *part.run], self._tools)
-        if self.drops and not text.startswith(before):
+        if not text.startswith(before):
             before = self._thoughtless_start + before.removeprefix(self.ask).partition(self.marks[1])[2].lstrip()
         if not text.startswith(before):
             raise _rewritten(part.index, "once more messages follow")
@@ -212,16 +180,7 @@ class SegmentedTemplate:
         return _rewritten(seen, f"once message {len(before)} follows")
 
     def _check_complete(self, text: str, messages: Sequence[Message], tools: Tools, offset: int = 0) -> None:
-        """Raise `InputError` for a message (number `offset` + its place) whose content does not change the text."""
-        for place, message in enumerate(messages):
-            if message.role == "assistant" or message.content.strip() in shown(text):
-                continue
-            try:
-                without = self.render([*messages[:place], replace(message, content=""), *messages[place + 1 :]], tools)
-            except InputError:  # so the template does look at it
-                continue
-            if text == without:
-                raise left_out(f"message {offset + place} ({message.role})", "messages")
+        check_complete(lambda others: self.render(others, tools), messages, (shown(text), text), offset)
 
     # what the template is like
 
@@ -275,8 +234,8 @@ class SegmentedTemplate:
 
     def _alike(self, text: str, whole: str) -> bool:
         """Whether a conversation in pieces is the template's own rendering, but for thoughts that it drops."""
-        if text == whole or not self.drops:
-            return text == whole
+        if text == whole:
+            return True
         thought = re.compile(rf"{re.escape(self._opened)}.*?{re.escape(self.marks[1])}\s*", re.DOTALL)
         return thought.sub("", text) == thought.sub("", whole)
 
@@ -288,7 +247,7 @@ class SegmentedTemplate:
         """White space before the content of an assistant turn; all that the template writes from its stop token on;
         and that token: the first special one after the content, or the first one where none is special."""
         lead, content, close = self._after_ask(SAY).rpartition(SAY.content)
-        ids = self.pieces.encode(close, after=self.ask + lead + content)
+        ids = self.words.encode(close, after=self.ask + lead + content)
         stop = next((id for id in ids if id in self._special), ids[0] if ids else None)
         if not content or stop is None or self._text(stop) not in close:
             raise InputError(
@@ -309,11 +268,9 @@ class SegmentedTemplate:
         """The special token that ends a turn with tool calls, where it is another one."""
         try:
             text = self._after_ask(CALL)
-        except TemplateLoops:
-            raise
         except InputError:  # no tool calls in this template: reported where one has to be rendered
             return {}
-        last = [id for id in self.pieces.encode(text, after=self.ask) if id in self._special][-1:]
+        last = [id for id in self.words.encode(text, after=self.ask) if id in self._special][-1:]
         return {} if text.endswith(self._close) else {self._text(id): id for id in last}
 
     def _check_local(self, kind: Kind) -> bool:
@@ -327,8 +284,6 @@ class SegmentedTemplate:
                 said = self.said(part.turn)
                 text += said.text + said.stop + self.follow(part)
             return self._alike(text, self.render(messages, tools))
-        except TemplateLoops:
-            raise
         except InputError:  # cannot be rendered in this shape: whole renders decide, and name the message
             return False
 
@@ -342,70 +297,3 @@ def _rewritten(index: int, when: str) -> InputError:
         field="messages",
         hint="edit chat_template.jinja so that a message looks alike wherever it stands (e.g. keep earlier thinking)",
     )
-
-
-def left_out(what: str, field: str) -> InputError:
-    hint = "use a template that renders this, or put it into the content of a message that is rendered"
-    return InputError(f"the chat template leaves out {what}", field=field, hint=hint)
-
-
-# pieces
-
-Ids = tuple[int, ...]
-
-_APART = "\x01"  # no vocabulary joins it with anything
-_SPACES = ("▁", "Ġ")  # how SentencePiece and byte-level vocabularies write a space
-
-
-class Pieces:
-    """Encodes and decodes segments of a conversation.
-
-    Many tokenizers (of SentencePiece's kind) write a space before any text. A segment that is encoded alone gets one in
-    front that the whole conversation does not have there. `spaced`: this is such a tokenizer. It encodes a segment with
-    what stands before it, whose tokens are cut off.
-    """
-
-    def __init__(self, tokenizer: Words) -> None:
-        self._tokenizer = tokenizer
-        first = tokenizer.convert_ids_to_tokens(list(self._whole(SAY.content)))[:1]
-        self.spaced = bool(first) and str(first[0]).startswith(_SPACES)
-        self._held: dict[str, Ids] = {}
-
-    def encode(self, text: str, after: str = "") -> Ids:
-        """Raises `InputError` where the tokens of what stands before the text are not the same without it."""
-        if not self.spaced or not after:
-            return self._whole(text)
-        for before in (after, _APART):
-            held, ids = self._before(before), self._whole(before + text)
-            if ids[: len(held)] == held:
-                return ids[len(held) :]
-        raise InputError(
-            f"the tokenizer cannot go on with {text[:40]!r}: it tokenises what stands before it differently",
-            field="tokenizer",
-            hint="use a tokenizer with bytes as tokens (byte_fallback)",
-        )
-
-    def decode(self, ids: Ids, after: str = "", lead: str = "") -> str:
-        """Without the space that some tokenizers write after every special token, as it is seen in a text that begins
-        with `lead`."""
-        if not self.spaced or not after:
-            return self._text(ids)
-        space, said, _ = self._after(self.encode(lead + SAY.content, after), after).partition(lead + SAY.content)
-        return self._after(ids, after).removeprefix(space if said else "")
-
-    def _after(self, ids: Ids, after: str) -> str:
-        held = self._before(after)
-        before, text = self._text(held), self._text((*held, *ids))
-        return text.removeprefix(before) if text.startswith(before) else self._text(ids)
-
-    def _before(self, text: str) -> Ids:
-        if text not in self._held:
-            self._held[text] = self._whole(text)
-        return self._held[text]
-
-    def _whole(self, text: str) -> Ids:
-        return tuple(self._tokenizer.encode(text))
-
-    def _text(self, ids: Ids) -> str:
-        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return cast(str, text)

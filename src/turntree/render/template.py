@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -10,9 +11,9 @@ from unicodedata import normalize
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, whole_characters
 from turntree.render.probes import ASK, CALL, SAY, TOOL
-from turntree.render.segments import Round, SegmentedTemplate, Tools, split
-from turntree.render.thoughts import Ids, Thoughts, TurnByTurn, key_of
+from turntree.render.segments import SegmentedTemplate
 from turntree.render.tool_calls import ToolFormat, detect_format, parse_message
+from turntree.render.turns import Ids, Round, Tools, TurnByTurn, key_of, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,38 +29,27 @@ class ChatRenderer(TurnByTurn):
 
         prompt(m[:k]) + completion(m[k]) + extend(m[:k+1], m[k+1:k+2]) == prompt(m[:k+2])   for an assistant's m[k]
 
-    and with `thoughts` "model" up to where the template drops a thought (`thoughts.TurnByTurn`). `described` names all
-    that decides the tokens beside the tokenizer and its template. Of several templates in a folder, conversations with
-    tools are written by `tool_use`, as Transformers does. Raises `InputError` for a template that cannot be sampled
-    turn by turn, and for messages that it leaves out, would later rewrite, or would not be read as they were said.
+    `described` names all that decides the tokens beside the tokenizer and its template. Of several templates in a
+    folder, conversations with tools are written by `tool_use`, as Transformers does. Raises `InputError` for a template
+    that cannot be sampled turn by turn, and for messages that it leaves out, would later rewrite, or would not be read
+    as they were said.
 
     Args:
         tool_format: How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template
             does).
-        thoughts: Thoughts of earlier turns: all stay in the context (keep), or those that the model's own template
-            keeps (model).
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        tool_format: ToolFormat | None = None,
-        thoughts: Thoughts = "keep",
-    ) -> None:
-        super().__init__(thoughts)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tool_format: ToolFormat | None = None) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
         several = isinstance(tokenizer.chat_template, dict) and "tool_use" in tokenizer.chat_template
         self._template = SegmentedTemplate(tokenizer)
         self._tooled = SegmentedTemplate(tokenizer, [TOOL]) if several else self._template
         self.thinks = self._template.thought is not None
-        if thoughts == "model" and not self.thinks:  # where it would drop one that stands in the content
-            self._template.drops = self._tooled.drops = False
         found = detect_format(str(tokenizer.chat_template))
         self._tool_format: ToolFormat = tool_format or found
         self._text_only = tool_format == "none"
         self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
-        self.described += "" if thoughts == "keep" else f" thoughts {thoughts}"
         eos = cast("int | None", tokenizer.eos_token_id)
         stops = {*self._template.stops.values(), *self._tooled.stops.values()}
         # those that the template writes, and the end of the sequence
@@ -75,39 +65,26 @@ class ChatRenderer(TurnByTurn):
                 field="chat_template",
                 hint="keep one of them",
             )
-        if plain.pieces.spaced:
+        if plain.words.spaced:
             ids = (*self.prompt([ASK]), *self.completion(SAY))
-            if ids != plain.pieces.encode(plain.until_probe_stop):
+            if list(ids) != plain.words.encode(plain.until_probe_stop):
                 raise InputError(
                     "the tokenizer joins the end of a prompt and the start of a turn into one token",
                     field="tokenizer",
                     hint="let the template's generation prompt end with a special token or a line break",
                 )
 
-    def whole(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
-        return self._encode(self._for(tools).whole(messages, tools))
-
-    def written(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        return self._template.render(messages, tools)
-
-    def _grown(self, messages: Sequence[Message], tools: Tools) -> Ids:
-        _, rounds = split(messages)
-        ids = self._interleave(self._givens(messages, tools), [part.turn for part in rounds])
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        ids = super().prompt(messages, tools)
         if tools and not self._text_only:
             self.completion(CALL)  # raises here for a form of calls that is not read: every call would stay text
         return ids
-
-    def _follow_on(self, messages: Sequence[Message], new: Sequence[Message], tools: Tools, *, stopped: bool) -> Ids:
-        _, rounds = split(new)
-        turns = sum(message.role == "assistant" for message in messages)
-        ids = self._interleave(self._givens([*messages, *new], tools, first=turns), [part.turn for part in rounds])
-        return ids if stopped else (self._closing(messages[-1]), *ids)
 
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         ids = list(token_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return self._read(self._decode(ids))
+        return self._read(self._template.words.decode(ids, self._template.ask, self._template.lead))
 
     def _read(self, text: str) -> Message:
         """The message in a sampled text. What it thought is never a call, and if the thought does not end, it says
@@ -131,27 +108,24 @@ class ChatRenderer(TurnByTurn):
         return self._tooled if tools else self._template
 
     def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
-        """Token ids of head, follow, follow, ... from number `first` on. They are rendered without reasoning, because a
-        template that drops earlier thoughts would rewrite sampled tokens; the sampled thoughts stay."""
+        """They are rendered without reasoning, because a template that drops earlier thoughts would rewrite sampled
+        tokens; the sampled thoughts stay."""
         messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
         template = self._for(tools)
-        if not template.is_local(messages, tools):
-            head, *texts = template.cut(messages, tools)
-            opening = [] if first else [self._segments.get(("start", head), lambda: self._encode(head))]
-            texts = texts[max(first - 1, 0) :]
-            after = [self._segments.get(("text", text), lambda text=text: self._after_turn(text)) for text in texts]
-            return [*opening, *after]
         run, rounds = split(messages)
-        givens = [self._follow(part, template) for part in rounds[max(first - 1, 0) :]]
-        return givens if first else [self._opening_of(run, tools), *givens]
-
-    def _head(self, run: Sequence[Message], tools: Tools) -> Ids:
-        return self._encode(self._for(tools).head(run, tools))
+        if template.is_local(messages, tools):
+            key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")
+            opening = () if first else (self._segment(key, lambda: self._encode(template.head(run, tools))),)
+            return [*opening, *(self._follow(part, template) for part in rounds[max(first - 1, 0) :])]
+        head, *texts = template.cut(messages, tools)
+        opening = () if first else (self._segment(("start", head), lambda: self._encode(head)),)
+        texts = texts[max(first - 1, 0) :]
+        return [*opening, *(self._segment(("text", text), lambda text=text: self._after_turn(text)) for text in texts)]
 
     def _follow(self, part: Round, template: SegmentedTemplate) -> Ids:
         turn = key_of(part.turn) if part.tied else None
         key = ("follow", template is self._tooled, turn, tuple(map(key_of, part.run)))
-        return self._segments.get(key, lambda: self._after_turn(template.follow(part)))
+        return self._segment(key, lambda: self._after_turn(template.follow(part)))
 
     def _after_turn(self, text: str) -> Ids:
         return self._encode(text, after=self._template.until_probe_stop)
@@ -210,18 +184,14 @@ class ChatRenderer(TurnByTurn):
                 hint="no policy can say this in the form of the template",
             )
 
-    def _closing(self, message: Message) -> int:
-        """The stop token that ends a turn cut by length."""
+    def _closing(self, message: Message) -> Ids:
         stops = self._template.stops
         if message.tool_calls and len(stops := self._tooled.stops) > 1:
-            return stops[self._tooled.said(message).stop]
-        return next(iter(stops.values()))
+            return (stops[self._tooled.said(message).stop],)
+        return (next(iter(stops.values())),)
 
     def _encode(self, text: str, after: str = "") -> Ids:
-        return self._template.pieces.encode(text, after)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return self._template.pieces.decode(tuple(ids), self._template.ask, self._template.lead)
+        return tuple(self._template.words.encode(text, after))
 
 
 def _plain(text: str) -> str:

@@ -1,8 +1,7 @@
-"""Pages of audits: of logs (headline, pictures, the table of remedies), and of a verifier (its worst verdicts)."""
+"""The page of an audit of logs: headline, pictures, the table of remedies."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -282,17 +281,3 @@ def _share(part: float, whole: float) -> float:
 
 def _percent(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.0%}"
-
-
-# the page of turntree verifier audit
-
-
-def build_verifier_page(result: dict[str, Any], out: Path) -> Path:
-    """Write the page of `stages.score.run_audit` to `out`. The same result gives the same bytes."""
-    return write_text(out, templates().get_template("verifier.html.j2").render(result=result, action=_action))
-
-
-def _action(chat: dict[str, Any]) -> str:
-    """A message for a reader: its text, then its calls."""
-    calls = [f"{c['function']['name']}({json.dumps(c['function']['arguments'])})" for c in chat.get("tool_calls", [])]
-    return "\n".join([*([chat["content"]] if chat["content"] else []), *calls]) or "(empty)"

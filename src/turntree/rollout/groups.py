@@ -25,7 +25,7 @@ from turntree.core.protocols import (
 from turntree.core.tree import Decision, Node, NodeKind, Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.pool import Session
-from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged, leave_parts, start_rollout
+from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged, start_rollout
 from turntree.rollout.rewards import RewardSum
 
 Key = tuple[int, ...]
@@ -428,8 +428,6 @@ class _Layout:
             cost = group.owed.get(key, NO_COST) + self._dropped.get(key, NO_COST)
             leaf = self.tree.add(leaf, NodeKind.OBSERVATION, (), cost=cost).id
         self._stop(leaf, ending)
-        left = [] if rollout is None else [at for at in rollout.rewritten if at.onward in self._ids]
-        leave_parts(self.tree, left, leaf, self._ids.__getitem__)
 
     def _ending(self, key: Key) -> Ending:
         """How the rollout ended; in a group that was cut at turn t, its state then, without a reward."""

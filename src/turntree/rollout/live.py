@@ -6,7 +6,7 @@ The requests, appended nodes and endings of a rollout that the scheduler plays.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,15 +14,14 @@ from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.config import at_least
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.errors import TurntreeError
 from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.protocols import Brancher, Environment, Observation, Renderer, task_of
-from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.protocols import Environment, Observation, Renderer, task_of
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import action_text
-from turntree.render.thoughts import rewrites, whole_prompt
 from turntree.rollout.rewards import Episode, RewardSum
 
 _TOTAL = "only its last reward counts; give the sum so far and say total_reward = True, or give 0 until the end"
@@ -73,23 +72,12 @@ def judged(trees: Sequence[Mapping[int, Ending]], functions: RewardSum | None) -
     return [Rewards(found) for found in verdicts]
 
 
-@dataclass(frozen=True)
-class Rewritten:
-    """A place at which the context of a rollout was rewritten: `left` is the leaf of the branch that it left after
-    `turn` turns, `onward` the node at which it went on, below the first `shared` tokens of that branch."""
-
-    left: int
-    onward: int
-    turn: int
-    shared: int
-
-
 @dataclass(eq=False)
 class LiveRollout:
     """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
 
     `leaf` is its current node: at first `origin`, then the last of `nodes`, which it appended itself, each with the
-    rollout's turn then (`Node.turn` counts the turns of a path, which a rewritten context begins anew). `answers` are
+    rollout's turn then. `answers` are
     the environment's observations, the task first. A gate may see their `progress`, their texts (`observations`) and
     `actions`, as the rollout log tells them. `begun` are the tokens that its next turn already has, where it forked
     inside a turn; `token_ids` end with them.
@@ -101,7 +89,6 @@ class LiveRollout:
     messages: list[Message]
     token_ids: tuple[int, ...]
     nodes: dict[int, int] = field(default_factory=dict[int, int])
-    rewritten: list[Rewritten] = field(default_factory=list[Rewritten])
     actions: list[str] = field(default_factory=list[str])
     observations: list[str] = field(default_factory=list[str])
     answers: list[Observation] = field(default_factory=list[Observation])
@@ -196,43 +183,15 @@ class LiveRollout:
         )
 
     def append_answer(self, observation: Observation, prompt: tuple[int, ...], cost: Cost) -> None:
-        """Append the environment's answer. `prompt` is that of the next turn; where it does not extend the tokens so
-        far, the tree branches below what they have in common."""
-        above, shared = self.leaf, len(self.token_ids)
-        if prompt[:shared] != self.token_ids:
-            above, shared = self._shared_with(prompt)
-        kind = NodeKind.PROMPT if above is None else NodeKind.OBSERVATION
-        said = {"messages": observation.messages, "metrics": observation.metrics}
-        node = self.tree.add(above, kind, prompt[shared:], **said, cost=cost)
-        self.nodes[node.id] = turn = len(self.observations)
-        if above != self.leaf:
-            self.rewritten.append(Rewritten(self.leaf, node.id, turn, shared))
+        """Append the environment's answer. `prompt` is that of the next turn, which begins with the tokens so far."""
+        added, said = prompt[len(self.token_ids) :], {"messages": observation.messages, "metrics": observation.metrics}
+        node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, **said, cost=cost)
+        self.nodes[node.id] = len(self.observations)
         self.leaf = node.id
         self.messages += observation.messages
         self.token_ids = prompt
         self.observations.append(_said(observation.messages))
         self.answers.append(observation)
-
-    def _shared_with(self, prompt: tuple[int, ...]) -> tuple[int | None, int]:
-        """The deepest node on the way to the leaf whose tokens, with all above it, begin `prompt`, and their number."""
-        path = self.tree.path(self.leaf)
-        start = len(self.token_ids) - sum(len(node.token_ids) for node in path[1:])  # a root may stand for its tokens
-        above, shared = None, 0
-        for node in path:
-            end = start if node is path[0] else shared + len(node.token_ids)
-            if prompt[:end] != self.token_ids[:end]:
-                break
-            above, shared = node.id, end
-        return above, shared
-
-
-def leave_parts(tree: RolloutTree, rewritten: Sequence[Rewritten], end: int, place: Callable[[int], int] = int) -> None:
-    """Stop the branches that a rollout left where its context was rewritten: they are parts of the rollout that ended
-    at `end` (`RolloutTree.parts`). `place` gives the tree's number of a node."""
-    for at in rewritten:
-        left, numbers = place(at.left), {"turn": float(at.turn), "shared": float(at.shared)}
-        tree.stop(left, StopReason.CONTINUED, part_of=end)
-        tree.record(Decision("renderer", place(at.onward), "fork", "dropped_reasoning", numbers))
 
 
 def start_rollout(
@@ -300,29 +259,15 @@ def played_turn(
 
 
 def next_prompt(
-    rollout: LiveRollout, observation: Observation, task: Environment, renderer: Renderer, config: EpisodeConfig
+    rollout: LiveRollout, observation: Observation, task: Environment, renderer: Renderer
 ) -> tuple[int, ...]:
-    """The prompt of the turn after `observation`: what the engine has seen and the tokens that the observation adds, or
-    another context (`core.protocols.RewritingRenderer`), unless the episode ends here and nothing is asked in it.
+    """The prompt of the turn after `observation`: what the engine has seen and the tokens that the observation adds.
     Raises `RendererFault`."""
     said, new, tools = rollout.messages, observation.messages, task.tools
     try:
-        prompt = whole_prompt(renderer, said, new, tools)
-        if prompt is not None:
-            prompt = _ids(prompt)
-            last = observation.done or rollout.turns + 1 >= config.max_turns
-            return rollout.token_ids if last else prompt
         return (*rollout.token_ids, *_ids(renderer.extend(said, new, tools, stopped=rollout.stopped)))
     except BaseException as error:
         raise RendererFault(error, reason_of(error)) from error
-
-
-def require_whole_paths(renderer: Renderer, brancher: Brancher | None) -> None:
-    """Raise `ConfigError` for a brancher where contexts are rewritten: a fork would share turns that lie in several
-    branches of the tree."""
-    if brancher is not None and rewrites(renderer):
-        hint = "leave the brancher out, or keep thoughts (renderer.thoughts=keep)"
-        raise ConfigError("cannot fork rollouts whose earlier thoughts are dropped", field="brancher", hint=hint)
 
 
 def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -> Ending | None:

@@ -44,7 +44,6 @@ from turntree.rollout.live import (
     next_prompt,
     no_room,
     played_turn,
-    require_whole_paths,
     task_tokens,
 )
 from turntree.rollout.places import Place, Places
@@ -86,7 +85,6 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.engine, self.renderer, self.gate, self.brancher, self.clock = engine, renderer, gate, brancher, clock
-        require_whole_paths(renderer, brancher)
         self.rendered = False  # whether a task ever was
         self.rewards = rewards
         self.pool: EnvironmentPool = pool if pool is not None else LocalPool()
@@ -411,7 +409,7 @@ class _Turns:
 
     def _extend(self, place: Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
-        prompt = next_prompt(rollout, observation, group.task, self._renderer, self._config.episodes)
+        prompt = next_prompt(rollout, observation, group.task, self._renderer)
         rollout.append_answer(observation, prompt, group.pop_owed(place.key))
         self.touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes)

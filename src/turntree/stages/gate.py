@@ -1,61 +1,18 @@
-"""`turntree gate`: finished groups in, the effect of a gate on them out."""
+"""`turntree gate calibrate`: finished groups in, the effect of a gate on them out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError
-from turntree.decide.gates.calibrate import SHOWN_THRESHOLDS, CalibrationConfig, calibrate
+from turntree.decide.gates.calibrate import PAPER_SIGNAL, TABLE_1, calibrate
 from turntree.decide.gates.features import PAPER_HORIZON, read_features
-from turntree.decide.gates.sweep import PAPER_SIGNAL, sweep
-from turntree.decide.gates.table import GroupTable, table_from_groups
+from turntree.decide.gates.table import table_from_groups
 from turntree.logs.read import AUTO, open_log
-
-
-def read_groups(
-    paths: Sequence[Path],
-    *,
-    turns: Sequence[int] | None = None,
-    max_turns: int | None = None,
-    log_format: Part = AUTO,
-) -> tuple[GroupTable, dict[str, Any] | None]:
-    """A feature table (one CSV file) or a rollout log (anything that `open_log` reads), and the counts of what was
-    read."""
-    if len(paths) == 1 and paths[0].suffix == ".csv":
-        features = read_features(paths[0], max_turns=max_turns or PAPER_HORIZON)
-        return features if turns is None else features.at(turns), None
-    log = open_log(paths, log_format)
-    table = table_from_groups(list(log), source=str(paths[0]), max_turns=max_turns, turns=turns)
-    return table, log.report.to_json()
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepConfig:
-    """`turntree gate sweep`."""
-
-    turn: Annotated[int, Between(1)] = 10
-    """K, the turn at which the gate looks."""
-    thresholds: tuple[float, ...] = SHOWN_THRESHOLDS
-    """Cut below these; from these on for termination_fraction."""
-    signal: str = PAPER_SIGNAL
-    """One of the seven signals."""
-    rule: Literal["single", "or"] = "single"
-    """Cut by the signal alone, or also by the share of rollouts that have ended."""
-    termination: Annotated[float, Between(0, 1)] | None = None
-    """With rule "or": cut from this termination fraction on."""
-    max_turns: Annotated[int, Between(1)] | None = None
-    """The horizon; default: the longest rollout, CSV: 30."""
-    log_format: Part = AUTO
-    """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
-
-    def __post_init__(self) -> None:
-        if (self.rule == "or") != (self.termination is not None):
-            hint = "give both --rule or and --termination, or neither"
-            raise ConfigError("the OR rule and the termination fraction belong together", field="--rule", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,39 +21,43 @@ class CalibrateConfig:
 
     turns: tuple[Annotated[int, Between(1)], ...] | None = None
     """Turns to evaluate, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
+    thresholds: tuple[float, ...] = TABLE_1
+    """Of the table: cut below these; from these on for termination_fraction."""
+    signal: str = PAPER_SIGNAL
+    """Of the table: one of the seven signals."""
+    termination: Annotated[float, Between(0, 1)] | None = None
+    """Of the table: cut also from this share of ended rollouts on (the OR rule)."""
+    floor: float = 0.8
+    """Precision that a gate must have (paper, C.5)."""
+    confidence: float = 0.95
+    """Of the lower bound of precision."""
     max_turns: Annotated[int, Between(1)] | None = None
     """The horizon; default: the longest rollout, CSV: 30."""
     log_format: Part = AUTO
     """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("floor", "confidence"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError("must be between 0 and 1", field=name)
 
 
-def run_sweep(
-    paths: Sequence[Path],
-    config: SweepConfig,
-) -> dict[str, Any]:
-    """`rows`: the columns of the paper's Table 1 for every threshold, and the actual savings on this data."""
-    table, read = read_groups(paths, turns=[config.turn], max_turns=config.max_turns, log_format=config.log_format)
-    return {
-        "source": table.source,
-        "groups": len(table.tasks),
-        "zero_variance": int(table.zero_variance_N.sum()),
-        "turn": config.turn,
-        "max_turns": table.max_turns,
-        "rule": config.rule,
-        "signal": config.signal,
-        "termination": config.termination,
-        "rows": sweep(table, config.thresholds, turn=config.turn, signal=config.signal, termination=config.termination),
-        "absent": table.absent,
-        "dropped": table.dropped,
-        "read": read,
-    }
-
-
-def run_calibration(
-    paths: Sequence[Path],
-    config: CalibrateConfig,
-) -> tuple[dict[str, Any], GroupTable]:
-    """The result of `calibrate`, and the groups that it used (for the page)."""
-    table, read = read_groups(paths, turns=config.turns, max_turns=config.max_turns, log_format=config.log_format)
-    return {**calibrate(table, config.calibration), "read": read}, table
+def run_calibration(paths: Sequence[Path], config: CalibrateConfig) -> dict[str, Any]:
+    """The result of `calibrate` on a feature table (one CSV file) or a rollout log (anything that `open_log` reads);
+    `read` are the counts of the log."""
+    if len(paths) == 1 and paths[0].suffix == ".csv":
+        table = read_features(paths[0], max_turns=config.max_turns or PAPER_HORIZON, turns=config.turns)
+        read = None
+    else:
+        log = open_log(paths, config.log_format)
+        table = table_from_groups(list(log), source=str(paths[0]), max_turns=config.max_turns, turns=config.turns)
+        read = log.report.to_json()
+    result = calibrate(
+        table,
+        thresholds=config.thresholds,
+        signal=config.signal,
+        termination=config.termination,
+        floor=config.floor,
+        confidence=config.confidence,
+    )
+    return {**result, "read": read}

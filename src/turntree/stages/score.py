@@ -25,7 +25,7 @@ from turntree.stages.verifier import open_verifier
 from turntree.traces.formats.responses import EVERY_ITEM
 from turntree.traces.formats.row import chat_tools
 from turntree.traces.schema import Split, check_schemas, check_tools
-from turntree.verify import audit, rewrites
+from turntree.verify.audit import audit_verifier
 from turntree.verify.judge import agreement
 from turntree.verify.strict import MALFORMED
 
@@ -63,8 +63,6 @@ class AuditConfig:
     """Only the traces of this split."""
     limit: Annotated[int, Between(0)] = 0
     """Judge this many turns, drawn at random, always the same ones (0: all)."""
-    worst: Annotated[int, Between(0)] = 5
-    """How many wrong verdicts of every kind are kept."""
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     """For a verifier that plays actions (executed)."""
 
@@ -157,16 +155,14 @@ def _state(
 
 
 def run_audit(config: AuditConfig) -> dict[str, Any]:
-    """The verifier's verdicts on the demonstrations, on broken copies and on equivalent copies."""
+    """The verifier's verdicts on the demonstrations and on broken copies of them."""
     chosen = survey(config.traces, config.split).draw(config.limit, seed=0)
     states = stream_candidates(config.traces, config.split, chosen)
     with open_verifier(config.verifier, config.environment) as verifier:
-        found = audit.audit_verifier(
-            verifier, states, {**audit.MUTATIONS, **rewrites.MUTATIONS}, rewrites.EQUIVALENT, worst=config.worst
-        )
-    if not found.states:
+        audit = audit_verifier(verifier, states)
+    if not audit.states:
         raise InputError("hold no turn to judge", path=config.traces, hint="name another split, or other traces")
-    return found.to_json()
+    return audit.to_json()
 
 
 # reading actions

@@ -24,7 +24,6 @@ from turntree.logs.trees import KeptTree
 from turntree.pack.head import vocabulary_size
 from turntree.rollout import rewards
 from turntree.rollout.groups import GrownGroup
-from turntree.rollout.live import require_whole_paths
 from turntree.rollout.players import require_steppable
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
@@ -75,7 +74,6 @@ def run_train_online(
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
         playing = stack.enter_context(_open_playing(config, policy, workers))
-        require_whole_paths(policy.renderer, playing.brancher)
         _require_steppable(config, playing.tasks)
         judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {

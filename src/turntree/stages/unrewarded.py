@@ -32,7 +32,7 @@ def reasons(rows: Sequence[Row]) -> dict[str, int]:
 def remedy(why: Mapping[str, int]) -> str:
     """What to do where no rollout has a reward, for these reasons."""
     if why and set(why) == {CUT}:
-        return "loosen the gate: turntree gate sweep shows what a threshold cuts"
+        return "loosen the gate: turntree gate calibrate shows what a threshold cuts"
     if 2 * sum(count for reason, count in why.items() if _SERVER.search(reason)) > sum(why.values()):
         return "so the server answered, or did not: look at its log, address, key and limits"
     return "see turntree check model and turntree check environment"

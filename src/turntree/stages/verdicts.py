@@ -16,12 +16,10 @@ from typing import Any
 
 from turntree.core import parts, seeds
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError
 from turntree.core.protocols import Teacher, TurnState, TurnVerifier
 from turntree.core.tree import Node
 from turntree.env.tasks import TRAIN
 from turntree.logs.rollouts import turns_of
-from turntree.render.thoughts import rewrites
 from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.local import judge_turns
@@ -40,9 +38,6 @@ def open_turn_judge(config: TrainOnlineConfig, policy: Policy) -> Iterator[TurnV
     if config.teacher is None or config.verifier is None:  # the configuration has both or none
         yield None
         return
-    if rewrites(policy.renderer):
-        hint = "leave it at 0, or keep thoughts (renderer.thoughts=keep)"
-        raise ConfigError("needs rollouts that are one path", field="train.local", hint=hint)
     with open_verifier(config.verifier, config.environment) as verifier:
         yield TurnVerdicts(config, policy, verifier, parts.build("teachers", config.teacher))
 

@@ -28,11 +28,10 @@ from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Fi
 from turntree.core.tree import RolloutTree
 from turntree.credit.local import with_turns
 from turntree.decide.filters.dapo import DapoFilter, allowed, refill
-from turntree.decide.gates.monitor import GateMonitor
+from turntree.decide.gates.audited import GateMonitor
 from turntree.env.pool import EnvironmentPool
 from turntree.rollout.accounting import TreeAccount, account
 from turntree.rollout.groups import GrownGroup
-from turntree.rollout.live import require_whole_paths
 from turntree.rollout.players import Player, player_of
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import SchedulerConfig
@@ -86,7 +85,6 @@ class Parts:
 
     def player(self, config: SchedulerConfig) -> Player | Spread:
         """Who plays the groups: the workers, or this process."""
-        require_whole_paths(self.policy.renderer, self.brancher)
         if self.spread is not None:
             return self.spread(config)
         return player_of(
@@ -333,11 +331,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             "uncounted_leaves": sum(credit.uncounted for credit in trained),
             "biased_forks": sum(credit.biased_forks for credit in trained),
             **group_figures(grown, amplifies=not unmoved),
-            **(
-                {"gate_precision": dataclasses.asdict(precision), "gate_alarm": self.monitor.alarm}
-                if precision.audits
-                else {}
-            ),
+            **({"gate_precision": precision} if precision else {}),
             **({} if self.parts.brancher is None else {"branching": branch_figures(grown, made)}),
             **self._staleness(groups),
             "groups_dropped": dict(Counter(group.dropped[1] for group in groups if group.dropped)),

@@ -40,8 +40,7 @@ def examples(trace: Trace, renderer: Renderer) -> list[Example]:
     """What is learned from a trace: the episode, or, where a teacher labelled it, every label after its history.
 
     Prompts and completions are those of sampling. The loss covers the turns that are pivot candidates, so that all
-    methods train on the same turns. Where the context is rewritten (`RewritingRenderer`) another example begins, so
-    that each turn is learned in the context in which it would be sampled, once.
+    methods train on the same turns, each in the context in which it would be sampled.
     """
     skipped = skipped_turns(trace)
     found: list[Example] = []

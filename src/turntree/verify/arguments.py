@@ -4,7 +4,7 @@ Two argument objects mean the same call when they are equal after the declared d
 that are declared `integer` or `number` are compared by value (1 and 1.0; never true). Keys have no order, arrays do.
 
 Schemas are untrusted. External references are never fetched. A schema with a regular expression or a reference may take
-unbounded time, so it is applied in a process that can be killed (`arguments_worker`). The time of other schemas is
+unbounded time, so it is applied in a process that can be killed (`workers`). The time of other schemas is
 bounded by the sizes of schema and arguments, and they are applied in this process.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -30,32 +29,15 @@ from turntree.verify.workers import Workers
 SECONDS = 2.0
 _ENDLESS = ('"pattern":"', '"patternProperties":{', '"$ref":"', '"$dynamicRef":"', '"$recursiveRef":"')
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_workers = Workers("arguments_worker.py")
+_workers = Workers("turntree.verify.arguments:answer")
 _NOTHING: dict[str, Any] = {}
 # keywords that `_fits` decides, and those that decide nothing
 _PLAIN = {"type", "properties", "required", "items", "enum", "additionalProperties"}
 _PLAIN |= {"default", "description", "title", "examples"}
-_known: dict[int, tuple[Any, ArgumentRules | BoundedRules]] = {}
 
 
 class SchemaUnusable(Exception):
     """A declaration that cannot decide anything (no valid JSON schema, a reference that leads nowhere)."""
-
-
-@dataclass(frozen=True)
-class Folding:
-    """What may differ between two strings that count as equal; by default nothing."""
-
-    ignore_case: bool = False
-    ignore_whitespace: bool = False  # runs of white space count as one space, at the ends as none
-
-    @property
-    def folds(self) -> bool:
-        return self.ignore_case or self.ignore_whitespace
-
-    def __call__(self, text: str) -> str:
-        text = " ".join(text.split()) if self.ignore_whitespace else text
-        return text.casefold() if self.ignore_case else text
 
 
 class ArgumentRules:
@@ -65,7 +47,7 @@ class ArgumentRules:
         try:
             kind: type[Validator] = validator_for(schema, default=jsonschema.Draft202012Validator)
             kind.check_schema(schema)
-            _check_references(schema, kind)
+            self._resolver = _resolver(schema, kind)
         except jsonschema.SchemaError as error:
             raise SchemaUnusable(f"its parameters are not a JSON schema ({_one_line(error.message)})") from error
         except Unresolvable as error:
@@ -75,7 +57,6 @@ class ArgumentRules:
         self._schema = schema
         self._validator = kind(schema, registry=Registry())  # an empty registry: nothing is ever fetched
         self._plain = _is_plain(schema)
-        self._defaults: dict[int, dict[str, Any]] = {}
 
     def problem(self, arguments: Any) -> str | None:
         """The first violation in one line, or None. Raises `SchemaUnusable`."""
@@ -87,45 +68,24 @@ class ArgumentRules:
         path = ".".join(map(str, found.absolute_path))
         return _one_line(f"{path}: {found.message}" if path else found.message)
 
-    def canonical(self, arguments: Any, folding: Folding) -> str:
+    def canonical(self, arguments: Any) -> str:
         """Text that is equal exactly for argument objects that mean the same call (valid ones)."""
-        return canonical_json(self.normal(arguments, folding))
+        return canonical_json(self.normal(arguments))
 
-    def normal(self, arguments: Any, folding: Folding) -> Any:
-        """The arguments with defaults filled in, declared numbers by value and strings folded."""
-        if self._plain:
-            return self._plain_normal(arguments, self._schema, folding)
-        return self._normal(arguments, [self._schema], folding)
+    def normal(self, arguments: Any) -> Any:
+        """The arguments with defaults filled in, and declared numbers by value."""
+        return self._normal(arguments, [self._schema])
 
-    def _plain_normal(self, value: Any, schema: dict[str, Any], folding: Folding) -> Any:
-        """`_normal` under a schema that applies by itself (`_is_plain`)."""
+    def _normal(self, value: Any, schemas: Sequence[Any]) -> Any:
         if isinstance(value, str):
-            return folding(value) if folding.folds else value
-        if isinstance(value, dict):
-            defaults = self._defaults.get(id(schema))
-            if defaults is None:
-                defaults = self._defaults[id(schema)] = _defaults([schema])
-            declared, rest = schema.get("properties", _NOTHING), schema.get("additionalProperties")
-            rest = rest if isinstance(rest, dict) else _NOTHING
-            filled: dict[str, Any] = {**defaults, **value} if defaults else cast("dict[str, Any]", value)
-            return {k: self._plain_normal(item, declared.get(k, rest), folding) for k, item in filled.items()}
-        if isinstance(value, list):
-            items = schema.get("items") or _NOTHING
-            return [self._plain_normal(item, items, folding) for item in cast("list[Any]", value)]
-        if isinstance(value, float) and value.is_integer() and _numeric(schema):
-            return int(value)
-        return value
-
-    def _normal(self, value: Any, schemas: Sequence[Any], folding: Folding) -> Any:
+            return value
         applied = [part for schema in schemas for part in self._applied(schema, value, depth=0)]
         if isinstance(value, dict):
             filled = _defaults(applied) | cast("dict[str, Any]", value)
-            return {key: self._normal(item, _of_property(applied, key), folding) for key, item in filled.items()}
+            return {key: self._normal(item, _of_property(applied, key)) for key, item in filled.items()}
         if isinstance(value, list):
             items = cast("list[Any]", value)
-            return [self._normal(item, _of_item(applied, i), folding) for i, item in enumerate(items)]
-        if isinstance(value, str):
-            return folding(value)
+            return [self._normal(item, _of_item(applied, i)) for i, item in enumerate(items)]
         if isinstance(value, float) and value.is_integer() and any(_numeric(schema) for schema in applied):
             return int(value)
         return value
@@ -139,7 +99,11 @@ class ArgumentRules:
         row = cast("dict[str, Any]", schema)
         yield row
         if "$ref" in row:
-            yield from self._applied(self._resolve(row["$ref"]), value, depth + 1)
+            try:
+                target = self._resolver.lookup(row["$ref"]).contents
+            except Unresolvable as error:  # from the root: it may be written for another base
+                raise SchemaUnusable(f"its parameters refer to {row['$ref']!r}, which leads nowhere") from error
+            yield from self._applied(target, value, depth + 1)
         for part in row.get("allOf", ()):
             yield from self._applied(part, value, depth + 1)
         for key in ("anyOf", "oneOf"):
@@ -147,19 +111,6 @@ class ArgumentRules:
                 if self._first_error(self._validator.evolve(schema=part), value) is None:
                     yield from self._applied(part, value, depth + 1)
                     break
-
-    def _resolve(self, reference: str) -> Any:
-        """What a reference inside the same schema ("#/$defs/Name") points at."""
-        target: Any = self._schema
-        try:
-            if not reference.startswith("#"):
-                raise KeyError(reference)
-            for step in reference.removeprefix("#").split("/")[1:]:
-                step = step.replace("~1", "/").replace("~0", "~")
-                target = target[int(step)] if isinstance(target, list) else target[step]
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise SchemaUnusable(f"its parameters refer to {reference!r}, which leads nowhere") from error
-        return target
 
     @staticmethod
     def _first_error(validator: Validator, value: Any) -> jsonschema.ValidationError | None:
@@ -181,14 +132,14 @@ class BoundedRules:
     def problem(self, arguments: Any) -> str | None:
         return self._ask("problem", arguments)
 
-    def canonical(self, arguments: Any, folding: Folding) -> str:
-        return self._ask("canonical", arguments, folding)
+    def canonical(self, arguments: Any) -> str:
+        return self._ask("canonical", arguments)
 
-    def normal(self, arguments: Any, folding: Folding) -> Any:
-        return json.loads(self.canonical(arguments, folding))
+    def normal(self, arguments: Any) -> Any:
+        return json.loads(self.canonical(arguments))
 
-    def _ask(self, task: str, arguments: Any, folding: Folding | None = None) -> Any:
-        kind, value = _asked(task, self._schema_text, json.dumps(arguments), folding or Folding())
+    def _ask(self, task: str, arguments: Any) -> Any:
+        kind, value = _asked(task, self._schema_text, json.dumps(arguments))
         if kind == "unusable":
             raise SchemaUnusable(value)
         if kind == "invalid":
@@ -197,22 +148,29 @@ class BoundedRules:
 
 
 @lru_cache(maxsize=4096)
-def _asked(task: str, schema_text: str, arguments: str, folding: Folding) -> tuple[str, Any]:
-    question = [task, schema_text, arguments, folding.ignore_case, folding.ignore_whitespace]
-    answer = _workers.ask(question, SECONDS)
-    return ("unusable", f"its parameters cannot be applied within {SECONDS:g} s") if answer is None else tuple(answer)
+def _asked(*question: str) -> tuple[str, Any]:
+    found = _workers.ask(question, SECONDS)
+    return ("unusable", f"its parameters cannot be applied within {SECONDS:g} s") if found is None else tuple(found)
+
+
+def answer(question: list[str]) -> tuple[str, Any]:
+    """In that process: ("value", what the rules say), ("unusable", why the schema decides nothing) or ("invalid", why
+    the arguments cannot be written)."""
+    task, schema_text, arguments = question
+    try:
+        rules, value = rules_here(schema_text), json.loads(arguments)
+        if task == "problem":
+            return "value", rules.problem(value)
+        return "value", rules.canonical(value) if task == "canonical" else None
+    except SchemaUnusable as error:
+        return "unusable", str(error)
+    except (ValueError, RecursionError) as error:
+        return "invalid", str(error)
 
 
 def rules_of(parameters: Mapping[str, Any] | None) -> ArgumentRules | BoundedRules:
     """The rules of a tool's declared parameters (None: any object). Raises `SchemaUnusable`."""
-    known = _known.get(id(parameters))
-    if known is not None and known[0] is parameters:
-        return known[1]
-    rules = _rules(canonical_json(parameters or {"type": "object"}))
-    if len(_known) >= 4096:
-        _known.clear()
-    _known[id(parameters)] = (parameters, rules)  # kept alive with its id; declarations are not changed in place
-    return rules
+    return _rules(canonical_json(parameters or {"type": "object"}))
 
 
 @lru_cache(maxsize=4096)
@@ -221,6 +179,7 @@ def _rules(schema_text: str) -> ArgumentRules | BoundedRules:
     return BoundedRules(schema_text) if bounded else rules_here(schema_text)
 
 
+@lru_cache(maxsize=256)
 def rules_here(schema_text: str) -> ArgumentRules:
     """The rules that are applied in this process, without a time limit."""
     schema = json.loads(schema_text)
@@ -278,18 +237,19 @@ def _is(kind: str, value: Any) -> bool:
 _TYPES: dict[str, type] = {"string": str, "object": dict, "array": list, "boolean": bool, "null": type(None)}
 
 
-def _check_references(schema: dict[str, Any], kind: type[Validator]) -> None:
-    """Raises `Unresolvable` where a reference leads out of the schema, or nowhere in it."""
+def _resolver(schema: dict[str, Any], kind: type[Validator]) -> Any:
+    """What finds the references of a schema. Raises `Unresolvable` where one leads out of it, or nowhere in it."""
     dialect: Any = kind.META_SCHEMA.get("$schema")
     root: Resource[Any] = specification_with(dialect, default=DRAFT202012).create_resource(schema)
-    left = [(root, Registry[Any]().resolver_with_root(root))]
+    whole = Registry[Any]().resolver_with_root(root)
+    left = [(root, whole)]
     while left:
         resource, resolver = left.pop()
-        if isinstance(resource.contents, dict):
-            row = cast("dict[str, Any]", resource.contents)
-            for reference in (row[name] for name in _REFERENCES if isinstance(row.get(name), str)):
-                resolver.lookup(reference)
+        row: dict[str, Any] = resource.contents if isinstance(resource.contents, dict) else {}
+        for reference in (row[name] for name in _REFERENCES if isinstance(row.get(name), str)):
+            resolver.lookup(reference)
         left += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
+    return whole
 
 
 def _defaults(applied: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Questions to a language model that judges (any OpenAI-compatible server): cached, counted, never above a budget.
+"""Questions to a language model that judges (any OpenAI-compatible server): cached, and never above a budget.
 
 `judge` (two actions) and `rubric` (whole episodes) ask through it. An answer ends in one line `VERDICT: WORD`.
 """
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 UNSURE = "unsure"  # what every question offers beside its words
 _AROUND = r"[^\w!?~\u00ac\u2260]"  # marks of layout; those of a doubt, a denial or a word struck out are none
+_RETRIES = 4  # of a request that failed, after growing pauses
+_TIMEOUT = 300.0  # seconds for one request
 _VERDICT = re.compile(rf"^{_AROUND}*VERDICT{_AROUND}+([A-Z]+(?: [A-Z]+)*){_AROUND}*$", re.IGNORECASE)
 
 
@@ -42,7 +44,7 @@ class Vote(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Asking(TurnVerifier):
-    """Options of everything that asks a language model (`judge`, `rubric`): they are fields of it."""
+    """What asks a language model (`judge`, `rubric`): the options, which are fields of it, and the questions."""
 
     url: str
     """The base of the API: http://host:8000/v1. A key, where one is needed, is OPENAI_API_KEY."""
@@ -56,95 +58,66 @@ class Asking(TurnVerifier):
     """Longest answer."""
     concurrency: int = 8
     """Requests, and verdicts that are worth asking for, at the same time."""
-    retries: int = 4
-    """Of a request that failed, after growing pauses."""
-    timeout: float = 60.0
-    """Seconds for one request."""
     cache: str = ""
     """An SQLite file: an answer that was paid for is not asked for again."""
     max_requests: int = 0
     """No more answers after this many requests (0: no limit)."""
-    max_tokens: int = 0
-    """No more answers after this many tokens in all (0: no limit). A request on its way counts as one token per 3
-    bytes of its question and a full answer, so that requests side by side do not pass the limit."""
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{self.url!r} is not a URL", field="url", hint="write http://host:port/v1")
-        if self.votes < 1 or self.concurrency < 1 or self.retries < 0 or self.timeout <= 0:
-            hint = "votes and concurrency >= 1, timeout > 0"
-            raise ConfigError("impossible judge settings", field="votes", hint=hint)
+        if self.votes < 1 or self.concurrency < 1:
+            raise ConfigError("impossible judge settings", field="votes", hint="votes and concurrency >= 1")
         if self.votes > 1 and self.temperature == 0:
             raise ConfigError("votes are equal at temperature 0", field="votes", hint="set verifier.temperature=0.7")
-        self.asker = Asker(self)
+        self.client = _client(self.url)
+        self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="turntree-judge")
+        self._lock, self._requests = threading.Lock(), 0
+        self._answers = _Cache(Path(self.cache)) if self.cache else None
 
-    def close(self) -> None:
-        self.asker.close()
-
-
-class Asker:
-    """Asks the questions of one judge and counts what they cost."""
-
-    def __init__(self, options: Asking) -> None:
-        self._model, self._votes, self._temperature = options.model, options.votes, options.temperature
-        self._answer_tokens, self._most = options.answer_tokens, (options.max_requests, options.max_tokens)
-        self._client = _client(options.url, options.timeout, options.retries)
-        self._threads = ThreadPoolExecutor(options.concurrency, thread_name_prefix="turntree-judge")
-        self._lock = threading.Lock()
-        self._cache = _Cache(Path(options.cache)) if options.cache else None
-        self.requests, self.tokens = 0, 0  # spent so far
-        self._reserved = 0  # tokens of requests on their way
-        self.told = f"model={self._model}+votes={self._votes}+temperature={self._temperature:g}"
+    @property
+    def asks(self) -> str:
+        """Whom it asks and how, for the name of the rule."""
+        return f"model={self.model}+votes={self.votes}+temperature={self.temperature:g}"
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
-        self._client.close()
-        if self._cache is not None:
-            self._cache.close()
+        self.client.close()
+        if self._answers is not None:
+            self._answers.close()
 
     def ask(self, prompts: Sequence[str], words: Sequence[str]) -> list[list[Vote]]:
         """The votes on every prompt, which ask for one of `words`. All requests are made at the same time, as far as
         `concurrency` allows; safe to call from many threads."""
-        asked = [(prompt, vote) for prompt in prompts for vote in range(self._votes)]
-        found = list(self._threads.map(lambda one: self._ask(one[0], one[1], words), asked))
-        return [found[start : start + self._votes] for start in range(0, len(found), self._votes)]
+        asked = [(prompt, vote) for prompt in prompts for vote in range(self.votes)]
+        votes = list(self._threads.map(lambda each: self._ask(*each, words), asked))
+        return [votes[start : start + self.votes] for start in range(0, len(votes), self.votes)]
 
     def _ask(self, prompt: str, vote: int, words: Sequence[str]) -> Vote:
-        key = json.dumps([self._model, self._temperature, self._answer_tokens, prompt, vote])
-        text = None if self._cache is None else self._cache.get(key)
+        key = json.dumps([self.model, self.temperature, self.answer_tokens, prompt, vote])
+        text = None if self._answers is None else self._answers.get(key)
         if text is None:
-            text, problem = self._request(prompt, vote)
-            if text is None:
-                return Vote(None, problem)
-            if self._cache is not None:
-                self._cache.put(key, text)
+            with self._lock:
+                if self.max_requests and self._requests >= self.max_requests:
+                    return Vote(None, "the judge's budget is spent")
+                self._requests += 1
+            try:
+                text = self._request(prompt, vote)
+            except BaseException as error:  # a proxy may answer with HTML, half of a JSON, or an error and status 200
+                return Vote(None, f"the judge failed: {reason_of(error)}")
+            if self._answers is not None:
+                self._answers.put(key, text)
         return Vote(read_verdict(text, words))
 
-    def _request(self, prompt: str, vote: int) -> tuple[str | None, str]:
-        most = len(prompt.encode()) // 3 + self._answer_tokens
-        with self._lock:
-            spent = self._most[1] and self.tokens + self._reserved + most > self._most[1]
-            if spent or (self._most[0] and self.requests >= self._most[0]):
-                return None, "the judge's budget is spent"
-            self.requests += 1
-            self._reserved += most
-        try:
-            answer = self._client.chat.completions.create(
-                model=self._model,
-                messages=[{"role": "user", "content": prompt}],
-                temperature=self._temperature,
-                max_tokens=self._answer_tokens,
-                seed=vote,
-            )
-            spent = getattr(answer.usage, "total_tokens", None)
-            with self._lock:
-                self.tokens += spent if type(spent) is int and spent >= 0 else most
-            return _text_of(answer.choices), ""
-        except BaseException as error:  # a proxy may answer with HTML, half of a JSON, or an error and status 200
-            return None, f"the judge failed: {reason_of(error)}"
-        finally:
-            with self._lock:
-                self._reserved -= most
+    def _request(self, prompt: str, vote: int) -> str:
+        answer = self.client.chat.completions.create(
+            model=self.model,
+            messages=[{"role": "user", "content": prompt}],
+            temperature=self.temperature,
+            max_tokens=self.answer_tokens,
+            seed=vote,
+        )
+        return _text_of(answer.choices)
 
 
 def _text_of(choices: Any) -> str:
@@ -166,10 +139,10 @@ def read_verdict(text: str, words: Sequence[str]) -> str | None:
     says nothing readable, or says another verdict on another line."""
     text = text.rpartition(THOUGHT)[2]
     lines = [line for line in text.split("\n") if line.strip() and "<think>" not in text]
-    found = [_VERDICT.match(line.strip()) for line in lines]
-    said_words = [one[1].lower() if one else "" for one in found]
-    verdicts = {word for word in said_words if word in (*words, UNSURE)}
-    return verdicts.pop() if len(verdicts) == 1 and said_words[-1] in verdicts.intersection(words) else None
+    matches = [_VERDICT.match(line.strip()) for line in lines]
+    last_words = [match[1].lower() if match else "" for match in matches]
+    verdicts = {word for word in last_words if word in (*words, UNSURE)}
+    return verdicts.pop() if len(verdicts) == 1 and last_words[-1] in verdicts.intersection(words) else None
 
 
 def failure(votes: Sequence[Sequence[Vote]]) -> str:
@@ -202,7 +175,7 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=4).hexdigest()
 
 
-def _client(url: str, timeout: float, retries: int) -> OpenAI:
+def _client(url: str) -> OpenAI:
     try:
         import openai
 
@@ -212,8 +185,8 @@ def _client(url: str, timeout: float, retries: int) -> OpenAI:
         raise InputError("needs the openai package", field="verifier", hint=hint) from error
     key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
     http = openai.DefaultHttpxClient(event_hooks={"response": [bound]})
-    options: dict[str, Any] = {"default_headers": UNPACKED, "http_client": http, "timeout": timeout}
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=retries, **options)  # retries with growing pauses
+    options: dict[str, Any] = {"default_headers": UNPACKED, "http_client": http, "timeout": _TIMEOUT}
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=_RETRIES, **options)
 
 
 class _Cache:

@@ -50,7 +50,7 @@ class LlmJudge(Asking):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.name = f"judge/1+{self.asker.told}+context={self.context}+prompt={digest(PROMPT)}"
+        self.name = f"judge/1+{self.asks}+context={self.context}+prompt={digest(PROMPT)}"
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Safe to call from many threads; the requests of one verdict run at the same time."""
@@ -63,7 +63,7 @@ class LlmJudge(Asking):
         if not action.tool_calls and not answer_text(action):
             return Verdict(0.0, "an empty message", kind)
         pairs = ((demonstrated, tried), (tried, demonstrated))
-        one, other = self.asker.ask([self._prompt(state, *pair) for pair in pairs], WORDS)
+        one, other = self.ask([self._prompt(state, *pair) for pair in pairs], WORDS)
         return _decided(one, other, kind)
 
     def _prompt(self, state: TurnState, first: str, second: str) -> str:

@@ -62,8 +62,8 @@ _SCOPES |= {"file_glob", "regex", "is_regex", "case_sensitive"}
 _ANSWERS = frozenset({"message", "summary", "description", "explanation", "justification"})  # may be, of a finish tool
 _OUTCOMES = ("task_completed", "answer", "final_answer", "result")
 _COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "dependentRequired", "dependencies"})
-OLD, NEW = ("old_str", "old_string", "oldString", "search"), ("new_str", "new_string", "newString", "replace")
-WHOLE = ("file_text", "content", "contents", "text")
+TEXTS = ("old_str", "old_string", "oldString", "search", "new_str", "new_string", "newString", "replace")  # of an edit
+TEXTS += ("file_text", "content", "contents", "text")
 
 
 def kind_of(call: ToolCall, more: Mapping[str, Kind] | None = None) -> Kind:

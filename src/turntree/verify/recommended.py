@@ -1,11 +1,11 @@
 """The verifier `recommended`: does the action do what the demonstrated one does? It fails closed.
 
-A call is judged by what acts in it: arguments under their declared schema, shell commands by their parsed words, edits
-by the file that they leave, reading by the lines, searches by the query. Reward 1 needs every demonstrated call once
-and no other. Certain refusals (another tool, an extra call, broken arguments, a claim to be done where the
-demonstration acts, another destructive command) stay 0. Undecided cases (other words of a message, another command of
-the same tool) are 0 too, unless `then` names a verifier that decides them. Where an environment is named and the trace
-says which task it is of, such calls are played in copies and their effects are compared (`executed`).
+A call is judged by what acts in it: arguments under their declared schema, shell commands by their parsed words,
+reading by the lines, searches by the query. Reward 1 needs every demonstrated call once and no other. Certain refusals
+(another tool, an extra call, broken arguments, a claim to be done where the demonstration acts, another destructive
+command) stay 0. Undecided cases (other words of a message, another command of the same tool) are 0 too, unless `then`
+names a verifier that decides them. Where an environment is named and the trace says which task it is of, such calls are
+played in copies and their effects are compared (`executed`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verify.arguments import Folding, SchemaUnusable, rules_of
-from turntree.verify.edits import Files, same_result
+from turntree.verify.arguments import SchemaUnusable, rules_of
 from turntree.verify.kinds import (
     COMMAND,
     FOLDER,
@@ -53,8 +52,9 @@ from turntree.verify.tool_call import Remembered, Unjudgeable, declared
 from turntree.verify.user import Chained, build_verifier
 
 Open = Literal["", "played", "any"]  # what may decide: nothing more, only the effects, or any other verifier
-Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
-_PLAIN = Folding()
+Domain = Literal["auto", "swe", "terminal", "search"]
+_USUAL = ("auto", "exact")  # options that the name does not say
+_WIDER = 4  # how many times the demonstrated lines a reading call may ask for
 _FOLDER = re.compile(
     r"\[Current working directory: ([^\]\n]+)\]|\(Current directory: ([^)\n]+)\)|<cwd>([^<\n]+)</cwd>"
     r"|\w@[\w.-]+:(?:([^\s#$]{0,4096})[#$]\s*\Z|[^\s#$]{0,4096}[#$])"  # a prompt, which tells it at the end only
@@ -84,9 +84,7 @@ class _Gold:
 
     form: Form | None
     calls: tuple[Reading, ...] | None
-    keys: Counter[Any]
     names: Counter[str]
-    files: Files | None
     folder: str | None
 
 
@@ -94,18 +92,15 @@ class Recommended(Chained):
     """1 iff the action does what the demonstrated one does, as far as rules can tell (docs/design/reward.md).
 
     Args:
-        domain: With "conversation" every tool is of kind "other". Where no tools are declared, with "terminal" a text
-            without a call is a shell command, and with "swe" the last block of a text is one, as a SWE-agent has it.
-            The others differ in nothing.
+        domain: Where no tools are declared, with "terminal" a text without a call is a shell command, and with "swe"
+            the last block of a text is one, as a SWE-agent has it. The others differ in nothing.
         messages: What a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1
             (unless it is blank), "unjudged" none.
         then: Judges what the rules leave open: `judge`, `executed`, or your own.
         kinds: Of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other).
         idle: Which arguments of a tool do not act, by its name.
-        folder: Where shell commands start, unless the history says it or left it.
-        wider_view: A reading call may ask for up to this many times the demonstrated lines.
-        effects: With "auto" and an environment, calls that the rules leave open are played in copies; `then` is asked
-            about the rest.
+
+    With an environment, calls that the rules leave open are played in copies; `then` is asked about the rest.
     """
 
     def __init__(
@@ -117,28 +112,23 @@ class Recommended(Chained):
         then: Part | None = None,
         kinds: dict[str, str] | None = None,
         idle: dict[str, tuple[str, ...]] | None = None,
-        folder: str = "",
-        wider_view: float = 4.0,
-        effects: Literal["auto", "off"] = "auto",
     ) -> None:
         known = set(IDLE)
         for tool, kind in (kinds or {}).items():
             if kind not in known:
                 raise ConfigError(f"is {kind!r}", field=f"kinds.{tool}", hint=f"use one of {', '.join(sorted(known))}")
-        self._domain, self._messages, self._folder, self._wider = domain, messages, folder or None, wider_view
+        self._domain, self._messages = domain, messages
         self._kinds: Mapping[str, Kind] = dict(kinds or {})  # pyright: ignore[reportAttributeAccessIssue]
         self._idle = {tool: frozenset(names) for tool, names in (idle or {}).items()}
         self._gold: Remembered[_Gold] = Remembered()
-        told = {"domain": domain, "messages": messages, "kinds": kinds, "idle": idle, "folder": folder}
-        usual = {"domain": "auto", "messages": "exact", "kinds": None, "idle": None, "folder": ""}
-        options = [f"{key}={canonical_json(value)}" for key, value in told.items() if value and value != usual[key]]
-        options += [f"wider_view={wider_view:g}"] if wider_view != 4.0 else []
+        given = {"domain": domain, "messages": messages, "kinds": kinds, "idle": idle}
+        options = [f"{key}={canonical_json(value)}" for key, value in given.items() if value not in (None, {}, *_USUAL)]
         self._played: TurnVerifier | None = None
-        if effects == "auto" and environment is not None and (then is None or then.name != "executed"):
+        if environment is not None and (then is None or then.name != "executed"):
             self._played = build_verifier(Part("executed"), environment)
             options.append(f"effects={self._played.name}")
         self._one = threading.Lock()  # an environment is played by one thread
-        super().__init__(then, environment, ["recommended/7", *options])
+        super().__init__(then, environment, ["recommended/8", *options])
 
     def close(self) -> None:
         super().close()
@@ -174,7 +164,7 @@ class Recommended(Chained):
         """Reward, reason, and what may decide where rules leave it open."""
         if gold.calls is None:
             return self._message(state.demonstration, action)
-        calls = self._calls(action, gold.form)
+        calls = calls_in(action, gold.form)
         if calls is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):  # a call that is only text
             return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", ""
         if len(calls) != len(gold.calls):
@@ -221,15 +211,8 @@ class Recommended(Chained):
     def _same(self, gold: _Gold, shown: Reading, tried: Reading) -> bool:
         if shown.key == tried.key:
             return True
-        if shown.call.name != tried.call.name or shown.kind != tried.kind:
-            return False
-        if shown.kind == "read":
-            return self._shows_it(shown, tried, gold.folder)
-        if shown.kind != "edit" or gold.files is None:
-            return False
-        places = [of_any(one.call.arguments, PATH) for one in (shown, tried)]
-        where = [None if place is None else path(place[1], gold.folder) for place in places]
-        return None not in where and where[0] == where[1] and same_result(shown.call, tried.call, gold.files)
+        alike = shown.call.name == tried.call.name and shown.kind == tried.kind == "read"
+        return alike and self._shows_it(shown, tried, gold.folder)
 
     def _shows_it(self, shown: Reading, tried: Reading, folder: str | None) -> bool:
         """Whether the tried call reads at least the lines that the demonstrated one reads, and not many more."""
@@ -238,58 +221,42 @@ class Recommended(Chained):
         if rests[0] != rests[1] or wanted is None or asked is None or wanted[1] is None or asked[1] is None:
             return False
         covers = min(1, wanted[0]) <= asked[0] <= wanted[0] and asked[1] >= wanted[1]
-        return covers and asked[1] - asked[0] + 1 <= self._wider * (wanted[1] - wanted[0] + 1)
+        return covers and asked[1] - asked[0] + 1 <= _WIDER * (wanted[1] - wanted[0] + 1)
 
     # reading
 
     def _read_gold(self, state: TurnState) -> _Gold:
         shown = state.demonstration
-        form = self._form(state)
-        calls = self._calls(shown, form)
+        form = form_of(state, self._domain)
+        calls = calls_in(shown, form)
         if calls is None:
             if not answer_text(shown):
                 raise Unjudgeable("it is empty")
             if form is not None:
                 raise Unjudgeable("its action cannot be read")
-            return _Gold(None, None, Counter(), Counter(), None, None)
-        folder = self._folder_of(state)
+            return _Gold(None, None, Counter(), None)
+        folder = folder_in(state.history) or None
         read = tuple(self._read(call, state.tools, folder) for call in calls)
         problem = invalid(calls, state.tools)
         if problem is not None:
             raise Unjudgeable(problem)
-        files = Files.of(state.history, self._kinds) if any(one.kind == "edit" for one in read) else None
-        return _Gold(form, read, Counter(one.key for one in read), Counter(call.name for call in calls), files, folder)
+        return _Gold(form, read, Counter(call.name for call in calls), folder)
 
     def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
         """The calls that it takes a message for; None for words."""
-        return self._calls(message, self._form(state))
-
-    def _form(self, state: TurnState) -> Form | None:
-        return None if self._domain == "conversation" else form_of(state, self._domain)
-
-    def _calls(self, message: Message, form: Form | None) -> tuple[ToolCall, ...] | None:
-        return (message.tool_calls or None) if self._domain == "conversation" else calls_in(message, form)
-
-    def _folder_of(self, state: TurnState) -> str | None:
-        found = folder_in(state.history)
-        return self._folder if found == "" else found
-
-    def _kind(self, call: ToolCall) -> Kind:
-        if call.name == TERMINUS:
-            return "shell"
-        return self._kinds.get(call.name, "other") if self._domain == "conversation" else kind_of(call, self._kinds)
+        return calls_in(message, form_of(state, self._domain))
 
     def _read(self, call: ToolCall, tools: tuple[dict[str, Any], ...], folder: str | None) -> Reading:
         """Raises `SchemaUnusable` for an invalid declaration, ValueError for a call that cannot be read."""
         known = declared(tools)
         if known and call.name in known:
             schema = known[call.name]["function"].get("parameters")
-            arguments = rules_of(schema).normal(call.arguments, _PLAIN)
+            arguments = rules_of(schema).normal(call.arguments)
         else:
             schema = None
             arguments = call.arguments if known else _by_value(call.arguments)
         call = ToolCall(call.name, arguments)
-        kind = self._kind(call)
+        kind = "shell" if call.name == TERMINUS else kind_of(call, self._kinds)
         if kind == "other":
             idle = self._idle.get(call.name)
             acting = {k: v for k, v in arguments.items() if k not in idle} if idle else arguments
@@ -337,9 +304,7 @@ class Recommended(Chained):
         if kind == "think":  # any thought will do, none will not
             found.append(("thinks", any(str(call.arguments.get(name, "")).strip() for name in idle)))
         for name, value in sorted(call.arguments.items()):
-            if name in leave:
-                continue
-            if name in idle:
+            if name in leave or name in idle:
                 continue
             if name in FOLDER and isinstance(value, str):
                 value = path(value, folder, is_folder=True)

@@ -1,20 +1,22 @@
 """Mathematical expressions compared symbolically, within limits of time and memory.
 
 Needs the extra `math` (latex2sympy2_extended and sympy). Computer algebra has no time limit, so it runs in processes
-that can be killed (`workers`). They run `symbolic_worker`.
+that can be killed (`workers`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from functools import lru_cache
 
+from turntree.core.errors import TurntreeError
 from turntree.verify import latex
 from turntree.verify.workers import Workers
 
 SECONDS = 3.0
 _MOST_CHARACTERS = 400
-_workers = Workers("symbolic_worker.py", needs=("latex2sympy2_extended", "turntree[math]"))
+_workers = Workers("turntree.verify.symbolic_worker:answer")
 
 
 def equal(one: str, two: str) -> bool | None:
@@ -48,6 +50,8 @@ class _Undecided(Exception):
 
 @lru_cache(maxsize=65_536)
 def _decided(*texts: str) -> bool:
+    if importlib.util.find_spec("latex2sympy2_extended") is None:
+        raise TurntreeError("needs an extra: pip install 'turntree[math]'")
     if (answer := _workers.ask(texts, SECONDS)) is None:
         raise _Undecided
     return answer

@@ -1,8 +1,8 @@
 """The process in which expressions are compared: a question is a list of one or two LaTeX texts.
 
-One text: can it be read? Two: are they equal? Run by `symbolic` as a script that can be killed at any time: computer
-algebra has no upper bound on its time. No text is ever evaluated as Python; the parser (ANTLR) builds unevaluated
-expressions.
+One text: can it be read? Two: are they equal? Imported only in such a process (`workers`), which can be killed at any
+time: computer algebra has no upper bound on its time. No text is ever evaluated as Python; the parser (ANTLR) builds
+unevaluated expressions.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from sympy.core.random import seed
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean
 from sympy.matrices import MatrixBase
-
-from turntree.verify.workers import serve
 
 _NORMAL = NormalizationConfig(boxed="none")  # `latex.plain` does the rest; the library's guesses are not wanted
 _CASE_COUNTS = ConversionConfig(lowercase_symbols=False)
@@ -156,7 +154,5 @@ def answer(texts: list[str]) -> bool | None:
         return None
 
 
-if __name__ == "__main__":
-    sys.setrecursionlimit(2000)
-    parse(r"\frac{x}{2}+1")  # builds the parser's tables
-    serve(answer)
+sys.setrecursionlimit(2000)
+parse(r"\frac{x}{2}+1")  # builds the parser's tables

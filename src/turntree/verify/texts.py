@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import TurnState
-from turntree.verify.kinds import COMMAND, NEW, OLD, PATH, QUERY, URL, WHOLE
+from turntree.verify.kinds import COMMAND, PATH, QUERY, TEXTS, URL
 
 _FENCE = re.compile(r"^```(bash|sh|shell|mswea_bash_command)?[ \t]*(?:\n|\Z)", re.MULTILINE)
 _OTHER_VALUE = ("<super>", "<sub>", "<fraction>")  # of compatibility: ten squared is not 102
@@ -21,7 +21,7 @@ _TAGGED = re.compile(r"<function=([\w.-]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _NUMBER = r"-?(?:0|[1-9]\d{0,8})"
 _VALUE = re.compile(rf"true|false|{_NUMBER}|\[\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\]")  # a flag, a number, a range of lines
-_TEXTS = frozenset({*COMMAND, *OLD, *NEW, *WHOLE, *QUERY, *URL, *PATH})
+_TEXTS = frozenset({*COMMAND, *TEXTS, *QUERY, *URL, *PATH})
 _REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
 TERMINUS = "terminus"
 _KEY = re.compile(  # keystrokes that are the name of a key for tmux, and not what is typed

@@ -16,7 +16,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verify.arguments import Folding, SchemaUnusable, rules_of
+from turntree.verify.arguments import SchemaUnusable, rules_of
 from turntree.verify.strict import canonical_json, unreadable
 
 T = TypeVar("T")
@@ -49,16 +49,11 @@ class ToolCallMatch(TurnVerifier):
     "Mean the same" is an equivalence (see `arguments`), so that a one-to-one matching exists exactly when both sides
     hold the same calls equally often; the order of parallel calls does not matter. Text beside calls is ignored.
     Without any declared tool (the source did not record them) arguments must be equal as JSON.
-
     """
 
     messages: Literal["exact", "any"] = "exact"
     """Of turns that demonstrate a message without calls: "exact" wants its text; "any" accepts every text that is not
     blank, which pays for empty talk, so it is not the default."""
-    ignore_case: bool = False
-    """Compare messages and all string values without their case."""
-    ignore_whitespace: bool = False
-    """Compare messages and all string values word by word."""
     _expected: Remembered[Counter[tuple[str, str]]] = field(
         default_factory=lambda: Remembered(), init=False, repr=False, compare=False
     )
@@ -69,13 +64,7 @@ class ToolCallMatch(TurnVerifier):
 
     @property
     def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        options = [f"messages={self.messages}"] if self.messages != "exact" else []
-        options += [option for option in ("ignore_case", "ignore_whitespace") if getattr(self, option)]
-        return "+".join(["tool_call/1", *options])
-
-    @property
-    def _folding(self) -> Folding:
-        return Folding(self.ignore_case, self.ignore_whitespace)
+        return "tool_call/1" if self.messages == "exact" else f"tool_call/1+messages={self.messages}"
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         if (verdict := unreadable(state, action)) is not None:
@@ -97,7 +86,7 @@ class ToolCallMatch(TurnVerifier):
             return Verdict(0.0, "an empty message", kind)
         if self.messages == "any":
             return Verdict(1.0, "a message", kind)
-        same = self._folding(action.content.strip()) == self._folding(expected.content.strip())
+        same = action.content.strip() == expected.content.strip()
         return Verdict(1.0, "the same text", kind) if same else Verdict(0.0, "other text", kind)
 
     def _judge_calls(self, state: TurnState, action: Message, kind: str) -> Verdict:
@@ -127,43 +116,23 @@ class ToolCallMatch(TurnVerifier):
     def _canonical(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> tuple[str, str]:
         """Raises ValueError for a call that breaks its declaration, `SchemaUnusable` for an invalid declaration."""
         if not tools:
-            return call.name, canonical_json(_fold(call.arguments, self._folding))
+            return call.name, canonical_json(call.arguments)
         if call.name not in tools:
             raise ValueError(f"{call.name!r} is not declared")
         rules = rules_of(tools[call.name]["function"].get("parameters"))
         problem = rules.problem(call.arguments)
         if problem is not None:
             raise ValueError(f"{call.name!r}: {problem}")
-        return call.name, rules.canonical(call.arguments, self._folding)
+        return call.name, rules.canonical(call.arguments)
 
 
 def declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
     """The declared tools by name. Raises `Unjudgeable` where one has no name, or two share one."""
-    found = _declarations.get(id(tools))
-    if found is None or found[0] is not tools:
-        if len(_declarations) >= 1024:
-            _declarations.clear()
-        found = _declarations[id(tools)] = (tools, _declared(tools))
-    return found[1]
-
-
-_declarations: dict[int, tuple[Any, dict[str, dict[str, Any]]]] = {}
-
-
-def _declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:
-    declared: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for tool in tools:
         function: Any = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Unjudgeable("its state declares a tool without a name")
-        if declared.setdefault(function["name"], tool) != tool:
+        if by_name.setdefault(function["name"], tool) != tool:
             raise Unjudgeable(f"its state declares {function['name']!r} in two ways")
-    return declared
-
-
-def _fold(value: Any, folding: Folding) -> Any:
-    if isinstance(value, dict):
-        return {key: _fold(item, folding) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_fold(item, folding) for item in value]
-    return folding(value) if isinstance(value, str) else value
+    return by_name

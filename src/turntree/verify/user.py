@@ -9,7 +9,7 @@ outside [0, 1], another type) is an error in the function and stops the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turntree.core import parts, scalars
@@ -30,6 +30,24 @@ class UserVerifier(TurnVerifier):
     function: Callable[[TurnState, Message], Any]
     compares: bool = True
     concurrency: int = 1
+    together: Callable[[Sequence[tuple[TurnState, Message]], int], Sequence[Any]] | None = None
+    """Of an object that judges many actions at once: an answer for each, as `function` would give it."""
+
+    @property
+    def batches(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.together is not None
+
+    def judge_all(self, pairs: Sequence[tuple[TurnState, Message]], seed: int = 0) -> list[Verdict]:
+        if self.together is None:
+            return super().judge_all(pairs, seed)
+        kinds = [action_kind(action) for _, action in pairs]
+        try:
+            answers = list(self.together(pairs, seed)) if pairs else []
+            if len(answers) != len(pairs):
+                raise ValueError(f"{len(answers)} verdicts for {len(pairs)} actions")
+        except BaseException as error:
+            return [Verdict(None, f"the verifier raised {reason_of(error)}", kind) for kind in kinds]
+        return [self._verdict(answer, kind) for answer, kind in zip(answers, kinds, strict=True)]
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
@@ -63,26 +81,6 @@ class UserVerifier(TurnVerifier):
         return reward
 
 
-@dataclass(frozen=True)
-class UserBatchVerifier(UserVerifier):
-    """Wraps an object of a user's that judges many actions at once: `together(pairs, seed)` gives an answer for each,
-    as `function` would."""
-
-    batches = True
-    together: Callable[[Sequence[tuple[TurnState, Message]], int], Sequence[Any]] = field(kw_only=True)
-
-    def judge_all(self, pairs: Sequence[tuple[TurnState, Message]], seed: int = 0) -> list[Verdict]:
-        kinds = [action_kind(action) for _, action in pairs]
-        try:
-            answers = list(self.together(pairs, seed)) if pairs else []
-            if len(answers) != len(pairs):
-                raise ValueError(f"{len(answers)} verdicts for {len(pairs)} actions")
-        except BaseException as error:
-            why = f"the verifier raised {reason_of(error)}"
-            return [Verdict(None, why, kind) for kind in kinds]
-        return [self._verdict(answer, kind) for answer, kind in zip(answers, kinds, strict=True)]
-
-
 def build_verifier(part: Part, environment: Part | None = None) -> TurnVerifier:
     """A verifier that another one asks (`then`)."""
     loaded = parts.load("verifiers", part.name)
@@ -99,9 +97,8 @@ def wrapped(built: Any, part: Part, name: str) -> TurnVerifier:
         problem = f"{part.name!r} is {type(built).__name__}, not a function"
         raise InputError(problem, field="verifier", hint="a verifier is a function of (state, action)")
     options: dict[str, Any] = {key: getattr(built, key) for key in ("compares", "concurrency") if hasattr(built, key)}
-    if getattr(built, "batches", hasattr(built, "judge_all")):
-        return UserBatchVerifier(name, function, **options, together=built.judge_all)
-    return UserVerifier(name, function, **options)
+    batches = getattr(built, "batches", hasattr(built, "judge_all"))
+    return UserVerifier(name, function, **options, together=built.judge_all if batches else None)
 
 
 class Chained(TurnVerifier):

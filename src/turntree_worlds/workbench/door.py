@@ -34,11 +34,9 @@ class Terminal:
     """
 
     tasks: str = GENERATED
-    """'generated', or a file of tasks: your own (JSON lines), AgentBench's or InterCode's."""
+    """'generated', or a file of your own (JSON lines)."""
     held_out: str | None = None
     """A second such file, for held-out tasks."""
-    files: str | None = None
-    """With a file of tasks: a tar archive of files that each of them begins with, such as InterCode's fs_1.tar.xz."""
     instructions: str = "You work in a folder, through tools. Do what is asked, one step at a time, and then submit."
     """The system's message that opens every episode."""
     sandbox: SandboxConfig = field(
@@ -51,8 +49,6 @@ class Terminal:
 
     def __post_init__(self) -> None:
         at_least(self, threads=1)
-        if self.files is not None and self.tasks == GENERATED:
-            raise ConfigError("goes with a file of tasks", field="files", hint="name one as --tasks")
         if self.held_out is not None and self.tasks == GENERATED:
             raise ConfigError("goes with a file of tasks; generated ones have splits", field="held_out")
 
@@ -67,9 +63,8 @@ class Terminal:
             else:
                 read, made = self.read(splits, sandbox, seed)
             tasks = {name: [self._played(task, sandbox) for task in each] for name, each in made.items()}
-            mine = {"tasks": self.tasks, "held_out": self.held_out, "files": self.files}
-            given = {} if self.tasks == GENERATED else mine
-            yield TaskSet(tasks=tasks, pool=pool, read=read, contents=contents(given))
+            files = {} if self.tasks == GENERATED else {"tasks": self.tasks, "held_out": self.held_out}
+            yield TaskSet(tasks=tasks, pool=pool, read=read, contents=contents(files))
 
     def read(
         self, splits: Mapping[str, int], sandbox: Sandbox, seed: int
@@ -81,7 +76,7 @@ class Terminal:
         made: dict[str, Sequence[Task]] = {}
         for path in dict.fromkeys(files.values()):
             of = {split: count for split, count in splits.items() if files[split] == path}
-            found = read_tasks(path, sandbox, sum(of.values()), self.files, seed=seed)
+            found = read_tasks(path, sandbox, sum(of.values()), seed=seed)
             counted.append(found.to_json())
             made |= _split(found.tasks, of, path)
         return counted, made

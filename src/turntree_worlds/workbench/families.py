@@ -5,15 +5,12 @@ What is expected is computed here in Python; the expert's commands are another w
 
 from __future__ import annotations
 
-import gzip
-import io
 import random
-import tarfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from turntree.core import seeds
-from turntree_worlds.sandboxes.limits import EPOCH, File
+from turntree_worlds.sandboxes.limits import File
 from turntree_worlds.workbench.tasks import Task, commands, texts
 
 
@@ -67,33 +64,6 @@ def _count_files(draft: _Draft) -> None:
     draft.answer = str(len(draft.ending(suffix)))
 
 
-def _count_lines(draft: _Draft) -> None:
-    level = draft.rng.choice(_LEVELS)
-    path = draft.file("app.log", _log(draft))
-    draft.say = f"How many lines of {path} hold the word {level}? Submit the number."
-    draft.gold = [f"grep -c {level} {path}"]
-    draft.answer = str(sum(level in line for line in draft.text(path).splitlines()))
-
-
-def _largest(draft: _Draft) -> None:
-    sizes = draft.rng.sample(range(600, 2000), 4)
-    paths = [
-        draft.file(f"{word}.bin", "x" * size) for word, size in zip(draft.rng.sample(_WORDS, 4), sizes, strict=True)
-    ]
-    draft.say = "Which file here or in the folders below is the largest? Submit its path without ./ at the beginning."
-    draft.gold = ["find . -type f -printf '%s %P\\n' | sort -n | tail -n 1"]
-    draft.answer = paths[sizes.index(max(sizes))]
-
-
-def _find_word(draft: _Draft) -> None:
-    secret = f"{draft.rng.choice(_WORDS)}-{draft.rng.randrange(1000, 9999)}"
-    path = draft.rng.choice(draft.ending(".txt"))
-    draft.files[path] = File(f"{draft.text(path)}code {secret}\n".encode())
-    draft.say = "One file here or in the folders below has a line that begins with `code`. Submit the word after it."
-    draft.gold = ["grep -rh '^code' . | cut -d' ' -f2"]
-    draft.answer = secret
-
-
 def _rename(draft: _Draft) -> None:
     old, new = draft.rng.sample((".txt", ".md", ".log", ".bak"), 2)
     draft.file(f"{draft.rng.choice(_WORDS)}{old}", "one more\n")
@@ -111,13 +81,6 @@ def _replace(draft: _Draft) -> None:
     draft.say = f"Replace the text {old} by {new}, wherever it stands, in all .txt files here and in the folders below."
     draft.gold = [f"find . -name '*.txt' -exec sed -i 's/{old}/{new}/g' {{}} +"]
     draft.expected = texts({path: draft.text(path).replace(old, new) for path in draft.ending(".txt")})
-
-
-def _sort_unique(draft: _Draft) -> None:
-    path = draft.file("names.csv", "".join(f"{word}\n" for word in draft.words(12)))
-    draft.say = f"Write the lines of {path}, sorted and each of them once, to names.out."
-    draft.gold = [f"sort -u {path} > names.out"]
-    draft.write("names.out", "".join(f"{line}\n" for line in sorted(set(draft.text(path).split()))))
 
 
 def _delete(draft: _Draft) -> None:
@@ -148,29 +111,6 @@ def _sum_column(draft: _Draft) -> None:
     draft.answer = str(sum(amount for name, amount in rows if name == region))
 
 
-def _last_lines(draft: _Draft) -> None:
-    path, count = draft.file("app.log", _log(draft)), draft.rng.randint(2, 6)
-    draft.say = f"Write the last {count} lines of {path} to tail.log."
-    draft.gold = [f"tail -n {count} {path} > tail.log"]
-    draft.write("tail.log", "".join(draft.text(path).splitlines(keepends=True)[-count:]))
-
-
-def _executable(draft: _Draft) -> None:
-    for word in draft.rng.sample(_WORDS, 3):
-        draft.file(f"{word}.sh", "#!/bin/sh\necho ready\n")
-    draft.say = "Make every file that ends in .sh executable for its owner, here and in the folders below."
-    draft.gold = ["find . -name '*.sh' -exec chmod u+x {} +"]
-    draft.expected = {path: replace(draft.files[path], mode=0o755) for path in draft.ending(".sh")}
-
-
-def _unpack(draft: _Draft) -> None:
-    held = {f"pack/{word}.txt": f"{' '.join(draft.words(3))}\n" for word in draft.rng.sample(_WORDS, 3)}
-    draft.files["pack.tar.gz"] = File(_archive(held))
-    draft.say = "Unpack pack.tar.gz here."
-    draft.gold = ["tar -xzf pack.tar.gz"]
-    draft.expected = texts(held)
-
-
 def _pack(draft: _Draft) -> None:
     folder = draft.rng.choice(sorted({path.split("/")[0] for path in draft.files if "/" in path}))
     inside = [path for path in draft.files if path.startswith(f"{folder}/")]
@@ -178,14 +118,6 @@ def _pack(draft: _Draft) -> None:
     draft.gold = [f"tar -czf {folder}.tar.gz {folder}"]
     draft.check = f"mkdir .check && tar -xzf {folder}.tar.gz -C .check && diff -r {folder} .check/{folder}"
     draft.expected = {path: draft.files[path] for path in inside}
-
-
-def _setting(draft: _Draft) -> None:
-    port = draft.rng.randrange(2000, 9000)
-    path = draft.file("server.conf", f"host=localhost\nport={port - 1000}\nuser={draft.rng.choice(_WORDS)}\n")
-    draft.say = f"Set the port in {path} to {port}. Leave the other settings as they are."
-    draft.gold = [f"cat {path}", f"sed -i 's/^port=.*/port={port}/' {path}"]
-    draft.write(path, draft.text(path).replace(f"port={port - 1000}", f"port={port}"))
 
 
 def _errors(draft: _Draft) -> None:
@@ -199,10 +131,8 @@ def _errors(draft: _Draft) -> None:
 
 
 FAMILIES: Mapping[str, Callable[[_Draft], None]] = {
-    "count_files": _count_files, "count_lines": _count_lines, "largest": _largest, "find_word": _find_word,
-    "rename": _rename, "replace": _replace, "sort_unique": _sort_unique, "delete": _delete, "collect": _collect,
-    "sum_column": _sum_column, "last_lines": _last_lines, "executable": _executable, "unpack": _unpack, "pack": _pack,
-    "setting": _setting, "errors": _errors,
+    "count_files": _count_files, "rename": _rename, "replace": _replace, "delete": _delete, "collect": _collect,
+    "sum_column": _sum_column, "pack": _pack, "errors": _errors,
 }  # fmt: skip
 
 
@@ -242,13 +172,3 @@ def _log(draft: _Draft) -> str:
         for hour in range(8, 8 + rng.randint(8, 14))
     ]
     return "".join(f"{line}\n" for line in (*lines, f"23:59 ERROR {modules[0]} end"))
-
-
-def _archive(held: Mapping[str, str]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, text in held.items():
-            entry = tarfile.TarInfo(path)
-            entry.size, entry.mtime = len(text.encode()), EPOCH
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    return gzip.compress(packed.getvalue(), mtime=0)

@@ -1,4 +1,8 @@
-"""`turntree gate calibrate`: which operating point, if any, a buffer of finished groups supports."""
+"""`turntree gate calibrate`: what thresholds would have cut of finished groups, and the operating point they support.
+
+The paper counts every group that fulfils a rule as cut. A cut is *actionable* where a rollout continued after that
+turn; only those save anything, so the operating point is chosen among them.
+"""
 
 from __future__ import annotations
 
@@ -11,65 +15,71 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turntree.decide.gates.selection import THRESHOLDS, Criterion, Grid, Rule, Scope, grid_points, nested
-from turntree.decide.gates.sweep import PAPER_SIGNAL, TERMINATION, Mask, Point, Row, cut_mask, measure, nominal, sweep
+from turntree.core.errors import InputError
 from turntree.decide.gates.table import GroupTable
-from turntree.run.statistics import (
-    auroc,
-    clopper_pearson_high,
-    clopper_pearson_low,
-    percentile_interval,
-    resampled,
-    spearman,
-)
+from turntree.run.statistics import clopper_pearson_low, successes_needed
 
-SHOWN_THRESHOLDS = (0.05, 0.08, 0.10, 0.12, 0.14, 0.18)  # those of the paper's Table 1
+PAPER_SIGNAL = "prefix_edit_distance_mean"
+TERMINATION = "termination_fraction"
+TABLE_1 = (0.05, 0.08, 0.10, 0.12, 0.14, 0.18)  # the thresholds of the paper's Table 1
+GRID = tuple(step / 100 for step in range(1, 101))
+GROUPS_PER_FALSE_CUT = 150  # a test begins where it forgives one false cut for so many groups
 BOUND = "Clopper-Pearson, one-sided, for all signals, turns and thresholds together"
+Row = dict[str, Any]
+Mask = NDArray[np.bool_]
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationConfig:
-    """When the data support an operating point of a gate."""
+class Point:
+    """A rule: cut at `turn` if `signal < threshold`, or if the termination fraction is at least `termination`.
 
-    floor: float = 0.8
-    """Precision that a gate must have (paper, C.5)."""
-    confidence: float = 0.95
-    """Of the lower bound of precision."""
-    budget: float = 0.1
-    """Largest share of the mixed groups that several checkpoints may cut together."""
-    folds: int = 5
-    """Of the cross-validation over tasks."""
-    repeats: int = 20
-    """Of the cross-validation."""
-    resamples: int = 1000
-    """Of the bootstrap over tasks."""
-    seed: int = 0
-    """Of folds and resamples."""
-
-    def __post_init__(self) -> None:
-        for name in ("floor", "confidence", "budget"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
-        if self.folds < 2 or self.repeats < 1 or self.resamples < 1:
-            raise ValueError("folds must be at least 2, repeats and resamples at least 1")
-
-
-def calibrate(table: GroupTable, config: CalibrationConfig) -> Row:
-    """Calibrate gates on the buffer; the results as plain JSON values.
-
-    `choices` holds, for every turn (None: any of them), scope, criterion and set of signals, the chosen point or None
-    with the reason. `recommended` is the choice over all turns and signals by the lower bound of precision among
-    actionable groups; else None, and `refused` says why. With probability `confidence` no point below the floor is
-    recommended: the bound holds for all turns, signals and thresholds together. Where tasks have several groups, it
-    holds for further groups of these tasks only, and `bound` says so.
+    `threshold` 0 leaves the second clause alone, `termination` None the first.
     """
-    choices = _choices(table, config)
-    recommended, reason = _recommend(choices)
-    zero = int(table.zero_variance_N.sum())
+
+    turn: int
+    threshold: float
+    signal: str = PAPER_SIGNAL
+    termination: float | None = None
+
+    @classmethod
+    def of(cls, signal: str, threshold: float, turn: int) -> Point:
+        """The rule that cuts on one signal: below the threshold, or from it on where a larger value means converged."""
+        if signal == TERMINATION:
+            return cls(turn=turn, threshold=0.0, termination=threshold)
+        return cls(turn=turn, threshold=threshold, signal=signal)
+
+    @property
+    def decisive(self) -> str:
+        """The signal whose threshold a point of the grid varies."""
+        return self.signal if self.termination is None else TERMINATION
+
+    def __str__(self) -> str:
+        clauses = [f"{self.signal} < {self.threshold:g}"] if self.threshold > 0 or self.termination is None else []
+        clauses += [] if self.termination is None else [f"{TERMINATION} >= {self.termination:g}"]
+        return f"{' or '.join(clauses)} at turn {self.turn}"
+
+
+def calibrate(
+    table: GroupTable,
+    *,
+    thresholds: Sequence[float] = TABLE_1,
+    signal: str = PAPER_SIGNAL,
+    termination: float | None = None,
+    floor: float = 0.8,
+    confidence: float = 0.95,
+) -> Row:
+    """The sweep and the operating point, as plain JSON values.
+
+    `rows` are those of `sweep` at every turn. `recommended` is the supported operating point; None where `refused` says
+    why there is none.
+    """
+    recommended, reason = operating_point(table, floor=floor, confidence=confidence)
+    zero, tasks = int(table.zero_variance_N.sum()), len(set(table.tasks))
     return {
         "source": table.source,
         "groups": len(table.tasks),
-        "tasks": len(set(table.tasks)),
+        "tasks": tasks,
         "outcomes": dict(sorted(Counter(outcome.value for outcome in table.outcomes).items())),
         "zero_variance": zero,
         "zero_variance_rate": zero / len(table.tasks),
@@ -77,291 +87,221 @@ def calibrate(table: GroupTable, config: CalibrationConfig) -> Row:
         "turns": list(table.turns),
         "absent": table.absent,
         "dropped": table.dropped,
-        "floor": config.floor,
-        "confidence": config.confidence,
-        "bound": BOUND if len(set(table.tasks)) == len(table.tasks) else f"{BOUND}, on further groups of these tasks",
+        "signal": signal,
+        "termination": termination,
+        "rows": [
+            row
+            for turn in table.turns
+            for row in sweep(table, thresholds, turn=turn, signal=signal, termination=termination)
+        ],
+        "floor": floor,
+        "confidence": confidence,
+        "bound": BOUND if len(table.tasks) == tasks else f"{BOUND}, on further groups of these tasks",
         "recommended": recommended,
         "refused": None if reason is None else {"reason": reason},
-        "choices": choices,
-        "sweeps": {str(turn): sweep(table, SHOWN_THRESHOLDS, turn=turn) for turn in _divergence_turns(table)},
-        "oracle": {str(turn): measure(table, table.zero_variance_N, turn) for turn in table.turns},
-        "checkpoints": _checkpoints(table, config),
-        "task_types": task_type_sizes(table),
-        "association": associations(table, resamples=config.resamples, seed=config.seed),
     }
 
 
-def _divergence_turns(table: GroupTable) -> tuple[int, ...]:
-    return table.turns if PAPER_SIGNAL in table.signals_NK else ()
-
-
-def _choices(table: GroupTable, config: CalibrationConfig) -> list[Row]:
-    signal_sets = {"any": list(table.signals_NK)}
-    if PAPER_SIGNAL in table.signals_NK:
-        signal_sets = {PAPER_SIGNAL: [PAPER_SIGNAL], **signal_sets}
-    scopes: tuple[Scope, ...] = ("all", "actionable")
-    criteria: tuple[Criterion, ...] = ("point", "lower_bound")
-    by_point = Rule.by_point(len(table.tasks), config.floor, config.confidence)
-    rows: list[Row] = []
-    for turn in (*table.turns, None):
-        for named, signals in signal_sets.items():
-            points = grid_points(signals, table.turns if turn is None else (turn,))
-            for scope in scopes:
-                grid = Grid.build(table, points, scope)
-                for by in criteria:
-                    head = {"turn": turn, "signals": named, "scope": scope, "by": by, "points": len(grid.points)}
-                    rule = by_point if by == "point" else Rule.by_lower_bound(grid, config.floor, config.confidence)
-                    rows.append({**head, **_choice(grid, rule, by, config)})
-    return rows
-
-
-def _choice(grid: Grid, rule: Rule, by: Criterion, config: CalibrationConfig) -> Row:
-    chosen = rule.choose(*grid.totals) if grid.points else None
-    validation = {
-        "leave_one_out": nested(grid, rule, folds=None, repeats=1, seed=config.seed),
-        "cross_validation": nested(grid, rule, folds=config.folds, repeats=config.repeats, seed=config.seed),
-    }
-    if chosen is None:
-        reason, nearest = _none(grid, rule, by, config)
-        return {"choice": None, "reason": reason, "nearest": nearest, **validation}
-    described = _described(grid.table, grid.points[chosen], grid.cut_PN[chosen], rule, config)
-    return {"choice": described, "reason": None, "nearest": None, **validation}
-
-
-def _described(table: GroupTable, point: Point, cut_N: Mask, rule: Rule, config: CalibrationConfig) -> Row:
-    """A point with its measurements; `same_up_to` is the largest threshold that cuts the same groups. For a point
-    chosen by its lower bound, the bound is that of the test, which accounts for the choice."""
-    everyone = cut_mask(table, point)
-    return {
-        **_named(point),
-        "same_up_to": _same_up_to(table, point),
-        **measure(table, everyone, point.turn, confidence=rule.confidence),
-        "intervals": _intervals(table, everyone, point.turn, config),
-        "random": _random(table, int(cut_N.sum()), point.turn),
-        "task_types": by_task_type(table, cut_N),
-    }
-
-
-def _named(point: Point) -> Row:
-    return {
-        "rule": str(point),
-        "signal": TERMINATION if point.termination is not None else point.signal,
-        "turn": point.turn,
-        "threshold": point.threshold,
-        "termination": point.termination,
-    }
-
-
-def _same_up_to(table: GroupTable, point: Point) -> float:
-    mask = cut_mask(table, point)
-    if point.termination is not None:
-        others = {value: replace(point, termination=value) for value in THRESHOLDS}
-    else:
-        others = {value: replace(point, threshold=value) for value in THRESHOLDS}
-    return max(value for value, other in others.items() if np.array_equal(cut_mask(table, other), mask))
-
-
-def _intervals(table: GroupTable, cut_N: Mask, turn: int, config: CalibrationConfig) -> Row:
-    """95% percentile bootstrap over tasks, of the point as it stands (its choice is not repeated), in both scopes."""
-    zero, live = table.zero_variance_N, table.actionable_NK[:, table.column(turn)]
-    part = max(0, table.max_turns - turn) / table.max_turns
-    drawn: dict[str, list[float]] = {}
-    for sample in resampled(table.tasks, resamples=config.resamples, seed=config.seed):
-        for scope, mask in (("all", cut_N[sample]), ("actionable", (cut_N & live)[sample])):
-            cut, tp = int(mask.sum()), int((mask & zero[sample]).sum())
-            drawn.setdefault(f"{scope}_safe", []).append(tp * part / len(sample))
-            drawn.setdefault(f"{scope}_raw", []).append(cut * part / len(sample))
-            if cut:
-                drawn.setdefault(f"{scope}_precision", []).append(tp / cut)
-    return {name: percentile_interval(values) for name, values in sorted(drawn.items())}
-
-
-def _random(table: GroupTable, cuts: int, turn: int) -> Row:
-    """Cutting as many groups at random, in expectation (exact: the false cuts are hypergeometric)."""
-    from scipy.stats import hypergeom
-
-    groups, zero = len(table.tasks), int(table.zero_variance_N.sum())
-    false = np.arange(cuts + 1)
-    chance = hypergeom.pmf(false, groups, groups - zero, cuts)
-    mixed = groups - zero
-    kept = np.sqrt(np.maximum(0.0, 1 - false / mixed)) if mixed else np.ones(cuts + 1)
-    part = max(0, table.max_turns - turn) / table.max_turns
-    return {
-        "cut": cuts,
-        "precision": zero / groups,
-        "safe": cuts * zero / groups * part / groups,
-        "l2_preserved": math.fsum(chance * kept),
-    }
-
-
-def _none(grid: Grid, rule: Rule, by: Criterion, config: CalibrationConfig) -> tuple[str, Row | None]:
-    """Why no point qualifies, and the one that comes nearest."""
-    if not grid.points:
-        return "no point of the grid cuts a group", None
-    cut, true, _ = grid.totals
-    lows = [clopper_pearson_low(int(t), int(c), rule.confidence) for t, c in zip(true, cut, strict=True)]
-    best = int(np.argmax(true / cut + cut * 1e-9 if by == "point" else lows))
-    point, counted = grid.points[best], f"{true[best]} true of {cut[best]} cuts"
-    nearest = {
-        **_named(point),
-        "cut": int(cut[best]),
-        "tp": int(true[best]),
-        "fp": int(cut[best] - true[best]),
-        "precision": float(true[best] / cut[best]),
-        "precision_low": lows[best],
-    }
-    none = f"none of {len(grid.points)} points has a"
-    if by == "point":
-        return f"{none} precision of {config.floor:g}: the best is {point}, with {counted}", nearest
-    families, needed = len(np.unique(grid.family_P)), rule.fewest_cuts
-    fewest = f"{needed} cuts" if needed is not None else f"more than {len(grid.table.tasks)} cuts"
-    among = "" if families == 1 else f", for {families} pairs of signal and turn together"
-    allowed = "without a single false cut" if not rule.forgiven else f"with at most {rule.forgiven} false cuts"
-    reason = (
-        f"{none} {config.confidence:.0%} lower bound of precision of {config.floor:g}{among}: the highest is "
-        f"{lows[best]:.3f}, of {point} ({counted}); {allowed} it takes {fewest}"
-    )
-    return reason, nearest
-
-
-def _recommend(choices: Sequence[Row]) -> tuple[Row | None, str | None]:
-    """The choice over everything by the lower bound; else why there is none."""
-    wanted = {"turn": None, "signals": "any", "scope": "actionable", "by": "lower_bound"}
-    row = next(row for row in choices if all(row[key] == value for key, value in wanted.items()))
-    if row["choice"] is None:
-        return None, f"the data support no operating point among actionable groups: {row['reason']}"
-    return row["choice"], None
-
-
-def _checkpoints(table: GroupTable, config: CalibrationConfig) -> dict[str, Any] | None:
-    turns = _divergence_turns(table)
-    if not turns:
-        return None
-    looks = plan_checkpoints(table, turns, budget=config.budget, confidence=config.confidence)
-    return {
-        "signal": PAPER_SIGNAL,
-        "budget": config.budget,
-        "confidence": config.confidence,
-        "looks": looks,
-        "guarantee": (
-            f"with probability {config.confidence:g} over this sample, at most {config.budget:g} of the groups with "
-            "mixed rewards are cut by any of the looks"
-        ),
-        **measure_plan(table, looks),
-    }
-
-
-# how well each signal at each turn tells groups with mixed rewards from those without variance
-
-
-def associations(table: GroupTable, *, resamples: int, seed: int) -> list[Row]:
-    """AUROC and Spearman's rho of every signal at every turn, overall and by task type (paper, tables 7 and 8).
-
-    AUROC: chance that a mixed group has the higher raw signal than one without variance, ties a half; below 0.5 for
-    signals that fall with variance. Spearman: against the population variance of the rewards. None where a class is
-    empty or a side is constant. The interval is a percentile bootstrap over tasks, of the overall AUROC.
-    """
-    mixed_N = ~table.zero_variance_N
-    samples = list(resampled(table.tasks, resamples=resamples, seed=seed))
-    types = _types(table)
-    rows: list[Row] = []
-    for name, values_NK in table.signals_NK.items():
-        for column, turn in enumerate(table.turns):
-            values = values_NK[:, column]
-            drawn = [auroc(values[sample], mixed_N[sample]) for sample in samples]
-            rows.append(
-                {
-                    "signal": name,
-                    "turn": turn,
-                    **_pair(values, mixed_N, table.reward_var_N),
-                    "auroc_interval": percentile_interval([value for value in drawn if value is not None]),
-                    "task_types": {
-                        kind: _pair(values[mask], mixed_N[mask], table.reward_var_N[mask])
-                        for kind, mask in types.items()
-                    },
-                }
-            )
-    return rows
-
-
-def task_type_sizes(table: GroupTable) -> dict[str, dict[str, int]]:
-    """Groups of each type, and how many of them have no variance."""
-    zero = table.zero_variance_N
-    return {
-        kind: {"groups": int(mask.sum()), "zero_variance": int((mask & zero).sum())}
-        for kind, mask in _types(table).items()
-    }
-
-
-def by_task_type(table: GroupTable, cut_N: NDArray[np.bool_]) -> dict[str, dict[str, int]]:
-    """Of each type: groups cut, and how many of them had no variance (tp) or mixed rewards (fp)."""
-    zero, found = table.zero_variance_N, dict[str, dict[str, int]]()
-    for kind, mask in _types(table).items():
-        cut = cut_N & mask
-        found[kind] = {"cut": int(cut.sum()), "tp": int((cut & zero).sum()), "fp": int((cut & ~zero).sum())}
-    return found
-
-
-def _types(table: GroupTable) -> dict[str, NDArray[np.bool_]]:
-    """Where each task type stands, the most frequent first."""
-    known = [kind for kind in table.task_types if kind is not None]
-    order: Sequence[str] = sorted(set(known), key=lambda kind: (-known.count(kind), kind))
-    return {kind: np.array([each == kind for each in table.task_types]) for kind in order}
-
-
-def _pair(values: NDArray[np.float64], mixed: NDArray[np.bool_], variance: NDArray[np.float64]) -> Row:
-    return {"auroc": auroc(values, mixed), "spearman": spearman(values, variance)}
-
-
-# several looks at a group, with a budget for the groups that they may wrongly cut together
-
-
-def plan_checkpoints(
-    table: GroupTable, turns: Sequence[int], *, budget: float = 0.1, confidence: float = 0.95
+def sweep(
+    table: GroupTable,
+    thresholds: Sequence[float],
+    *,
+    turn: int,
+    signal: str = PAPER_SIGNAL,
+    termination: float | None = None,
 ) -> list[Row]:
-    """The largest thresholds at `turns` that together cut at most `budget` of the groups with something to teach.
+    """The paper's Table 1: one row a threshold, in the given order (`termination`: of the OR rule, Eq. 3). Raises
+    `InputError` where the table lacks the signal."""
+    if termination is not None and signal == TERMINATION:
+        raise InputError(f"{TERMINATION} is already the second clause of the OR rule", hint="choose another signal")
+    rows: list[Row] = []
+    for threshold in thresholds:
+        point = Point.of(signal, threshold, turn)
+        if termination is not None:
+            point = replace(point, termination=termination)
+        rows.append({"turn": turn, "threshold": threshold, **measure(table, cut_mask(table, point), turn)})
+    return rows
 
-    Guarantee: if groups are independent and come as they did here, then with probability `confidence` over this
-    sample, a group with mixed rewards is cut by any of the checkpoints with probability at most `budget`. Both the
-    budget and the error 1 - confidence are split evenly over the checkpoints. At each, the share of mixed groups that
-    are cut can only grow with the threshold. So for the largest threshold of a fixed grid whose exact upper bound
-    (Clopper-Pearson, one-sided) is within its part of the budget, the error is at most its part, however many
-    thresholds were tried. The union bound adds these parts up.
 
-    Each look has its `turn`, `threshold` (None where the data support none) and `lost_high`, which bounds the share of
-    groups with something to teach that it cuts, at its part of the confidence.
+def cut_mask(table: GroupTable, point: Point) -> Mask:
+    """(N,) groups that fulfil the rule, actionable or not."""
+    column = table.turns.index(point.turn)
+    cut = _signal(table, point.signal)[:, column] < point.threshold
+    if point.termination is None:
+        return cut
+    return cut | (_signal(table, TERMINATION)[:, column] >= point.termination)
+
+
+def measure(table: GroupTable, cut_N: Mask, turn: int, *, confidence: float = 0.95) -> Row:
+    """Table 1 of the paper for the groups `cut_N` at `turn`, over all of them and over the actionable ones.
+
+    All shares are fractions. With N groups, horizon T and K = turn:
+
+    - `precision` = tp / cut, `recall` = tp / zero-variance groups (None where there is nothing to divide by), and
+      `precision_low` the exact one-sided lower bound of the former (Clopper-Pearson, for a point chosen beforehand);
+    - `safe` = tp (T - K) / (N T), `raw` = cut (T - K) / (N T): turns saved if every rollout were T long;
+    - `l2_preserved` = |A kept| / |A all| over the advantages of Eq. 1. A mixed group of G rollouts has |A|^2 = G
+      whatever its rewards, so this is the root of the kept share of the rollouts in mixed groups.
+
+    `actionable` holds the same for the groups that the gate would really have cut; `nothing_left` are the others.
+    `saved` holds, per unit that the data have (turns, tokens), the shares of all that was spent.
     """
-    mixed = ~table.zero_variance_N
-    part, sure = budget / len(turns), 1 - (1 - confidence) / len(turns)
-    looks: list[Row] = []
-    for turn in turns:
-        live = mixed & table.actionable_NK[:, table.column(turn)]
-        chosen, bound = None, clopper_pearson_high(0, int(mixed.sum()), sure)
-        for threshold in THRESHOLDS:
-            lost = int((cut_mask(table, Point(turn=turn, threshold=threshold)) & live).sum())
-            high = clopper_pearson_high(lost, int(mixed.sum()), sure)
-            if high > part:
-                break
-            chosen, bound = threshold, high
-        looks.append({"turn": turn, "threshold": chosen, "lost_high": bound})
-    return looks
+    live_N = cut_N & table.actionable_NK[:, table.turns.index(turn)]
+    live = {**_counts(table, live_N, turn, confidence), "nothing_left": int(cut_N.sum() - live_N.sum())}
+    return {**_counts(table, cut_N, turn, confidence), "actionable": live, "saved": _saved(table, cut_N, turn)}
 
 
-def measure_plan(table: GroupTable, looks: Sequence[Row]) -> Row:
-    """Which of these groups the looks cut, each at the first turn that cuts it; `safe` and `raw` as in `measure`, over
-    actionable groups."""
-    open_N = np.ones(len(table.tasks), dtype=bool)
-    cut = tp = 0
-    safe = raw = 0.0
-    for look in looks:
-        if look["threshold"] is None:
+def _counts(table: GroupTable, cut_N: Mask, turn: int, confidence: float) -> Row:
+    zero = table.zero_variance_N
+    cut, tp = int(cut_N.sum()), int((cut_N & zero).sum())
+    positives, turns = int(zero.sum()), _nominal(table, turn)
+    mixed, lost = (float(table.sizes_N[~zero & mask].sum()) for mask in (True, cut_N))
+    return {
+        "cut": cut,
+        "tp": tp,
+        "fp": cut - tp,
+        "precision": tp / cut if cut else None,
+        "precision_low": clopper_pearson_low(tp, cut, confidence),
+        "recall": tp / positives if positives else None,
+        "safe": tp * turns,
+        "raw": cut * turns,
+        "l2_preserved": math.sqrt(1 - lost / mixed) if mixed else None,
+    }
+
+
+def _nominal(table: GroupTable, turn: int) -> float:
+    """The share of all turns that one group cut at `turn` saves if every rollout is as long as the horizon."""
+    return max(0, table.max_turns - turn) / (len(table.tasks) * table.max_turns)
+
+
+def _saved(table: GroupTable, cut_N: Mask, turn: int) -> dict[str, Row | None]:
+    saved: dict[str, Row | None] = {"turns": None, "tokens": None}
+    for kind in table.savings:
+        after = kind.after_NK[:, table.turns.index(turn)]
+        safe, raw = float(after[cut_N & table.zero_variance_N].sum()), float(after[cut_N].sum())
+        share = 1 / kind.total if kind.total else 0.0
+        saved[kind.unit] = {"safe": safe * share, "raw": raw * share, "amount": raw, "of": kind.total}
+    return saved
+
+
+def _signal(table: GroupTable, name: str) -> NDArray[np.float64]:
+    if name not in table.signals_NK:
+        hint = table.absent.get(name, f"it has {', '.join(table.signals_NK)}")
+        raise InputError(f"does not have the signal {name!r}", path=table.source, hint=hint)
+    return table.signals_NK[name]
+
+
+# the choice of an operating point
+
+
+def operating_point(table: GroupTable, *, floor: float, confidence: float) -> tuple[Row | None, str | None]:
+    """The point whose true cuts save most among those whose precision has a lower bound of at least `floor`; else None
+    and why.
+
+    The bound holds for all signals, turns and thresholds together: with probability `confidence`, no point below the
+    floor is recommended. The error is split evenly over the pairs of signal and turn (Bonferroni), and the thresholds
+    of a pair are tested in a fixed sequence (`passing`). Where tasks have several groups, it holds for further groups
+    of these tasks only.
+    """
+    grid = Grid.build(table)
+    if not grid.points:
+        return None, "the data support no operating point among actionable groups: no point of the grid cuts a group"
+    zero = table.zero_variance_N
+    sure = 1 - (1 - confidence) / grid.families
+    cut_P, true_P = grid.cut_PN.sum(1), (grid.cut_PN & zero).sum(1)
+    passed = grid.passing(zero, floor=floor, confidence=confidence)
+    if passed:
+        safe_P = (grid.worth_PN * (grid.cut_PN & zero)).sum(1)
+        most = max(safe_P[index] for index in passed)
+        # savings that differ only by rounding are ties, and ties go to the first point
+        point = grid.points[next(index for index in passed if safe_P[index] >= most * (1 - 1e-9))]
+        named = {"signal": point.decisive, "turn": point.turn, "threshold": point.threshold}
+        measured = measure(table, cut_mask(table, point), point.turn, confidence=sure)
+        return {"rule": str(point), **named, "termination": point.termination, **measured}, None
+    lows = [clopper_pearson_low(int(t), int(c), sure) for t, c in zip(true_P, cut_P, strict=True)]
+    best = int(np.argmax(lows))
+    forgiven, needed = len(zero) // GROUPS_PER_FALSE_CUT, successes_needed(len(zero), floor, sure)
+    enough = np.flatnonzero(np.arange(1, len(needed)) - needed[1:] >= forgiven)
+    fewest = f"{enough[0] + 1} cuts" if len(enough) else f"more than {len(zero)} cuts"
+    among = "" if grid.families == 1 else f", for {grid.families} pairs of signal and turn together"
+    allowed = f"with at most {forgiven} false cuts" if forgiven else "without a single false cut"
+    return None, (
+        f"the data support no operating point among actionable groups: none of {len(grid.points)} points has a "
+        f"{confidence:.0%} lower bound of precision of {floor:g}{among}: the highest is {lows[best]:.3f}, of "
+        f"{grid.points[best]} ({true_P[best]} true of {cut_P[best]} cuts); {allowed} it takes {fewest}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """P points on N groups: which groups each really cuts, and what a cut saves (a share of the total spent). A family
+    is the thresholds of one signal at one turn, which cut more and more groups."""
+
+    points: tuple[Point, ...]
+    cut_PN: Mask
+    worth_PN: NDArray[np.float64]
+    family_P: Counts
+
+    @classmethod
+    def build(cls, table: GroupTable) -> Grid:
+        """Every signal at every turn and threshold 0.01, 0.02 ... 1, without points that cut the same groups as an
+        earlier point at the same turn."""
+        distinct: dict[tuple[int, bytes], tuple[Point, Mask]] = {}
+        for turn in table.turns:
+            for point in (Point.of(signal, value, turn) for signal in table.signals_NK for value in GRID):
+                mask = cut_mask(table, point) & table.actionable_NK[:, table.turns.index(turn)]
+                if mask.any():
+                    distinct.setdefault((turn, mask.tobytes()), (point, mask))
+        worth = {turn: _worth(table, turn) for turn in table.turns}
+        numbers: dict[tuple[int, str], int] = {}
+        shape = (len(distinct), len(table.tasks))
+        return cls(
+            points=tuple(point for point, _ in distinct.values()),
+            cut_PN=np.array([mask for _, mask in distinct.values()], dtype=bool).reshape(shape),
+            worth_PN=np.array([worth[point.turn] for point, _ in distinct.values()]).reshape(shape),
+            family_P=np.array(
+                [numbers.setdefault((p.turn, p.decisive), len(numbers)) for p, _ in distinct.values()], dtype=np.int64
+            ),
+        )
+
+    @property
+    def families(self) -> int:
+        return len(np.unique(self.family_P))
+
+    def passing(self, zero_variance_N: Mask, *, floor: float, confidence: float) -> list[int]:
+        """The points that a fixed-sequence test of every family reaches, in their order.
+
+        A family is tested from few cuts to many; the first failure ends it, so its tests need no correction. Where it
+        begins depends on the signals alone: at the first point that forgives a false cut for every 150 groups, so that
+        one early mistake does not end the test of a large buffer.
+        """
+        groups = len(zero_variance_N)
+        needed = successes_needed(groups, floor, 1 - (1 - confidence) / max(1, self.families))
+        cut_P, true_P = self.cut_PN.sum(1), (self.cut_PN & zero_variance_N).sum(1)
+        return passing(cut_P, true_P, self.family_P, needed, groups // GROUPS_PER_FALSE_CUT)
+
+
+def passing(cut_P: Counts, true_P: Counts, family_P: Counts, needed: Counts, forgiven: int) -> list[int]:
+    """`Grid.passing` on counts: a point with `cut` cuts passes with at least `needed[cut]` true ones, and is tested
+    where `needed` forgives `forgiven` false ones."""
+    passed: list[int] = []
+    ended: set[int] = set()
+    tested_P = cut_P - needed[cut_P] >= forgiven
+    right_P = true_P >= needed[cut_P]
+    for index in np.lexsort((cut_P, family_P)):
+        if not tested_P[index] or family_P[index] in ended:
             continue
-        turn, part = look["turn"], nominal(table, look["turn"])
-        now = open_N & cut_mask(table, Point(turn=turn, threshold=look["threshold"]))
-        now &= table.actionable_NK[:, table.column(turn)]
-        true = int((now & table.zero_variance_N).sum())
-        cut, tp, open_N = cut + int(now.sum()), tp + true, open_N & ~now
-        safe += true * part
-        raw += int(now.sum()) * part
-    precision = tp / cut if cut else None
-    return {"cut": cut, "tp": tp, "fp": cut - tp, "precision": precision, "safe": safe, "raw": raw}
+        if right_P[index]:
+            passed.append(int(index))
+        else:
+            ended.add(family_P[index])
+    return sorted(passed)
+
+
+def _worth(table: GroupTable, turn: int) -> NDArray[np.float64]:
+    """What a cut saves: the tokens generated after it, else the turns, else T - K turns of every rollout."""
+    for unit in ("tokens", "turns"):
+        for savings in table.savings:
+            if savings.unit == unit and savings.total:
+                return savings.after_NK[:, table.turns.index(turn)] / savings.total
+    return np.full(len(table.tasks), _nominal(table, turn))

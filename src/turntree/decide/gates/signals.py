@@ -29,22 +29,18 @@ def prefixes(group: GroupProgress, turn: int) -> list[Prefix]:
     return [actions[:turn] + (None,) * (turn - len(actions)) for actions in group.actions]
 
 
-def edit_distances(prefixes: Sequence[Prefix]) -> np.ndarray:
-    """Levenshtein distances between all pairs, in whole actions: a symmetric (G, G) array of integers."""
-    codes: dict[str | None, str] = {}
-    texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in prefix) for prefix in prefixes]
-    return cdist(texts, texts, scorer=Levenshtein.distance, dtype=np.int64)
-
-
 def prefix_edit_distance_mean(group: GroupProgress, turn: int) -> float:
-    """d_K, the signal of the paper (section 3.2): Levenshtein distance over `turn`, mean over the pairs.
+    """d_K, the signal of the paper (section 3.2): Levenshtein distance in whole actions over `turn`, mean over the
+    pairs.
 
     The longer of the two lengths, by which the paper divides, is always `turn` after padding. In [0, 1].
     """
     size = len(group.actions)
     if size < 2:
         return 0.0
-    return int(edit_distances(prefixes(group, turn)).sum()) / (size * (size - 1) * turn)
+    codes: dict[str | None, str] = {}
+    texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in one) for one in prefixes(group, turn)]
+    return int(cdist(texts, texts, scorer=Levenshtein.distance, dtype=np.int64).sum()) / (size * (size - 1) * turn)
 
 
 def action_bigram_jaccard_mean(group: GroupProgress, turn: int) -> float:
@@ -90,16 +86,6 @@ def termination_fraction(group: GroupProgress, turn: int) -> float:
     """
     ended = [done and len(actions) < turn for actions, done in zip(group.actions, group.finished, strict=True)]
     return _mean(ended)
-
-
-def best_progress(group: GroupProgress, turn: int) -> float:
-    """The largest progress that the environment reports for any rollout; NaN where it reports none.
-
-    A small value finds groups that fail along different paths, which distances between actions cannot tell from groups
-    that still explore (appendix D.2). It is the progress now, not at `turn`.
-    """
-    known = [value for value in group.progress if value is not None]
-    return max(known, default=math.nan)
 
 
 SIGNALS: dict[str, Signal] = {

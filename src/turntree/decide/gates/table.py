@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,7 @@ class GroupTable:
     max_turns: int
     turns: tuple[int, ...]
     tasks: tuple[str, ...]
-    task_types: tuple[str | None, ...]
     outcomes: tuple[GroupOutcome, ...]
-    reward_var_N: NDArray[np.float64]
     sizes_N: NDArray[np.float64]
     signals_NK: dict[str, NDArray[np.float64]]
     actionable_NK: NDArray[np.bool_]
@@ -58,26 +56,6 @@ class GroupTable:
     @property
     def zero_variance_N(self) -> NDArray[np.bool_]:
         return np.array([outcome.zero_variance for outcome in self.outcomes])
-
-    def column(self, turn: int) -> int:
-        """The index of `turn` on the K axis. Raises `InputError` where the table was not made at it."""
-        if turn not in self.turns:
-            raise InputError(
-                f"has no signals at turn {turn}", path=self.source, hint=f"use one of {', '.join(map(str, self.turns))}"
-            )
-        return self.turns.index(turn)
-
-    def at(self, turns: Sequence[int]) -> GroupTable:
-        """The same groups at some of the turns. Raises `InputError` where the table was not made at one of them."""
-        chosen = tuple(sorted(set(turns)))
-        columns = [self.column(turn) for turn in chosen]
-        return replace(
-            self,
-            turns=chosen,
-            signals_NK={name: values[:, columns] for name, values in self.signals_NK.items()},
-            actionable_NK=self.actionable_NK[:, columns],
-            savings=tuple(replace(each, after_NK=each.after_NK[:, columns]) for each in self.savings),
-        )
 
 
 def default_turns(max_turns: int) -> tuple[int, ...]:
@@ -119,9 +97,7 @@ def table_from_groups(
         max_turns=horizon,
         turns=turns,
         tasks=tuple(group.task for group, _ in kept),
-        task_types=tuple(group.task_type for group, _ in kept),
         outcomes=tuple(group_outcome([r.reward for r in rollouts]) for _, rollouts in kept),
-        reward_var_N=np.array([float(np.var([r.reward or 0.0 for r in rollouts])) for _, rollouts in kept]),
         sizes_N=np.array([len(rollouts) for _, rollouts in kept], dtype=float),
         signals_NK=signals,
         actionable_NK=longest > np.array(turns) if kept else np.zeros((0, len(turns)), dtype=bool),

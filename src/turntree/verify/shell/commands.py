@@ -25,7 +25,7 @@ grep,egrep,fgrep -rRniIlLvwxcohHsqEFPGzZaUT -eABCmf: --recursive=r --line-number
     --files-with-matches=l --invert-match=v --word-regexp=w --count=c --extended-regexp=E --fixed-strings=F
     --perl-regexp=P --only-matching=o --no-filename=h --with-filename=H --quiet=q --color --colour=color --include:
     --exclude: --exclude-dir: --after-context=A: --before-context=B: --context=C: --max-count=m: --regexp=e: --file=f:
-    idle=color ordered=EFPG|hH|rR|lL|include,exclude lead=1 lead_given_by=ef paths prints=2rRlLH
+    idle=color, ordered=EFPG|hH|rR|lL|include,exclude lead=1 lead_given_by=ef paths prints=2rRlLH
 rm -rRfivdI -R=r --recursive=r --force=f --verbose=v idle=v ordered=fiI lead=0 paths prints=v
 rmdir -pv --parents=p --verbose=v idle=v paths prints=v folder
 mkdir -pv -m: --parents=p --verbose=v --mode=m: idle=v lead=0 paths prints=v folder
@@ -62,7 +62,7 @@ pip,pip3 idle=q,v,disable-pip-version-check,no-input
   pip list -o --outdated=o lead=0
   pip show -f --files=f lead=0
   pip freeze lead=0
-git -C: --no-pager idle=no-pager
+git -C: --no-pager idle=no-pager,
   git status -sb --short=s --branch=b --porcelain lead=0 paths
   git diff -w --stat --cached --staged=cached --name-only --no-color --color --name-status idle=color,no-color
   git log -p -n: --oneline --stat --all --graph --patch=p --max-count=n: --author: --since: --grep: number=n
@@ -86,7 +86,8 @@ npm
 --all=a     a long option, and the short one that it equals (itself without one); `--lines=n:` takes a value
 idle        options that change what is printed and not what is done: they count where that goes to another command or
             a file
-ordered     groups of options that override one another, so that their order counts (letters, or names apart by commas)
+ordered     groups of options that override one another, so that their order counts
+            (both: letters, or names apart by commas)
 lead        how many operands have places of their own; the others are a set on the terminal, if none lies in another.
             Without it all have places
 lead_given_by   options that take the place of the leading operands (`grep -e PATTERN`)
@@ -99,53 +100,45 @@ folder      operands are folders: a slash at the end says nothing
 _ALWAYS_IDLE = frozenset({"x", "maxfail", "no-pager", "no-input", "no-color"})  # of idle options, in a pipe too
 
 
-@dataclass
+@dataclass(frozen=True)
 class Command:
-    """An entry of the table. `long` may name a letter, too: `-R` that is `-r`."""
+    """An entry of the table: its options by their spelling, each with its short name and whether it takes a value; what
+    else it says, by name."""
 
-    flags: str = ""
-    values: str = ""
-    long: dict[str, str] = field(default_factory=dict[str, str])
-    long_values: dict[str, str] = field(default_factory=dict[str, str])
-    idle: frozenset[str] = frozenset()
-    groups: tuple[frozenset[str], ...] = ()
-    lead: int | None = None
-    lead_given_by: str = ""
-    paths: bool = False
-    prints: str = ""
-    number: str = ""
-    folder: bool = False
+    options: dict[str, tuple[str, bool]] = field(default_factory=dict[str, tuple[str, bool]])
+    says: dict[str, str] = field(default_factory=dict[str, str])
     subcommands: dict[str, Command] = field(default_factory=dict[str, "Command"])
 
     @classmethod
     def read(cls, entry: str) -> Command:
-        found = cls()
+        command = cls()
         for token in entry.split():
             name, _, value = token.rstrip(":").partition("=")
-            if name.startswith("--") or (name.startswith("-") and value):
-                options = found.long_values if token.endswith(":") else found.long
-                options[name] = value or name[2:]
-            elif name.startswith("-"):
-                setattr(found, "values" if token.endswith(":") else "flags", name[1:])
-            elif name == "idle":
-                found.idle = frozenset(value.split(","))
-            elif name == "ordered":
-                found.groups = tuple(frozenset(one.split(",") if "," in one else one) for one in value.split("|"))
-            elif name == "lead":
-                found.lead = int(value)
+            if not name.startswith("-"):
+                command.says[name] = value
+            elif name.startswith("--") or value:
+                command.options[name] = value or name[2:], token.endswith(":")
             else:
-                setattr(found, name, value or True)
-        return found
+                command.options.update({f"-{letter}": (letter, token.endswith(":")) for letter in name[1:]})
+        return command
+
+    def listed(self, name: str) -> frozenset[str]:
+        """What an entry says under a name: letters, or names apart by commas."""
+        return _names(self.says.get(name, ""))
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split(",") if "," in text else text)
 
 
 def _read_table() -> dict[str, Command]:
-    found: dict[str, Command] = {}
+    commands: dict[str, Command] = {}
     for line in _TABLE.replace("\n    ", " ").strip().split("\n"):
         words = line.split(maxsplit=2 if line.startswith("  ") else 1)
         parent = words.pop(0) if line.startswith("  ") else ""
         names, entry = words[0].split(","), words[1] if len(words) > 1 else ""
-        (found[parent].subcommands if parent else found).update(dict.fromkeys(names, Command.read(entry)))
-    return found
+        (commands[parent].subcommands if parent else commands).update(dict.fromkeys(names, Command.read(entry)))
+    return commands
 
 
 COMMANDS: Mapping[str, Command] = _read_table()
@@ -156,16 +149,15 @@ def meaning(words: Sequence[Word], folder: str | None, piped: bool = False) -> t
     """A value that is equal for command lines which do the same. `words[0]` is the command; `folder` is where it runs
     (None: not known), so that a relative path is the absolute one. `piped`: what it prints leads elsewhere than to the
     terminal, where every line of it and their order may decide."""
-    name = words[0]
-    rest = list(words[1:])
+    name, *rest = words
+    known = 0  # words that say which command it is
     if name in ("python", "python3") and len(rest) > 1 and rest[0] == "-m" and rest[1] in _MODULES:
-        found = _arguments(COMMANDS[rest[1]], rest[2:], folder, piped)
-        return (name, *rest[:2], *(found or rest[2:]))
-    command = COMMANDS.get(name) if isinstance(name, str) else None
-    found = None if command is None else _arguments(command, rest, folder, piped)
-    if found is None:
+        known = 2
+    command = COMMANDS.get(rest[1] if known else name) if isinstance(name, str) else None
+    arguments = None if command is None else _arguments(command, rest[known:], folder, piped)
+    if arguments is None:
         return (name, *rest)
-    return ("pip" if name == "pip3" else name, *found)
+    return ("pip" if name == "pip3" else name, *rest[:known], *arguments)
 
 
 def _arguments(command: Command, words: list[Word], folder: str | None, piped: bool) -> tuple[Any, ...] | None:
@@ -177,95 +169,89 @@ def _arguments(command: Command, words: list[Word], folder: str | None, piped: b
         word = left.pop(0)
         start = word if isinstance(word, str) else word[0][1] if word[0][0] == "t" else ""
         if word == "--" and not command.subcommands:
-            if command.lead is None and not command.paths:  # `git diff -- a`: what follows are paths, and nothing else
+            if not command.says.keys() & {"lead", "paths"}:  # `git diff -- a`: what follows are paths, and nothing else
                 operands.append(word)
             operands += left
             break
         if start.startswith("-") and word != "-":
-            if not isinstance(word, str):  # an option that the shell makes: `-$x`, `--include=*.py`
-                known = _expanded(command, word, options)
+            if start.startswith("--"):
+                known = _long(command, word, left, options)
             else:
-                known = (_long if word.startswith("--") else _short)(command, word, left, options)
+                known = isinstance(word, str) and _short(command, word, left, options)
             if not known:
                 return None
         elif command.subcommands and isinstance(word, str):
             if any(name == "C" for name, _ in options):
                 folder = None  # `git -C elsewhere`
             inner = command.subcommands.get(word)
-            found = None if inner is None else _arguments(inner, left, folder, piped)
-            return None if found is None else (_sorted(command, options, piped), word, *found)
+            rest = None if inner is None else _arguments(inner, left, folder, piped)
+            return None if rest is None else (_sorted(command, options, piped), word, *rest)
         else:
             operands.append(word)
     given = {name for name, _ in options}
     return _sorted(command, options, piped), _operands(command, operands, given, folder, piped)
 
 
-def _long(command: Command, word: str, left: list[Word], options: Options) -> bool:
-    name, equals, value = word.partition("=")
-    if name in command.long:
-        options.append((command.long[name], value if equals else ""))
-        return True
-    if name not in command.long_values or not (equals or left):
+def _long(command: Command, word: Word, left: list[Word], options: Options) -> bool:
+    """`--name`, `--name=value`; also where the value is for the shell: `--include=*.py`."""
+    start, rest = (word, ()) if isinstance(word, str) else (word[0][1], word[1:])
+    spelling, equals, value = start.partition("=")
+    name, takes_value = command.options.get(spelling, ("", False))
+    if not name or (rest and not (equals and takes_value)) or (takes_value and not (equals or left)):
         return False
-    options.append((command.long_values[name], value if equals else left.pop(0)))
-    return True
-
-
-def _expanded(command: Command, word: Word, options: Options) -> bool:
-    """`--include=*.py`: the name is plain, the value is for the shell."""
-    name, equals, value = word[0][1].partition("=")
-    if not equals or name not in command.long_values:
-        return False
-    if all(part[0] in "tg" for part in word):  # no file is called by it: GNU tools get it as it is written
-        options.append((command.long_values[name], value + "".join(part[1] for part in word[1:])))
+    if takes_value and not equals:
+        value = left.pop(0)
+    elif all(part[0] in "tg" for part in rest):  # no file is called by it: GNU tools get it as it is written
+        value += "".join(part[1] for part in rest)
     else:
-        options.append((command.long_values[name], (value, *word[1:])))
+        value = (value, *rest)
+    options.append((name, value))
     return True
 
 
 def _short(command: Command, word: str, left: list[Word], options: Options) -> bool:
     letters = word[1:]
-    if command.number and letters.isdecimal():
-        options.append((command.number, letters))
+    if "number" in command.says and letters.isdecimal():
+        options.append((command.says["number"], letters))
         return True
     while letters:
         letter, letters = letters[0], letters[1:]
-        if letter in command.flags:
-            options.append((command.long.get(f"-{letter}", letter), ""))
-        elif letter in command.values and (letters or left):
-            options.append((letter, letters or left.pop(0)))
-            return True
-        else:
+        name, takes_value = command.options.get(f"-{letter}", ("", False))
+        if not name or (takes_value and not (letters or left)):
             return False
+        options.append((name, (letters or left.pop(0)) if takes_value else ""))
+        if takes_value:
+            return True
     return True
 
 
 def _sorted(command: Command, options: Options, piped: bool) -> tuple[Any, ...]:
     """Acting options: those that override one another in the order given, then the others by name. In a pipe what is
     printed acts, and how often it is asked for."""
-    acting = [option for option in options if option[0] not in command.idle]
-    overriding = tuple(tuple(option for option in acting if option[0] in group) for group in command.groups)
-    free = [option for option in acting if not any(option[0] in group for group in command.groups)]
+    idle = command.listed("idle")
+    groups = [_names(group) for group in command.says.get("ordered", "").split("|")]
+    acting = [option for option in options if option[0] not in idle]
+    overriding = tuple(tuple(option for option in acting if option[0] in group) for group in groups)
+    free = [option for option in acting if not any(option[0] in group for group in groups)]
     flags = {option for option in free if option[1] == ""}  # twice is once
     valued = sorted((option for option in free if option[1] != ""), key=lambda option: option[0])  # stable
-    printed = [option for option in options if piped and option[0] in command.idle - _ALWAYS_IDLE]
+    printed = [option for option in options if piped and option[0] in idle - _ALWAYS_IDLE]
     return overriding, tuple(sorted(flags)), tuple(valued), tuple(sorted(printed, key=lambda option: option[0]))
 
 
 def _operands(
     command: Command, operands: list[Word], given: set[str], folder: str | None, piped: bool
 ) -> tuple[Any, ...]:
-    lead = command.lead
-    if lead and given & set(command.lead_given_by):
-        lead = 0
-    first = operands if lead is None else operands[:lead]
-    rest = [] if lead is None else operands[lead:]
-    places = operands if lead is None else rest
+    lead = len(operands)  # how many have places of their own
+    if "lead" in command.says:
+        lead = 0 if given & command.listed("lead_given_by") else int(command.says["lead"])
+    first, rest = operands[:lead], operands[lead:]
+    places = rest if "lead" in command.says else first
     several = len(places) > 1 or not all(isinstance(word, str) for word in places)
-    printed = set(command.prints) & {"*", *("2" if several else ""), *given}
-    if command.paths and not (piped and printed):
-        rest = [path(word, folder, is_folder=command.folder) for word in rest]
-        first = [path(word, folder, is_folder=command.folder) for word in first] if lead is None else first
+    printed = set(command.says.get("prints", "")) & {"*", *("2" if several else ""), *given}
+    if "paths" in command.says and not (piped and printed):
+        as_paths = [path(word, folder, is_folder="folder" in command.says) for word in places]
+        first, rest = (first, as_paths) if "lead" in command.says else (as_paths, rest)
     return tuple(first), tuple(rest if piped or _nested(rest) else sorted(rest, key=repr))
 
 

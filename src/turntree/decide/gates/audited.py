@@ -1,0 +1,131 @@
+"""The precision of a gate while it is on, from would-be cuts that run on; and its control, cuts at random."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.errors import ConfigError
+from turntree.core.protocols import Gate, GateDecision, GroupProgress
+from turntree.decide.gates.divergence import PrefixDivergenceGate, turns_reached, unable
+from turntree.run.statistics import wilson
+
+
+def build_gate(
+    *, seed: int, turn: int = 10, threshold: float = 0.12, termination: float | None = None, audit: float = 0.0
+) -> Gate:
+    """The gate of the paper; the default is its operating point, d_10 < 0.12. That is calibrated for one model, group
+    size and environment; `turntree gate calibrate` says whether your own rollouts support a point.
+
+    Args:
+        turn: Look at the group at this turn.
+        threshold: Stop the group when the divergence of its rollouts is below this.
+        termination: The OR rule: stop also from this share of ended rollouts on.
+        audit: Share of would-be cuts that are not cut, to measure precision.
+    """
+    if not 0 <= audit <= 1:
+        raise ConfigError(f"must be in [0, 1], not {audit}", field="audit")
+    gate = PrefixDivergenceGate(turn=turn, threshold=threshold, termination=termination)
+    return AuditedGate(gate=gate, share=audit, seed=seed) if audit else gate
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedGate(Gate):
+    """Lets a random `share` of the groups that `gate` would cut run on to their end, marked `audited`.
+
+    Their outcomes are the only unbiased measure of the gate's precision while it is on (`GateMonitor`). The draw
+    depends only on (seed, task, iteration, occurrence), so each would-be cut is audited with probability `share`
+    independent of its outcome. An audited group represents 1/share of them; the decision records the share.
+    """
+
+    gate: Gate
+    share: float = 0.1
+    seed: int = 0
+
+    @property
+    def first_look(self) -> int:
+        return self.gate.first_look
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        decision = self.gate.decide(group)
+        if decision is None or not decision.cut:
+            return decision
+        draw = _draw(self.seed, "gate audit", group)
+        audited = draw < self.share
+        numbers = {**decision.numbers, "audit_share": self.share}
+        return replace(decision, cut=not audited, audited=audited, audit_share=self.share, final=True, numbers=numbers)
+
+
+class GateMonitor:
+    """Takes every finished group that the gate decided on once: the decision and the group's outcome.
+
+    A cut group has no outcome (None). An audited one has, unless faults censored it; it was drawn with a known
+    probability whatever its outcome, so that weighting by 1 / probability gives unbiased figures about the groups that
+    the gate would cut. For the loss such a group counts once, like any other.
+    """
+
+    def __init__(self) -> None:
+        self._audits: list[tuple[float, bool]] = []  # weight, zero variance
+        self._without_outcome = 0  # would-be cuts: those that were cut, and audited ones that faults censored
+
+    def record(self, decision: GateDecision, zero_variance: bool | None) -> None:
+        """`zero_variance` is None for groups without an outcome. Raises ValueError for a cut group that has one."""
+        if decision.cut and zero_variance is not None:
+            raise ValueError("a cut group is censored: it has no outcome")
+        if zero_variance is None:
+            self._without_outcome += decision.cut or decision.audited
+        elif decision.audited:
+            self._audits.append((1 / decision.audit_share, zero_variance))
+
+    def precision(self) -> dict[str, Any] | None:
+        """Of the groups that the gate would cut, the share without variance, with its 95% Wilson interval at the
+        effective number of audits; None without audits."""
+        weights = [weight for weight, _ in self._audits]
+        if not weights:
+            return None
+        total = math.fsum(weights)
+        value = math.fsum(weight for weight, zero in self._audits if zero) / total
+        effective = total**2 / math.fsum(weight**2 for weight in weights)
+        low, high = wilson(value * effective, effective)
+        seen = {"audits": len(weights), "would_be_cuts": self._without_outcome + len(weights)}
+        return {"value": value, "low": low, "high": high, **seen}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomGate(Gate):
+    """The control of an experiment: cuts groups that still run at a turn, whatever they do.
+
+    Args:
+        turn: The turn at which groups are cut.
+        rate: The share of the groups that reach it.
+    """
+
+    turn: int = 10
+    rate: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.turn < 1:
+            raise ConfigError(f"must be at least 1, not {self.turn}", field="turn")
+        if not 0 <= self.rate <= 1:
+            raise ConfigError(f"must be in [0, 1], not {self.rate}", field="rate")
+
+    @property
+    def first_look(self) -> int:
+        return self.turn
+
+    def decide(self, group: GroupProgress) -> GateDecision | None:
+        hopeless = unable(group)
+        if hopeless is not None or turns_reached(group) < self.turn:
+            return hopeless
+        cut = _draw(self.seed, "random gate", group) < self.rate
+        numbers = {"turn": float(self.turn), "rate": self.rate}
+        return GateDecision(cut=cut, reason="drawn to be cut" if cut else "drawn to go on", numbers=numbers, final=True)
+
+
+def _draw(seed: int, what: str, group: GroupProgress) -> float:
+    """A draw in [0, 1) that differs between groups, also where a task comes twice in one iteration."""
+    again = (group.occurrence,) if group.occurrence else ()
+    return seeds.generator(seed, what, group.task_id, group.iteration, *again).random()

@@ -1,0 +1,148 @@
+"""Prompts that grow turn by turn: what the renderers of templates and of families share.
+
+A conversation R0 A1 R1 A2 R2 ... (A: assistant turns, R: runs of other messages, maybe empty) has the tokens
+
+    head(R0) completion(A1) follow(A1, R1) completion(A2) follow(A2, R2) ...
+
+so a sampled token is never tokenised again, and thoughts stay in the context, even for a model whose own template drops
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+
+Ids = tuple[int, ...]
+Tools = Sequence[dict[str, Any]]
+
+_REMEMBERED_TOKENS = 2**20
+
+
+@dataclass(frozen=True)
+class Round:
+    """An assistant turn (message number `index`) and the run of messages up to the next one."""
+
+    index: int
+    turn: Message
+    run: tuple[Message, ...]
+
+    @property
+    def tied(self) -> bool:
+        """Whether the template may look at the turn to render the run: results refer to the calls before them."""
+        return bool(self.turn.tool_calls) or any(message.role == "tool" for message in self.run)
+
+
+def split(messages: Sequence[Message]) -> tuple[tuple[Message, ...], list[Round]]:
+    """R0 and the rounds (A1, R1), (A2, R2), ... of a conversation."""
+    turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    ends = [*turns, len(messages)]
+    rounds = [
+        Round(turn, messages[turn], tuple(messages[turn + 1 : end])) for turn, end in zip(turns, ends[1:], strict=True)
+    ]
+    return tuple(messages[: ends[0]]), rounds
+
+
+def key_of(message: Message) -> Hashable:
+    """Two messages with the same key render alike (arguments are mappings, which do not hash)."""
+    calls = tuple((call.name, json.dumps(call.arguments), call.id) for call in message.tool_calls)
+    return message.role, message.content, message.reasoning, calls, message.tool_call_id, message.name
+
+
+class TurnByTurn(ABC):
+    """The part of `core.protocols.Renderer` that both kinds have. `stop_ids` end a turn; `thinks`: the form has a place
+    for thoughts. Segments that were used lately are not written again.
+
+    The law: the prompt of a history is what sampling it turn by turn would have seen.
+    """
+
+    stop_ids: frozenset[int]
+    thinks: bool
+
+    def __init__(self) -> None:
+        self._segments: dict[Hashable, Ids] = {}
+        self._held_tokens = 0
+
+    def completion(self, message: Message) -> Ids:
+        """Raises `InputError` where what is written is not what a policy can say in one turn: no stop token at its end,
+        one before its end, or calls or thoughts that `parse` does not find again."""
+        if message.role != "assistant":
+            raise InputError(f"a message of role {message.role!r} is not a completion", field="role")
+        return self._segment(("said", key_of(message)), lambda: self._say(message))
+
+    def prompt(self, messages: Sequence[Message], tools: Tools = ()) -> Ids:
+        return self._interleave(self._givens(messages, tools), split(messages)[1])
+
+    def extend(
+        self, messages: Sequence[Message], new: Sequence[Message], tools: Tools = (), *, stopped: bool = True
+    ) -> Ids:
+        if not messages or messages[-1].role != "assistant":
+            raise InputError("the last message before an extension is not the assistant's", field="messages")
+        turns = sum(message.role == "assistant" for message in messages)
+        ids = self._interleave(self._givens([*messages, *new], tools, first=turns), split(new)[1])
+        return ids if stopped else (*self._closing(messages[-1]), *ids)
+
+    # of the renderer
+
+    @abstractmethod
+    def _say(self, message: Message) -> Ids:
+        """The tokens of an assistant's turn."""
+
+    @abstractmethod
+    def _closing(self, message: Message) -> Ids:
+        """The tokens that end a turn which the token limit cut."""
+
+    @abstractmethod
+    def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
+        """Head, follow, follow, ... from number `first` on (the head is number 0)."""
+
+    # segments
+
+    def _segment(self, key: Hashable, build: Callable[[], Ids]) -> Ids:
+        if (held := self._segments.get(key)) is not None:
+            return held
+        ids = build()
+        if self._held_tokens > _REMEMBERED_TOKENS:
+            self._segments.clear()
+            self._held_tokens = 0
+        self._segments[key] = ids
+        self._held_tokens += len(ids)
+        return ids
+
+    def _interleave(self, givens: Sequence[Ids], rounds: Sequence[Round]) -> Ids:
+        ids = list(givens[0])
+        for part, given in zip(rounds, givens[1:], strict=True):
+            ids += self.completion(part.turn)
+            ids += given
+        return tuple(ids)
+
+
+def check_complete(
+    render: Callable[[Sequence[Message]], object],
+    messages: Sequence[Message],
+    written: tuple[str, object],
+    offset: int = 0,
+) -> None:
+    """Raise `InputError` for a message (number `offset` + its place) whose content does not change what is written:
+    `written` is its text, and what `render` gives of `messages`."""
+    text, whole = written
+    for place, message in enumerate(messages):
+        if message.role == "assistant" or message.content.strip() in text:
+            continue
+        try:
+            without = render([*messages[:place], replace(message, content=""), *messages[place + 1 :]])
+        except InputError:  # so the form does look at it
+            continue
+        if without == whole:
+            raise left_out(f"message {offset + place} ({message.role})", "messages")
+
+
+def left_out(what: str, field: str) -> InputError:
+    hint = "use a template that renders this, or put it into the content of a message that is rendered"
+    return InputError(f"the chat template leaves out {what}", field=field, hint=hint)
