@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turntree.core import seeds
-from turntree.core.config import FIXED
 from turntree.core.errors import ConfigError
 from turntree.pivots.importance import shrunk
 from turntree.pivots.rows import class_of_moments
@@ -38,11 +37,11 @@ class SelectConfig:
     """Share of mastered turns (mean at or above lambda) in the training mix, spread evenly over action kinds."""
     per_duplicate: int = 1
     """Most pivots of equal demonstrated actions at equal states (0: no limit)."""
-    per_trajectory: int = field(default=0, metadata=FIXED)
+    per_trajectory: int = 0
     """Most pivots of one trace (0: no limit)."""
-    per_action: int = field(default=0, metadata=FIXED)
+    per_action: int = 0
     """Most pivots that demonstrate the same action (0: no limit)."""
-    quota: dict[str, int] = field(default_factory=dict[str, int], metadata=FIXED)
+    quota: dict[str, int] = field(default_factory=dict[str, int])
     """Most pivots of one action kind, by kind; '*' is every kind not named."""
     max_per_kind: float = 1.0
     """Largest share of one action kind among the pivots, rounded to whole pivots."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turntree.core.config import FIXED
 from turntree.core.errors import ConfigError
 
 EPOCH = 1_577_836_800  # 1 January 2020: old enough for listings to show the date alone
@@ -36,15 +37,15 @@ class Limits:
     """Wall-clock time of one execution."""
     memory_bytes: int = 512 * 2**20
     """Address space of a process, so a box may use up to `processes` times as much."""
-    processes: int = 16
+    processes: int = field(default=16, metadata=FIXED)
     """Processes of a box, threads included."""
-    disk_bytes: int = 32 * 2**20
+    disk_bytes: int = field(default=32 * 2**20, metadata=FIXED)
     """Size of the whole scratch folder."""
-    files: int = 4096
+    files: int = field(default=4096, metadata=FIXED)
     """Files of the scratch folder, folders included."""
-    open_files: int = 64
+    open_files: int = field(default=64, metadata=FIXED)
     """Files that are open at once."""
-    output_bytes: int = 16 * 2**10
+    output_bytes: int = field(default=16 * 2**10, metadata=FIXED)
     """Bytes of each stream that are kept."""
 
     def __post_init__(self) -> None:
@@ -60,11 +61,13 @@ class SandboxConfig:
     """Where programs of the policy run."""
 
     limits: Limits = Limits()
-    boxes: int = 2
+    boxes: int = field(default=2, metadata=FIXED)
     """Executions that may run at once."""
     packages: tuple[str, ...] = ()
     """Folders of importable packages that programs may read."""
-    preload: tuple[str, ...] = ("math", "cmath", "json", "re", "itertools", "collections", "fractions", "datetime")
+    preload: tuple[str, ...] = field(
+        default=("math", "cmath", "json", "re", "itertools", "collections", "fractions", "datetime"), metadata=FIXED
+    )
     """Modules imported once, before any program runs."""
 
     def __post_init__(self) -> None:
