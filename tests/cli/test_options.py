@@ -220,7 +220,7 @@ def test_options_of_a_part_that_is_off_switch_on_the_usual_one(turntree, tmp_pat
     assert (coin["name"], coin["probe_tokens"]) == ("random", 3)
     random = dry(turntree, *command, "--gate", "random", "--set", "gate.rate=0.5")["config"]["gate"]
     assert random == {"name": "random", "turn": 10, "rate": 0.5}
-    assert "unknown key" in turntree.error(*command, "--gate", "random", "--gate-turn", 7)
+    assert "unknown key" in turntree.error(*command, "--gate", "random", "--gate-threshold", 0.5)
 
 
 def test_rewards_loggers_and_kept_trees_are_rows_of_the_same_table(turntree, tmp_path):
