@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart test test-agents vllm test-vllm test-alfworld test-environments test-exports test-renderers test-network test-pairs mutants lint docs bench clean
+.PHONY: help install quickstart check test test-agents vllm test-vllm test-alfworld test-environments test-exports test-renderers test-network test-pairs mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -21,6 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 quickstart: install  ## The main job end to end on the embedded policy (about 7 minutes on 2 cores)
 	$(BIN)/turntree quickstart --out runs/quickstart
+
+CHECKED := tests/core tests/credit tests/contracts tests/laws tests/structure tests/decide tests/pivots
+check: install  ## Units, laws and contracts, for the inner loop (below 90 seconds on 2 cores)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(CHECKED)
 
 test: install  ## The whole suite, in two processes (about 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -202,7 +202,7 @@ def test_options_of_a_part_are_given_like_those_of_the_command(turntree, tmp_pat
     assert (found["environment"]["difficulty"], found["environment"]["offset"]) == ("hard", 3)
     assert "did you mean 'difficulty'" in turntree.error(*command, "--dificulty", "hard")
     listed = {row["key"] for row in turntree.json("config", "train", "online", "--environment", "qa")["keys"]}
-    assert "environment.sandbox.boxes" in listed and "environment.difficulty" not in listed
+    assert "environment.sandbox.limits.seconds" in listed and "environment.difficulty" not in listed
 
 
 def test_items_are_named_by_number(turntree, tmp_path):

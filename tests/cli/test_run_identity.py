@@ -84,12 +84,19 @@ def test_a_higher_limit_changes_nothing_where_no_rollout_reached_the_limit(turnt
             turntree(*command)
 
 
-def test_pivots_sampled_with_top_k_are_refused(turntree, household, tmp_path) -> None:
-    command = ("profile", "--traces", household / "traces.jsonl", "--limit", 20, "--rollouts", 4, "--max-tokens", 24)
-    turntree(*command, "--set", "profile.sampling.top_k=2", "--out", tmp_path / "profile.jsonl")
-    turntree("select", tmp_path / "profile.jsonl", "--threshold", 1, "--out", tmp_path / "pivots.jsonl")
-    message = turntree.error("train", "pivot", tmp_path / "pivots.jsonl", "--out", tmp_path / "run", *PIVOT)
-    assert "profile top_k 2, training 0" in message
+def test_pivots_that_an_earlier_version_sampled_with_top_k_are_refused_and_those_without_are_read(
+    turntree, household, tmp_path
+) -> None:
+    header, *rows = (json.loads(line) for line in (household / "pivots.jsonl").read_text().splitlines())
+    for top_k in (2, 0):
+        path = tmp_path / f"{top_k}.jsonl"
+        older = {**header, "sampling": {**header["sampling"], "top_p": 1.0, "top_k": top_k}}
+        path.write_text("".join(json.dumps(row) + "\n" for row in [older, *rows]))
+        command = ("train", "pivot", path, "--out", tmp_path / f"run{top_k}", *PIVOT)
+        if top_k:
+            assert "top_k': is no key; it is 0, always" in turntree.error(*command)
+        else:
+            turntree(*command)
 
 
 @pytest.mark.parametrize(

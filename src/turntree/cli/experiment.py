@@ -23,8 +23,7 @@ def experiment() -> None:
     config="turntree.experiments.config:GateExperimentConfig",
     stage="experiment gate",
     options=short(
-        "seeds train.iterations train.groups environment.difficulty "
-        "gate-turn=gate.turn gate-threshold=gate.threshold "
+        "seeds train.iterations train.groups environment.difficulty gate-turn=gate.turn gate-threshold=gate.threshold "
         "train.loss.constant"
     ),
     short_help="Compare the gate with no gate and with random cuts.",

@@ -131,8 +131,11 @@ class Loaded:
         found = _parameters(self.target, keyword_only=self.is_plain)
         if self.config is not None:
             del found[CONFIG]
-            fixed = {field.name for field in dataclasses.fields(self.config) if is_fixed(field)}
-            found |= {name: each for name, each in _parameters(self.config).items() if name not in fixed}
+            found |= _parameters(self.config)
+        shapes = [
+            each for each in (self.target, self.config) if inspect.isclass(each) and dataclasses.is_dataclass(each)
+        ]
+        provided |= {field.name for each in shapes for field in dataclasses.fields(each) if is_fixed(field)}
         return {name: option for name, option in found.items() if name not in provided}
 
     def resolved(self, options: Mapping[str, Any], field: str | None = None) -> dict[str, Any]:

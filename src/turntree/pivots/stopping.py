@@ -49,7 +49,7 @@ class AdaptiveConfig:
     """lambda_diff, the threshold that adaptive profiling decides on. Setting it switches adaptive profiling on."""
     confidence: float = field(default=0.97, metadata=FIXED)
     """Stop when the candidate's selection has this predictive probability; 1: only when it is certain."""
-    first: int = field(default=4, metadata=FIXED)
+    first: int = 4
     """Rollouts before the first look."""
     step: int = field(default=2, metadata=FIXED)
     """Rollouts between two looks."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core.config import at_least
+from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.traces.schema import Split
@@ -46,7 +46,7 @@ class GamesConfig:
     """How many games."""
     offset: int = 0
     """Skip this many of the split's games."""
-    stratified: bool = False
+    stratified: bool = field(default=False, metadata=FIXED)
     """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
     difficulty: str = "easy"
     """Of generated games: easy, medium or hard."""
@@ -100,7 +100,7 @@ class Household:
     """Of generated games: easy, medium or hard."""
     offset: int = 0
     """Skip this many of the first games."""
-    stratified: bool = False
+    stratified: bool = field(default=False, metadata=FIXED)
     """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
 
     @contextlib.contextmanager

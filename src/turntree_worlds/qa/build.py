@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from turntree.core.config import FIXED
 from turntree.core.messages import Message
 from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree_worlds.qa.environment import QaConfig, QaEnvironment
@@ -26,7 +27,7 @@ class SearchConfig:
 
     count: int = 3
     """Documents of a search."""
-    passage_chars: int = 1000
+    passage_chars: int = field(default=1000, metadata=FIXED)
     """Most characters shown of each document; of a longer one the best-matching passage."""
     pages: bool = False
     """Give the tools `open` (a page by its title) and `find` (a text on a page) beside `search`."""

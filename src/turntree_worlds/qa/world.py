@@ -10,10 +10,11 @@ import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from turntree.core import seeds
+from turntree.core.config import FIXED
 from turntree.core.errors import ConfigError
 from turntree_worlds.documents import Document
 
@@ -73,15 +74,15 @@ class Fact:
 class WorldConfig:
     """How many entities of each kind there are."""
 
-    people: int = 160
+    people: int = field(default=160, metadata=FIXED)
     """People of the world."""
-    firms: int = 40
+    firms: int = field(default=40, metadata=FIXED)
     """Firms."""
-    towns: int = 30
+    towns: int = field(default=30, metadata=FIXED)
     """Towns."""
-    countries: int = 8
+    countries: int = field(default=8, metadata=FIXED)
     """Countries."""
-    told: int = 3
+    told: int = field(default=3, metadata=FIXED)
     """Least number of facts that are told of a person."""
 
     def __post_init__(self) -> None:
@@ -91,9 +92,9 @@ class WorldConfig:
             "towns": len(TOWNS),
             "countries": len(COUNTRIES),
         }
-        for field, limit in most.items():
-            if not 2 <= getattr(self, field) <= limit:
-                raise ConfigError(f"{getattr(self, field)} is impossible", field=field, hint=f"use 2 to {limit}")
+        for name, limit in most.items():
+            if not 2 <= getattr(self, name) <= limit:
+                raise ConfigError(f"{getattr(self, name)} is impossible", field=name, hint=f"use 2 to {limit}")
         if not 1 <= self.told <= 5:
             raise ConfigError(f"{self.told} facts a person are impossible", field="told", hint="use 1 to 5")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from turntree.core.config import FIXED
 from turntree.core.errors import ConfigError
 
 EPOCH = 1_577_836_800  # 1 January 2020: old enough for listings to show the date alone
@@ -36,11 +37,11 @@ class Limits:
     """Wall-clock time of one execution."""
     memory_bytes: int = 512 * 2**20
     """Address space of a process, so a box may use up to `processes` times as much."""
-    processes: int = 16
+    processes: int = field(default=16, metadata=FIXED)
     """Processes of a box, threads included."""
-    disk_bytes: int = 32 * 2**20
+    disk_bytes: int = field(default=32 * 2**20, metadata=FIXED)
     """Size of the whole scratch folder."""
-    output_bytes: int = 16 * 2**10
+    output_bytes: int = field(default=16 * 2**10, metadata=FIXED)
     """Bytes of each stream that are kept."""
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class SandboxConfig:
     """Where programs of the policy run."""
 
     limits: Limits = Limits()
-    boxes: int = 2
+    boxes: int = field(default=2, metadata=FIXED)
     """Executions that may run at once."""
     packages: tuple[str, ...] = ()
     """Folders of importable packages that programs may read."""

@@ -8,9 +8,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from turntree.core.config import FIXED
 from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentGone, described
@@ -74,13 +75,13 @@ class ToolRuntimeConfig:
     """Time of one execution."""
     retries: int = 2
     """Further tries after a failed one, of pure tools."""
-    pause_seconds: float = 0.1
+    pause_seconds: float = field(default=0.1, metadata=FIXED)
     """Pause before the first of them; each further one is twice as long."""
-    concurrent: int = 64
+    concurrent: int = field(default=64, metadata=FIXED)
     """Executions that run at once."""
-    output_chars: int = 8000
+    output_chars: int = field(default=8000, metadata=FIXED)
     """Most characters of an answer."""
-    cached_answers: int = 100_000
+    cached_answers: int = field(default=100_000, metadata=FIXED)
     """Number of cached answers of pure tools."""
 
     def __post_init__(self) -> None:
