@@ -27,7 +27,18 @@ EPISODES = (
     *("--learning-rate", 3e-4, *keys(train__check_every=2, held_out_count=3, checkpoints__every=2)),
 )
 # times, and figures that not every version has
-UNCOMPARED = {"timing", "local", "retired_pivots", "replaced_groups", "replaced_turns", "mixed_groups_trained"}
+UNCOMPARED = {
+    "timing",
+    "local",
+    "saved",
+    "branching",
+    "retired_pivots",
+    "replaced_groups",
+    "replaced_turns",
+    "mixed_groups_trained",
+    "live_pass_rate",
+    "weights",
+}
 RUNS = {
     "pivot": (
         *("train", "pivot", "pivots.jsonl", "--steps", 3, "--max-tokens", 24, "--learning-rate", 3e-4, *GROUPS),

@@ -49,7 +49,6 @@ from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LossConfig, OptimizerConfig
 from turntree.train.loop import Hooks, Trainee, train
 from turntree.train.online import OnlineConfig, OnlineGRPO, Parts
-from turntree.train.savings import SavingsLedger
 
 TOKENIZER = with_tokens_of("qwen3")
 RENDERERS = {thoughts: family(TOKENIZER, "qwen3", thoughts=thoughts) for thoughts in ("keep", "model")}
@@ -318,19 +317,6 @@ def test_a_group_that_a_gate_cuts_has_the_turns_up_to_the_cut_and_no_rewards() -
         for part in group.tree.parts():
             assert group.tree.stop_reason(part) is StopReason.CONTINUED
     assert all(group.cut == 3 for group in Asked().groups(gate=CutAt()))
-
-
-def test_what_a_cut_saves_counts_the_turns_of_rewritten_contexts() -> None:
-    """The estimate is that of the same rollouts with their thoughts kept, but for their prompts."""
-    ledgers: list[dict[str, Any]] = []
-    for thoughts in ("model", "keep"):
-        ledger = SavingsLedger()
-        for group in Asked(thoughts).groups():
-            ledger.came_back(group)
-        ledger.came_back(Asked(thoughts).groups(gate=CutAt())[0])
-        ledgers.append(ledger.counts()["gate"])
-    assert ledgers[0]["turns"] == ledgers[1]["turns"] > 0
-    assert ledgers[0]["decoded_tokens"] == ledgers[1]["decoded_tokens"] > 0
 
 
 def test_a_brancher_is_refused_where_contexts_are_rewritten_and_works_where_thoughts_are_kept() -> None:

@@ -207,8 +207,6 @@ def _totals(runs: Sequence[list[dict[str, Any]]], base: Sequence[list[dict[str, 
         "forks_per_group": mean([row["trees"]["forks"] / _groups(rows) for row, rows in zip(last, runs, strict=True)]),
         "forks_by_turn": _forks_by_turn(known),
         "refilled_share": mean([row["refills"] / max(1, row["leaves"]) for row in trees]),
-        "correlation_within_starts": mean([row["correlation_within_starts"] for row in known]),
-        "effective_leaves": mean([row["effective_leaves"] for row in known]),
         "zero_variance_share": mean([row["zero_variance_share"] for row in iterations]),
         "held_out_turns": mean([row["held_out_turns_per_episode"] for row in last]),
         "drift": mean(

@@ -28,11 +28,7 @@ ONLINE = (
     Curve("kl", "KL to the reference", "nats per token"),
     Curve("grad_norm", "Gradient norm before clipping", "L2 norm"),
 )
-BRANCHING = (
-    Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),
-    Curve("branching.correlation_within_starts", "Correlation within starts c", "of rewards"),
-    Curve("branching.effective_leaves", "Effective leaves per group", "leaves"),
-)
+BRANCHING = (Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),)
 SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
 SPENT = {  # since the start; before the first iteration nothing
     "trees.calls_fresh": "fresh tool calls",

@@ -182,9 +182,6 @@ def _branching(arm: Arm, rows: Sequence[Row], kept: KeptTrees | None) -> dict[st
 def _totals(logged: Sequence[Row], groups: int) -> dict[str, Any]:
     names = ("leaves", "starts", "refills", "forks", "calls_fresh", "calls_chain", "tokens_fresh", "tokens_chain")
     totals: dict[str, Any] = {name: sum(row[name] for row in logged) for name in names}
-    for name in ("correlation_within_starts", "effective_leaves"):
-        known = [row[name] for row in logged if row.get(name) is not None]
-        totals[name] = sum(known) / len(known) if known else None
     for unit in ("calls", "tokens"):
         made, one_by_one = totals[f"{unit}_fresh"], totals[f"{unit}_chain"]
         totals[f"{unit}_saving"] = 1 - made / one_by_one if one_by_one else None

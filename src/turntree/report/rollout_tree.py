@@ -86,8 +86,8 @@ def summed(trees: Iterable[KeptTree]) -> KeptTrees:
 @dataclass(frozen=True)
 class TurnNode:
     """A turn. `node` is the tree's own node that holds its message, `row` the first rollout that took it; `turn` counts
-    from 1, `parent` is an index into the drawn nodes. `tokens` are those that this turn was sampled for, `local` the
-    rewards of local rollouts at its state."""
+    from 1, `parent` is an index into the drawn nodes. `tokens` are those that this turn was sampled
+    for."""
 
     node: int
     row: int
@@ -95,7 +95,6 @@ class TurnNode:
     parent: int | None
     action: str
     tokens: int
-    local: tuple[float | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,16 +122,15 @@ class DrawnTree:
 
 def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | None = None) -> DrawnTree:
     """The tree by turns: one that forked half-way is each branch's own. Unless it is said how many turns are drawn, as
-    many as fit, and more where a fork or the first local rollout comes later."""
+    many as fit, and more where a fork comes later."""
     tree, rollouts = kept.tree, kept.group().rollouts
-    ends, parts, local = list(depth_first(tree)), tree.parts(), tree.local_rollouts()
+    ends, parts = list(depth_first(tree)), tree.parts()
     leaves_of = list(depth_first(tree, parts=True))
     branches = [(place, leaf) for place, end in enumerate(ends) for leaf in leaves_of if parts.get(leaf, leaf) == end]
     paths = [turns_of(tree.path(leaf)) for _, leaf in branches[:max_rollouts]]
     shared = _shared([[said[-1].id for said, _ in path] for path in paths])
     if max_turns is None:
-        again = [tree[leaf].turn for leaf in local]  # one of them is drawn
-        max_turns = max(FITTING_TURNS, min(MAX_TURNS, max(max(shared, default=0) + 1, min(again, default=0))))
+        max_turns = max(FITTING_TURNS, min(MAX_TURNS, max(shared, default=0) + 1))
     nodes: list[TurnNode] = []
     leaves: list[Leaf] = []
     places: dict[int, int] = {}
@@ -145,10 +143,7 @@ def tree_of(kept: KeptTree, max_rollouts: int = MAX_ROLLOUTS, max_turns: int | N
                 places[node.id] = len(nodes)
                 tokens = sum(len(one.token_ids) for one in said if one.id not in paid)
                 action = "" if node.message is None else action_text(node.message)
-                above = said[0].parent
-                alike = () if above is None else local.intersection(tree.children(above))
-                again = (kept.rewards.completions.get(leaf) for leaf in sorted(alike))
-                nodes.append(TurnNode(node.id, row, at + 1, parent, action, tokens, tuple(again)))
+                nodes.append(TurnNode(node.id, row, at + 1, parent, action, tokens))
             paid.update(one.id for one in said)
             parent = places[node.id]
         hidden, reason = max(0, len(path) - max_turns), kept.rewards.verdicts[ends[place]].reason
@@ -186,7 +181,7 @@ def deciding_forks(kept: KeptTree) -> int:
     """Branches whose reward is not that of the rollout that they left at the fork."""
     tree, count = kept.tree, 0
     for point in tree.branch_points():
-        incumbent, *branches = (kept.rewards.of(tree.first_leaf(child)) for child in tree.grown(point))
+        incumbent, *branches = (kept.rewards.of(tree.first_leaf(child)) for child in tree.children(point))
         count += sum(None not in (incumbent, branch) and incumbent != branch for branch in branches)
     return count
 
@@ -197,7 +192,6 @@ COLUMN, ROW = 1.74, 0.66  # from turn to turn, from rollout to rollout
 WIDTH, HEIGHT = 1.5, 0.52  # of a turn
 LEFT, TOP, ENDING = 0.64, 0.3, 1.16  # room for the names of starts, the head, the last reward
 CHARACTERS = 20  # of a line in a turn
-DOTS = 16  # local rollouts that are drawn at a turn
 ABOVE, BELOW, UNKNOWN = (GOOD_SOFT, GOOD), (BAD_SOFT, BAD), (WASH, MUTED)
 
 
@@ -271,9 +265,6 @@ def _turn(axes: Axes, node: TurnNode) -> None:
     for place, (line, weight, size) in enumerate(texts):
         at = y + 0.15 * (place - (len(texts) - 1) / 2)
         axes.text(x + 0.08, at, literal(line), fontsize=size, fontweight=weight, va="center")
-    for place, reward in enumerate(node.local[:DOTS]):
-        fill, tint = UNKNOWN if reward is None else ABOVE if reward > 0 else BELOW
-        axes.plot([x + 0.1 + 0.09 * place], [y - HEIGHT / 2], marker="o", ms=5, mfc=fill, mec=tint)
 
 
 def _box(axes: Axes, x: float, y: float, width: float, height: float, fill: str, edge: str) -> None:
@@ -327,9 +318,6 @@ def _caption(tree: DrawnTree) -> str:
         ),
         "Green: reward above the mean of the group; orange: not above it.": True,
         "Dashed: a refill, begun after the others had ended.": any(leaf.rollout.refill for leaf in leaves),
-        "Dots: this turn, sampled again and judged by itself (green: accepted).": any(
-            node.local for node in tree.nodes
-        ),
         f"Not drawn: {plural(tree.left_out, 'further row')}.": tree.left_out,
         "Long rollouts are drawn up to a turn; how many follow is written below their reward.": any(
             leaf.hidden for leaf in leaves

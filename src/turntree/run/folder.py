@@ -24,8 +24,8 @@ from turntree.run.jsonl import read_lines
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`run.loggers`)
-_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl", "pass_rates.jsonl")  # of all stages
-_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
+_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl")  # of all stages
+_OWN = ("config.json", "metrics.jsonl", "cost.json", "model", LOGGER_MARKS)
 
 Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
 

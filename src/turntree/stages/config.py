@@ -135,7 +135,8 @@ class SFTStageConfig(Training):
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
 
     def __post_init__(self) -> None:
-        self.cluster.refuse("workers", "play rollouts, and sft has none")
+        if self.cluster.workers:
+            raise ConfigError("play rollouts, and sft has none", field="cluster.workers", hint="leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,6 @@ class ProfileStageConfig(TracesPlayed):
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        self.cluster.refuse("trainers", "share an update, and a profile has none")
         if self.limit < 0:
             raise ConfigError("must not be negative", field="limit")
         if self.published and (self.profile != ProfileConfig() or self.reuse or self.endpoint):
@@ -521,7 +521,6 @@ class EvaluateConfig(Playing):
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
     def __post_init__(self) -> None:
-        self.cluster.refuse("trainers", "share an update, and an evaluation has none")
         at_least(self, samples=1, max_turns=1, max_tokens=1, count=1, skills_per_kind=0, max_live_rollouts=1)
         if self.temperature <= 0:
             raise ConfigError("must be above 0", field="temperature")

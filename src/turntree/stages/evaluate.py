@@ -24,7 +24,7 @@ from turntree.env.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.rollout.cluster.pool import WorkerPool
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.players import grow, require_rendered, require_steppable
+from turntree.rollout.players import Setting, grow, require_rendered, require_steppable
 from turntree.rollout.rewards import RewardSum, build_rewards, figures
 from turntree.rollout.rewards import identity as reward_identity
 from turntree.rollout.spread import labelled, numbered
@@ -145,10 +145,12 @@ class Evaluator:
                     episodes,
                     group_size=samples,
                     seed=config.seed,
-                    pool=self.pool,
-                    finished=bar.update,
-                    functions=self.functions,
-                    places=config.max_live_rollouts,
+                    setting=Setting(
+                        pool=self.pool,
+                        functions=self.functions,
+                        places=config.max_live_rollouts,
+                        finished=bar.update,
+                    ),
                 )
         trees = [_kept(temperature, *each) for each in zip(range(len(grown)), self.tasks, grown, strict=True)]
         summary = {"temperature": temperature, **_summary(self.tasks, grown, samples)}
@@ -222,10 +224,7 @@ def open_player(config: EvaluateConfig, policy: Policy, settings: dict[str, Any]
                 from_mapping(EpisodeConfig, unit["episodes"]),
                 group_size=unit["samples"],
                 seed=unit["seed"],
-                pool=opened.pool,
-                part=True,
-                functions=functions,
-                places=config.max_live_rollouts,
+                setting=Setting(pool=opened.pool, functions=functions, places=config.max_live_rollouts, part=True),
             )
             return [labelled(*each) for each in grown]
 

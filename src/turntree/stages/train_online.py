@@ -118,7 +118,6 @@ def run_train_online(
         "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
         "read": list(playing.opened.read),
-        "saved": algorithm.savings.counts(),
         "trees_bytes_per_trained_token": kept,
         "cost": trained.cost.counts(),
     }
