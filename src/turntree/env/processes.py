@@ -22,6 +22,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentGone, reason_of
@@ -150,7 +151,7 @@ class _Worker:
         self.forget: deque[int] = deque()  # the numbers of closed sessions
         self.busy = False
         self._step_seconds = step_seconds
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: BaseProcess | None = None
         self._held: set[int] = set()  # the numbers of the sessions that the process holds
 
     def ask(self, seat: _Seat, session: Session, action: Message | None) -> Reply:
