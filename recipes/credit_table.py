@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turntree.core.labels import Rewards
-from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
     AcrossAnchors,
@@ -223,7 +223,7 @@ def as_tree(chosen: Sequence[Start], refills: Sequence[Start] = ()) -> tuple[Rol
     for number, start in enumerate((*chosen, *refills)):
         called = sampled(tree, prompt, start.call)
         if number >= len(chosen):
-            tree.mark(called, Role.REFILL)
+            tree.mark_refill(called)
         fork = tree.add(called, NodeKind.OBSERVATION, (7, start.call)).id
         ends = start.answers
         if start.shared_probe and len(ends) > 1:
@@ -376,7 +376,7 @@ def refilled(draw: Draw, starts: int = 1, leaves: int = 4, fork: float = 0.5) ->
                 again = calls < 3 and draw(0.5)
                 node = sampled(tree, parent, int(again))
                 if parent == prompt and not first:
-                    tree.mark(node, Role.REFILL)
+                    tree.mark_refill(node)
                 if again:
                     called.append((tree.add(node, NodeKind.OBSERVATION, (7,)).id, calls + 1))
                 else:

@@ -32,10 +32,14 @@ UNCOMPARED = {
     "held_out_turns_per_episode",
     "timing",
     "local",
+    "saved",
+    "branching",
     "retired_pivots",
     "replaced_groups",
     "replaced_turns",
     "mixed_groups_trained",
+    "live_pass_rate",
+    "weights",
 }
 RUNS = {
     "pivot": (

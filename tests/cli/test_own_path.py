@@ -40,9 +40,6 @@ def test_the_policy_is_played_labelled_and_measured_again_every_so_many_steps(tr
         assert 0 < found["measured"] <= 4
     spent = metrics(trained)[0]["spent"]["turns"]
     assert spent > searched[1]["cost"]["turns"] > searched[1]["states"] * 4  # the search is on the bill
-    rates = [json.loads(line) for line in (trained / "pass_rates.jsonl").read_text().splitlines()][1:]
-    assert len(rates) == sum(found["pivots"] for found in searched.values())
-    assert {row["trace_id"].rpartition("@")[2] for row in rates} == {"1", "3"}  # the step of the search
 
 
 def test_pivots_of_earlier_searches_may_keep_a_share_of_the_draws(trained, turntree, tmp_path) -> None:

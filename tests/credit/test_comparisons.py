@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, Rewards
-from turntree.core.tree import NodeKind, Role, RolloutTree, StopReason
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
     AcrossAnchors,
@@ -64,7 +64,7 @@ def forked() -> Forked:
     tree = RolloutTree("forked")
     task = tree.add(None, NodeKind.PROMPT, (1,)).id
     a, b, c = say(tree, task, 2), say(tree, task, 3), say(tree, task, 4)
-    tree.mark(c, Role.REFILL)
+    tree.mark_refill(c)
     seen = hear(tree, a, 8)
     a1, a2, lost = say(tree, seen, 5, 5), say(tree, seen, 6), say(tree, seen, 7)
     b1, c1 = say(tree, hear(tree, b, 8), 5), say(tree, hear(tree, c, 8), 6)

@@ -35,20 +35,6 @@ def test_three_numbers_are_the_clipped_objective_of_all_leaves_below(leaves, r, 
     assert credit.multiplicity == pytest.approx(sum(weights))
 
 
-@given(leaves_below, ratios, lows, highs, st.floats(0, 5))
-def test_the_identity_holds_under_dual_clip(leaves, r, low, high, above) -> None:
-    """A punished token's objective is max(min(r A, clip(r) A), c A): N min(max(r, 1 - lo), c), for c >= 1 - lo."""
-    c = 1 - low + above
-    weights, advantages = zip(*leaves, strict=True)
-    clipped = min(max(r, 1 - low), 1 + high)
-    flat = math.fsum(
-        w * (min(r * a, clipped * a) if a >= 0 else max(min(r * a, clipped * a), c * a)) for w, a in leaves
-    )
-    credit = soft(weights, weights, advantages)
-    packed = credit.positive * min(r, 1 + high) + credit.negative * min(max(r, 1 - low), c)
-    assert packed == pytest.approx(flat, abs=1e-9)
-
-
 @given(leaves_below, ratios, lows, highs)
 def test_the_identity_holds_for_the_gradient(leaves, r, low, high) -> None:
     """By r: a leaf has gradient w A unless its side is clipped."""

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message, ToolCall
-from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 
 tokens = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 costs = st.builds(
@@ -97,11 +97,11 @@ class Growth(RuleBasedStateMachine):
     def refill(self, data) -> None:
         node = data.draw(st.integers(0, len(self.seen) - 1))
         if node in self.tree.starts():
-            self.tree.mark(node, Role.REFILL)
+            self.tree.mark_refill(node)
             self.refills.add(node)
         else:
             with pytest.raises(ValueError, match="cannot be a refill"):
-                self.tree.mark(node, Role.REFILL)
+                self.tree.mark_refill(node)
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), ids=tokens)
@@ -236,7 +236,7 @@ def test_the_fan_out_of_a_prompt_is_no_fork_and_a_refill_is_marked_where_it_star
     tree = RolloutTree("task")
     prompt = tree.add(None, NodeKind.PROMPT, (1,)).id
     first, second, third = (tree.add(prompt, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (2, 3, 4))
-    tree.mark(third, Role.REFILL)
+    tree.mark_refill(third)
     seen = tree.add(first, NodeKind.OBSERVATION, (5,)).id
     ends = [tree.add(seen, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (6, 7)]
     assert tree.starts() == (first, second, third) and tree.refills() == {third}

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
 from turntree.core.errors import InputError
-from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.credit.credit import CreditRule
 from turntree.decide.branching.rules import RandomBrancher
 from turntree.logs import trees
@@ -62,33 +61,12 @@ def test_a_tree_comes_back_with_every_node_decision_verdict_and_credit(tmp_path:
             assert theirs.entropies == (None if mine.entropies is None else pytest.approx(mine.entropies, rel=1e-8))
 
 
-def test_a_file_whose_decisions_told_parts_refills_and_rewards_of_completions_is_read_as_before() -> None:
-    tree = RolloutTree("t")
-    prompt = tree.add(None, NodeKind.PROMPT, (1,)).id
-    first, left, refill, again, lost = (
-        tree.add(above, NodeKind.COMPLETION, (token,), logprobs=(-0.5,)).id
-        for token, above in ((2, prompt), (3, prompt), (4, prompt), (5, prompt), (6, prompt))
-    )
-    for leaf in (first, refill, again):
-        tree.stop(leaf, StopReason.COMPLETED)
-    tree.stop(left, StopReason.CONTINUED)
-    tree.stop(lost, StopReason.RENDERER_ERROR)
-    verdicts = {str(first): {"reward": 1.0, "reason": ""}, str(refill): {"reward": 0.0, "reason": ""}}
-    row = {"schema": trees.SCHEMA, "id": "1", "iteration": 1, "tree": tree.to_json(), "verdicts": verdicts}
-    del row["tree"]["roles"], row["tree"]["parts"]
-    told = [(left, "part", {"of": float(first)}), (left, "reward", {"reward": 0.25}), (refill, "refill", {})]
-    told += [(again, "local", {"reward": 0.75}), (lost, "local", {})]
-    row["tree"]["decisions"] = [
-        {"actor": "one", "node": node, "action": action, "reason": "", "numbers": numbers, "saw": None}
-        for node, action, numbers in told
-    ]
-    kept = KeptTree.from_json({**row, "credit": None})
-    assert (kept.tree.parts(), kept.tree.refills()) == ({left: first}, {refill})
-    assert kept.tree.local_rollouts() == {again, lost} and kept.tree.ends() == (first, refill)
-    assert kept.rewards.completions == {left: 0.25, again: 0.75}
-    assert len(kept.tree.decisions) == len(told)
-    written = KeptTree.from_json(json.loads(json.dumps(kept.to_json())))
-    assert written.tree.to_json() == kept.tree.to_json() and written.rewards == kept.rewards
+def test_a_file_of_a_version_that_wrote_no_roles_is_refused() -> None:
+    row = grown()[0].to_json()
+    del row["tree"]["roles"]
+    with pytest.raises(InputError) as refused:
+        KeptTree.from_json(row)
+    assert refused.value.field == "tree.roles"
 
 
 def test_the_prompt_holds_the_task_itself(tmp_path: Path) -> None:

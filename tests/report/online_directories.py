@@ -11,7 +11,7 @@ from typing import Any
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.tree import Decision, NodeKind, Role, RolloutTree, StopReason
+from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
 from turntree.run.files import write_json
@@ -47,7 +47,7 @@ def grown(played: Sequence[Played], *, iteration: int = 1, name: str = "g", task
             said = (Message("assistant", action),)
             node = tree.add(above, NodeKind.COMPLETION, (7,) * 7, logprobs=(-0.5,) * 7, messages=said).id
             if one.refill and turn == 1:
-                tree.mark(node, Role.REFILL)
+                tree.mark_refill(node)
             seen = Message("tool", f"seen before turn {turn + 1}")
             path.append(tree.add(node, NodeKind.OBSERVATION, (5,), messages=(seen,)).id)
         tree.stop(path[-1], StopReason.ENVIRONMENT_ERROR if one.reward is None else StopReason.COMPLETED)
@@ -81,8 +81,6 @@ def metrics(success: Sequence[float], calls: int = 10) -> list[Any]:
         "calls_chain": 16,
         "structural_saving": 1 - calls / 16,
         "forks_by_turn": {"2": 2, "10": 1},
-        "correlation_within_starts": 0.5,
-        "effective_leaves": 3.5,
     }
     rows: list[Any] = [{"step": 0, "held_out_success": success[0], "held_out_turns_per_episode": 4.0}]
     for step, held_out in enumerate(success[1:], start=1):

@@ -81,7 +81,6 @@ def test_branching_adds_up_over_iterations_and_turns_are_in_their_order(online: 
     shown = text_of(online)
     assert "Tool calls 20 32 37.5%" in shown
     assert "8 leaves: 4 independent starts, 2 forks, 2 refills" in shown
-    assert "worth 3.5 independent leaves of 4 (c = 0.5)" in shown
 
 
 def test_a_group_is_drawn_with_its_fork_and_its_rewards(online: Path) -> None:

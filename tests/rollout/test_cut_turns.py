@@ -20,7 +20,7 @@ from turntree.pivots.stopping import Prior
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import judge_turn, render, rule_name, sample_local, score_local
-from turntree.rollout.players import grow
+from turntree.rollout.players import Setting, grow
 from turntree.rollout.rewards import Episode, RewardSum, WeightedReward
 from turntree.verify.strict import StrictMatch
 from turntree.verify.tool_call import ToolCallMatch
@@ -141,7 +141,7 @@ class Once:
 
 
 def play(task: Once, episodes: EpisodeConfig, functions: RewardSum | None = None) -> tuple[RolloutTree, Rewards]:
-    return grow([task], engine(), RENDERER, episodes, group_size=8, seed=0, functions=functions)[0]
+    return grow([task], engine(), RENDERER, episodes, group_size=8, seed=0, setting=Setting(functions=functions))[0]
 
 
 def test_no_environment_sees_a_cut_turn_and_its_rollout_fails() -> None:

@@ -16,7 +16,7 @@ from turntree.engine.scripted import ScriptedEngine
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import local_request, render, sample_local, score_local
-from turntree.rollout.players import grow
+from turntree.rollout.players import Setting, grow
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)
@@ -118,7 +118,8 @@ def test_every_rollout_is_told_of_once_when_its_task_ends():
     told = []
     engine = scripted(lambda prompt, seed: "stop" if seed % 3 == 0 else "on")
     config = EpisodeConfig(max_turns=3, sampling=SAMPLING)
-    grow([Counter("a"), Counter("b")], engine, RENDERER, config, group_size=4, seed=1, finished=told.append)
+    tasks, setting = [Counter("a"), Counter("b")], Setting(finished=told.append)
+    grow(tasks, engine, RENDERER, config, group_size=4, seed=1, setting=setting)
     assert told == [4, 4], "task by task"
 
 

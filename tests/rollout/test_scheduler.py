@@ -29,7 +29,7 @@ from turntree.env.pool import Answer, Session
 from turntree.render.template import ChatRenderer
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.players import grow
+from turntree.rollout.players import Setting, grow
 from turntree.rollout.rewards import RewardSum, build_rewards
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 
@@ -125,7 +125,8 @@ def test_what_is_played_at_once_is_the_same_and_is_judged_together() -> None:
 
     functions = Counting(build_rewards([Part("success")]).functions)
     told: list[int] = []
-    found = grow(tasks, engine(), RENDERER, EPISODES, group_size=3, seed=5, functions=functions, finished=told.append)
+    setting = Setting(functions=functions, finished=told.append)
+    found = grow(tasks, engine(), RENDERER, EPISODES, group_size=3, seed=5, setting=setting)
     scheduler = Scheduler(engine(), RENDERER, config(group_size=3), rewards=build_rewards([Part("success")]))
     groups = list(scheduler.run(tasks, seed=5))
     assert [plain(tree) for tree, _ in found] == [plain(group.tree) for group in groups]
@@ -661,7 +662,7 @@ def test_the_time_that_the_caller_takes_for_a_group_is_not_that_of_the_rollouts_
     limits = config(group_size=2, max_live_rollouts=8, rollout_seconds=1.0, group_seconds=1.0)
     scheduler = Scheduler(engine(), RENDERER, limits, clock=lambda: now[0])
     stops: list[str] = []
-    for group in scheduler.run(corridors(1, 2, 3, 4), seed=0, order="completion"):
+    for group in scheduler.run(corridors(1, 2, 3, 4), seed=0):
         stops += [stop for stop, _, _ in endings(group)]
         now[0] += 10.0
     assert len(stops) == 8 and "cancelled" not in stops

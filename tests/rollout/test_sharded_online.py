@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ranks_of_tests import two_ranks
 from test_rollout_workers import ONLINE, artifacts, differences
 
-from turntree.stages.cluster import ClusterConfig
 from turntree.stages.train_online import run_train_online
 
 
@@ -18,7 +18,8 @@ def test_online_training_on_two_ranks_is_that_of_one_process(tmp_path: Path, mon
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     short = replace(ONLINE, train=replace(ONLINE.train, iterations=2))
     run_train_online(short, tmp_path / "here")
-    run_train_online(replace(short, cluster=ClusterConfig(trainers=2)), tmp_path / "two")
+    with two_ranks(run_train_online, short, tmp_path / "two"):
+        run_train_online(short, tmp_path / "two")
     here, two = artifacts(tmp_path / "here"), artifacts(tmp_path / "two")
     found = [one for one in differences(here, two) if ".padding_tokens:" not in one]  # which trees share a pass
     assert found == []

@@ -185,13 +185,12 @@ def test_in_a_log_a_notice_and_what_follows_it_are_lines_of_their_own(capfd: pyt
     assert said == ["turntree: nothing was trained", "turntree: error: no reward"]
 
 
-def test_a_run_that_is_overwritten_leaves_no_searches_and_pass_rates_behind(tmp_path) -> None:
+def test_a_run_that_is_overwritten_leaves_no_searches_behind(tmp_path) -> None:
     with opened(tmp_path) as run:
         (run.path / "own").mkdir()
         (run.path / "own" / "pivots-21.jsonl").write_text("of the earlier run")
-        (run.path / "pass_rates.jsonl").write_text("of the earlier run")
     with opened(tmp_path, overwrite=True):
-        assert not (tmp_path / "own").exists() and not (tmp_path / "pass_rates.jsonl").exists()
+        assert not (tmp_path / "own").exists()
 
 
 def test_a_run_of_another_stage_that_is_overwritten_leaves_no_logs_behind(tmp_path) -> None:

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,9 +19,10 @@ from turntree.pack.attention import set_tree_attention
 from turntree.train import forward
 from turntree.train.config import LoRAConfig
 from turntree.train.forward import set_checkpointing
+from turntree.train.launch import open_ranks
 from turntree.train.lora import add_adapter
 from turntree.train.sharded import whole
-from turntree.train.trainer import Trainer
+from turntree.train.trainer import Trainer, follow
 
 VOCABULARY = 24
 SAVING = 2 * VOCABULARY  # logits of a chunk of the head, where memory is saved
@@ -49,3 +58,32 @@ def shares(trainer: Trainer, _: None) -> list[tuple[int, int]]:
     masters = trainer.optimizer.masters
     own = sum(getattr(master, "to_local", lambda m=master: m)().numel() for master in masters)
     return trainer.group.collect((own, sum(master.numel() for master in masters)))
+
+
+@contextlib.contextmanager
+def two_ranks(work: Callable[..., object], *arguments: Any) -> Iterator[None]:
+    """The environment that a launcher gives rank 0 of two, while another process calls `work(*arguments)` as rank 1."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    other = multiprocessing.get_context("spawn").Process(target=_rank_1, args=(place, work, arguments), daemon=True)
+    other.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**place, "RANK": "0", "LOCAL_RANK": "0"}.items():
+                patch.setenv(name, value)
+            yield
+        other.join(60)
+    finally:
+        other.kill()
+
+
+def _rank_1(place: dict[str, str], work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    os.environ |= {**place, "RANK": "1", "LOCAL_RANK": "1"}
+    work(*arguments)
+
+
+def followed() -> None:
+    """A rank that does what rank 0 says."""
+    with open_ranks() as group:
+        follow(group)

@@ -52,17 +52,16 @@ def some_batches(model, seed: int = 0, max_tokens: int = 70, **options):
     )
 
 
-def test_scores_are_those_of_the_tempered_distribution() -> None:
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_scores_are_those_of_the_tempered_distribution(temperature: float) -> None:
     model = tiny_model("qwen3", 24, hidden_size=32)
-    for batch in some_batches(model):
-        cold = slot_scores(model, batch, temperature=0.5, full=True)
-        warm = slot_scores(model, batch, temperature=1.0, full=True)
-        assert torch.allclose(warm.logprobs_S[batch.slot_T].double(), batch.old_logprobs_T, atol=1e-5)
-        assert torch.allclose(cold.log_softmax_SV, torch.log_softmax(2 * warm.log_softmax_SV, -1), atol=1e-5)
-        picked = cold.log_softmax_SV.gather(1, batch.target_S[:, None]).squeeze(1)
-        assert torch.equal(picked, cold.logprobs_S)
-        entropies = torch.distributions.Categorical(logits=cold.log_softmax_SV).entropy()
-        assert torch.allclose(cold.entropies_S, entropies, atol=1e-5) and not cold.entropies_S.requires_grad
+    for batch in some_batches(model, shared=False):
+        found = slot_scores(model, batch, temperature=temperature)
+        logits_SV = model(input_ids=batch.tokens_BL).logits.flatten(0, 1)[batch.predecessor_S]
+        expected = torch.distributions.Categorical(logits=logits_SV / temperature)
+        assert torch.allclose(found.logprobs_S, expected.log_prob(batch.target_S), atol=1e-5)
+        assert torch.allclose(found.entropies_S, expected.entropy(), atol=1e-5)
+        assert not found.entropies_S.requires_grad
 
 
 def test_the_head_in_chunks_gives_the_same_scores_and_gradient(monkeypatch) -> None:

@@ -136,16 +136,6 @@ def test_one_update_learns_the_same_without_a_pass_for_the_old_policy(ratio: Lit
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-def test_an_exact_divergence_asks_the_reference_at_every_step_and_the_bill_says_so() -> None:
-    model = tiny_model()
-    engine = HFEngine(model, RENDERER.stop_ids)
-    reference = tiny_model(seed=3).requires_grad_(False)
-    exact = learner(model, engine, loss=LossConfig(kl="full"), reference=reference)
-    metrics, cost = dataclasses.replace(exact, updates=3).learn(*sampled(engine))
-    assert metrics["kl"] > 0
-    assert cost.scored_tokens == cost.trained_tokens == 3 * metrics["trained_tokens"] > 0
-
-
 def test_nothing_has_moved_before_the_first_update_at_any_temperature() -> None:
     """Neither from the old policy, whoever scores it, nor from a reference that is the policy itself."""
     model = tiny_model()

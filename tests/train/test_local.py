@@ -8,19 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_trees import add_completion, ids, one_turn, score, scored_trees
+from random_trees import one_turn, score, scored_trees
 from test_parity import VOCABULARY
 
 from tiny_models import tiny_model
 from turntree.core.labels import Rewards
-from turntree.core.tree import Role, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import across_siblings, across_starts, mean_centred
-from turntree.credit.credit import CreditRule
-from turntree.credit.local import with_turns
+from turntree.credit.credit import CreditRule, with_turns
 from turntree.credit.scored import path_weighted
-from turntree.logs.rollouts import depth_first, group_from_tree
-from turntree.rollout.accounting import account
 from turntree.train.config import OnlineConfig
 from turntree.train.update import gradient as policy_gradient
 
@@ -30,38 +26,6 @@ RULES = (
     CreditRule(comparison=across_starts, advantages=mean_centred),
     CreditRule(comparison=across_siblings, advantages=mean_centred, leaf_weights=path_weighted),
 )
-
-
-def with_local(tree: RolloutTree, draw: random.Random, groups: int = 3) -> RolloutTree:
-    """A copy of the tree with local rollouts at some of its places, one of them censored."""
-    grown = RolloutTree.from_json(tree.to_json())
-    above = [n.id for n in tree if any(tree[child].sampled for child in tree.children(n.id))]
-    for place in draw.sample(above, min(groups, len(above))):
-        for number in range(draw.randint(2, 4)):
-            leaf = add_completion(grown, place, ids(draw, 1, 4))
-            censored = number == 0 and draw.random() < 0.3
-            grown.stop(leaf, StopReason.RENDERER_ERROR if censored else StopReason.COMPLETED)
-            grown.mark(leaf, Role.LOCAL)
-    return grown
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6))
-def test_nothing_of_the_episodes_changes(seed: int) -> None:
-    draw = random.Random(seed)
-    for tree, rewards in zip(*scored_trees(draw), strict=True):
-        grown = with_local(tree, draw)
-        assert (grown.ends(), grown.starts(), grown.branch_points()) == (
-            tree.ends(),
-            tree.starts(),
-            tree.branch_points(),
-        )
-        assert list(depth_first(grown)) == list(depth_first(tree))
-        assert account(grown) == account(tree)
-        for rule in RULES:
-            assert rule(grown, rewards) == rule(tree, rewards)
-        named = [group_from_tree(one, rewards, id="one") for one in (tree, grown)]
-        assert named[0] == named[1]
 
 
 @given(seed=st.integers(0, 2**32), weight=st.sampled_from([-2.0, 0.5, 1.0]))

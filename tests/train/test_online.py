@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from fault_drill import Corridor, Even, FailingEngine, FaultPlan, Faulty, Hopeless
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.core.cost import NO_COST, Cost
+from turntree.core.cost import Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Filter, FinishedGroup, GateDecision, GroupProgress, Observation
 from turntree.credit.config import CreditConfig
@@ -91,7 +90,7 @@ def test_an_iteration_plays_its_groups_and_learns_from_all_that_were_scored() ->
     assert any(not torch.equal(value, before[name]) for name, value in weights(run).items())
 
 
-def test_a_cut_group_is_never_learned_from_and_saves_nothing_that_was_never_seen() -> None:
+def test_a_cut_group_is_never_learned_from() -> None:
     run, rows = parts(corridors(count=3), gate=CutAll()), []
     before = weights(run)
     train(OnlineGRPO(run, config()), Hooks(log=rows.append))
@@ -102,7 +101,6 @@ def test_a_cut_group_is_never_learned_from_and_saves_nothing_that_was_never_seen
     train(OnlineGRPO(run, config(groups=2)), Hooks(log=rows.append))
     assert [row["trained_groups"] for row in rows] == [0, 0, 0]
     assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
-    assert rows[-1]["saved"]["gate"]["turns"] == 0, "no rollout has ever gone on from there, so nothing is claimed"
 
 
 def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_by_greso() -> None:
@@ -113,9 +111,6 @@ def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_b
     assert [row["trained_groups"] for row in rows] == [0] * 6
     assert rows[0]["prompts_skipped"] == {}
     assert sum(sum(row["prompts_skipped"].values()) for row in rows) > 5
-    saved = rows[-1]["saved"]
-    assert saved["dapo"]["trained_tokens"] > 0
-    assert saved["dapo"]["turns"] == 0, "DAPO looks after the rollouts: they were paid for"
 
 
 def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
@@ -147,53 +142,18 @@ class Picky(Filter):
 
 
 @pytest.mark.parametrize("kinds", ["cut cut cut", "cut even even", "fire even even", "cut fire even"])
-def test_groups_that_a_gate_cut_or_a_fault_censored_are_not_replaced_and_cost_dapo_nothing(kinds: str) -> None:
-    """Selective Rollout trains on what is left; the turns of what DAPO did not drop are not its cost."""
+def test_groups_that_a_gate_cut_or_a_fault_censored_are_not_replaced(kinds: str) -> None:
+    """Selective Rollout trains on what is left."""
     rows: list[dict[str, Any]] = []
     run = parts(named_tasks(kinds), gate=CutLonger(), filters=[DapoFilter(refill_cap=2.0)])
     train(OnlineGRPO(run, config(iterations=2)), Hooks(log=rows.append))
     dropped = [sum(row["groups_dropped"].values()) for row in rows]  # an even group may succeed as a whole, by chance
     assert all(row["groups"] - 3 <= most for row, most in zip(rows, dropped, strict=True))
-    assert any(dropped) or set(rows[-1]["saved"]["dapo"].values()) == {0.0}
 
 
 def named_tasks(kinds: str) -> list[Corridor]:
     made = {"cut": Even, "even": Even, "own": Even, "fire": Fire, "lost": Hopeless}
     return [made[kind](f"{kind} {number}", 2 + number % 2) for number, kind in enumerate(kinds.split())]
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_every_turn_and_token_is_booked_on_the_part_that_dropped_the_group(seed: int) -> None:
-    """By part, the refills are all the groups beyond the first round, and the tokens the difference of the update."""
-    draw = random.Random(seed)
-    tasks = named_tasks(" ".join(draw.choices(["cut", "even", "own", "fire", "lost"], k=6)))
-    refills, replaced = NO_COST, Counter[str]()
-    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-
-    def keep(iteration: int, groups: Any, credits: Any) -> None:
-        nonlocal refills
-        refills = sum((group.tree.cost for group in groups[6:]), refills)
-        dropped = [
-            "Picky" if group.grown.task.task_id.startswith("own") else "dapo"
-            for group, credit in zip(groups, credits, strict=True)
-            if credit is None and group.grown.cut is None and "fire" not in group.grown.task.task_id
-        ]
-        replaced.update(dropped[: len(groups) - 6])
-        assert len(groups) - 6 == min(len(dropped), 6)
-
-    for filtered, found in rows.items():
-        run = parts(tasks, gate=CutLonger(), filters=[DapoFilter(refill_cap=1.0), Picky()] if filtered else [])
-        settings = config(iterations=1, groups=6)
-        train(OnlineGRPO(run, settings), Hooks(log=found.append, keep=keep if filtered else lambda *_: None))
-    saved = {part: row for part, row in rows[True][0]["saved"].items() if part not in ("greso", "gate")}
-    for figure in ("turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
-        booked = [row[figure] for row in saved.values()]
-        assert sum(booked) == -getattr(refills, figure)
-        assert sum(booked) == spent(rows[False], figure) - spent(rows[True], figure)
-    assert sum(row["trained_tokens"] for row in saved.values()) == (
-        spent(rows[False], "trained_tokens") - spent(rows[True], "trained_tokens")
-    )
-    assert {part for part, row in saved.items() if row["turns"]} == set(replaced)
 
 
 class Noting(FailingEngine):
@@ -309,59 +269,6 @@ def spent(rows: list[dict[str, Any]], what: str) -> float:
     return rows[-1]["spent"][what]
 
 
-@pytest.mark.parametrize("cap", [0.0, 1.0])
-def test_what_dapo_saved_is_what_the_same_iteration_costs_without_it(cap: float) -> None:
-    """Packed slots times updates in the update, and the cost of its refills on the other side."""
-    tasks = [Hopeless("a", 3), Even("b", 2), Hopeless("c", 1), Even("d", 1)]
-    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    for filtered, found in rows.items():
-        run = parts(tasks, filters=[DapoFilter(refill_cap=cap)] if filtered else [])
-        train(OnlineGRPO(run, config(iterations=1, groups=4, updates=2)), Hooks(log=found.append))
-    saved = rows[True][0]["saved"]["dapo"]
-    assert (rows[True][0]["groups"] > 4) == (cap > 0) and rows[True][0]["groups_mixed"]
-    for figure in ("trained_tokens", "turns", "decoded_tokens", "prefilled_tokens", "tool_calls"):
-        assert saved[figure] == spent(rows[False], figure) - spent(rows[True], figure)
-    assert (saved["turns"] < 0) == (cap > 0)
-
-
-def test_a_group_with_one_reward_is_no_saving_of_dapo() -> None:
-    """It would not have been trained without the filter either."""
-
-    class Broken(Hopeless):
-        def step(self, action: Message) -> Observation:
-            raise RuntimeError("out of order")
-
-        def fork(self) -> Broken:
-            return Broken(self.task_id, self.length)
-
-    rows: list[dict[str, Any]] = []
-    run = parts([Broken("a", 2)], filters=[DapoFilter()])
-    train(OnlineGRPO(run, config(iterations=1, groups=2)), Hooks(log=rows.append))
-    assert rows[0]["groups_censored"] == 2
-    assert rows[0]["saved"]["dapo"]["trained_tokens"] == 0
-
-
-@pytest.mark.parametrize("cap", [0.0, 3.0])
-def test_a_skip_of_greso_saves_no_more_than_the_refills_that_it_avoided(cap: float) -> None:
-    tasks = [*(Hopeless(f"hopeless {number}", 2) for number in range(3)), *(Even(f"even {n}", 2) for n in range(3))]
-    rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    explore = GresoConfig(easy_exploration=0.05, hard_exploration=0.05)
-    for skipping, found in rows.items():
-        settings = config(
-            iterations=3,
-            rollouts=replace(ROLLOUTS, group_size=8),
-            optimizer=OptimizerConfig(learning_rate=1e-12),
-        )
-        filters = [*([Greso(explore)] if skipping else []), DapoFilter(refill_cap=cap)]
-        train(OnlineGRPO(parts(tasks, filters=filters), settings), Hooks(log=found.append))
-    played = {skipping: sum(row["groups"] for row in found) for skipping, found in rows.items()}
-    greso = rows[True][-1]["saved"]["greso"]
-    assert greso["prompts"] == sum(sum(row["prompts_skipped"].values()) for row in rows[True]) > 0
-    assert all(sum(row["prompts_skipped"].values()) <= len(tasks) for row in rows[True]), "a task once an iteration"
-    assert played[False] - played[True] <= greso["refills_avoided_at_most"]
-    assert (greso["refills_avoided_at_most"] > 0) == (played[False] > played[True]) == (cap > 0)
-
-
 @pytest.mark.parametrize(
     ("settings", "filters", "amplified"),
     [
@@ -445,7 +352,7 @@ class CutOdd:
 
 
 def test_a_resumed_run_remembers_all_that_the_run_remembered_which_was_never_killed(tmp_path: Path) -> None:
-    """What was spent, saved, skipped, judged and grown: what its next checkpoint holds, but for the clock."""
+    """What was spent, skipped, judged and grown: what its next checkpoint holds, but for the clock."""
     settings = config(iterations=4, check_every=1)
     tasks = [Hopeless("lost", 2), *corridors(count=3)]
     held: list[Any] = []
@@ -459,7 +366,7 @@ def test_a_resumed_run_remembers_all_that_the_run_remembered_which_was_never_kil
     calm, killed = held
     assert killed == calm
     assert calm["step"] == 3 and calm["checks"]["turns"] == 4 and len(calm["audits"]) > 0
-    assert calm["account"]["leaves"] > 0 and any(calm["savings"]["saved"]["gate"].values())
+    assert calm["account"]["leaves"] > 0
 
 
 def without_clock(value: Any) -> Any:

@@ -156,17 +156,10 @@ def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, rende
             return Drawn(found, Cost(), {})
 
     first, second = train([], steps=2, own=Own()).rows
-    assert "weights" not in first and "kept_share" not in first["own_path"]
+    assert "kept_share" not in first["own_path"]
     assert second["own_path"]["kept_share"] == pytest.approx(0.75, abs=0.01)
-    assert second["weights"] == {
-        "asked": 4,
-        "drawn": pytest.approx(1.29, abs=0.05),
-        "distinct": 5,
-        "states": 4,
-    }
-    told = list(_warnings(second, keep=0.5))
-    assert "weights of up to 4:1 are draws of 1." in told[0] and "4 distinct pivots of 5" in told[0]
-    assert "have 75% of the draws, not own.keep=0.5" in told[1] or "have 76%" in told[1]
+    (told,) = _warnings(second, keep=0.5)
+    assert "have 75% of the draws, not own.keep=0.5" in told or "have 76%" in told
     assert not list(_warnings(first, keep=0.5))
 
 
@@ -176,12 +169,6 @@ def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(tr
     done = train(["single"] * 4, keep=lambda step, groups, credits: kept.extend(credits))
     assert [row["trained_groups"] for row in done.rows] == [0] and kept == [None] * 4
     assert done.rows[0]["censored"] == 4 * (GROUP - 1)
-
-
-def test_records_say_how_every_pivot_fared(train) -> None:
-    done = train(["dead", "solved", "mixed", "broken"], steps=2)
-    assert [record.pass_rate for record in done.algorithm.curriculum.records] == [0.0, 1.0, 0.5, None]
-    assert [record.visits for record in done.algorithm.curriculum.records] == [2, 2, 2, 0]
 
 
 def test_what_checks_cost_is_kept_apart(train) -> None:

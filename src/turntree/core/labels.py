@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.tree import RolloutTree
@@ -82,28 +82,3 @@ class Credit:
     uncounted: int = 0
     redistributed: float = 0.0
     biased_forks: int = 0
-
-    def __add__(self, other: Credit) -> Credit:
-        """The credit of two objectives on one tree, such as whole rollouts and local ones. Raises ValueError where both
-        train a node: their terms would have to be told apart."""
-        if both := self.nodes.keys() & other.nodes.keys():
-            raise ValueError(f"node {min(both)} has credit from both")
-        return Credit(
-            nodes={**self.nodes, **other.nodes},
-            rollout_tokens=self.rollout_tokens + other.rollout_tokens,
-            rollouts=self.rollouts + other.rollouts,
-            zero_variance=self.zero_variance and other.zero_variance,
-            censored=self.censored + other.censored,
-            uncounted=self.uncounted + other.uncounted,
-            redistributed=self.redistributed + other.redistributed,
-            biased_forks=self.biased_forks + other.biased_forks,
-        )
-
-    def scaled(self, advantages: float, weights: float) -> Credit:
-        """With advantages times `advantages`, and leaf weights, in everything else that sums them, times `weights`."""
-        nodes = {
-            node: NodeCredit(one.positive * advantages, one.negative * advantages, one.multiplicity * weights)
-            for node, one in self.nodes.items()
-        }
-        tokens, rollouts = self.rollout_tokens * weights, self.rollouts * weights
-        return replace(self, nodes=nodes, rollout_tokens=tokens, rollouts=rollouts)

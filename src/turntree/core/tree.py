@@ -96,20 +96,12 @@ class Node:
         return self.messages[-1] if self.messages else None
 
 
-class Role(StrEnum):
-    """What a node is beside an ordinary step of a rollout."""
-
-    REFILL = "refill"  # a start that was added after outcomes had been seen
-    LOCAL = "local"  # a leaf that is one more sample of the turn above it, and the end of no rollout of the task
-
-
 @dataclass(frozen=True)
 class Decision:
     """A branch or gate decision: what was decided, why, and the numbers it was based on.
 
-    A fork is recorded at its branch point, a refill at the start that it added. Decisions explain; what a node is, is
-    its `Role`. `saw` is the deepest node whose tokens or outcome the decision depended on, where that node is below
-    `node`.
+    A fork is recorded at its branch point, a refill at the start that it added. `saw` is the deepest node whose tokens
+    or outcome the decision depended on, where that node is below `node`.
     """
 
     actor: str
@@ -140,7 +132,7 @@ class Rollout:
 
 
 class RolloutTree:
-    """The rollouts of one task. Append-only: `add`, `stop`, `mark` and `record` change it, all else is a view."""
+    """The rollouts of one task. Only `add`, `stop`, `mark_refill` and `record` change it: all of them append."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -148,7 +140,7 @@ class RolloutTree:
         self._children: list[list[int]] = []
         self._stops: dict[int, StopReason] = {}
         self._parts: dict[int, int] = {}
-        self._roles: dict[int, Role] = {}
+        self._refills: set[int] = set()
         self._starts: list[int] = []
         self._sampled: list[bool] = []  # whether a node or one above it was sampled
         self._decisions: list[Decision] = []
@@ -236,12 +228,11 @@ class RolloutTree:
             self._parts[leaf] = part_of
         self._stops[leaf] = reason
 
-    def mark(self, node: int, role: Role) -> None:
-        """Give a node its role. Raises ValueError for a refill that is no start, or a local rollout that goes on."""
-        self._check(node)
-        if node not in self._starts if role is Role.REFILL else self._children[node]:
-            raise ValueError(f"node {node} cannot be a {role} rollout")
-        self._roles[node] = role
+    def mark_refill(self, start: int) -> None:
+        """Mark a start that was added after outcomes had been seen. Raises ValueError for a node that is no start."""
+        if start not in self._starts:
+            raise ValueError(f"node {start} begins no rollout and cannot be a refill")
+        self._refills.add(start)
 
     def record(self, decision: Decision) -> None:
         self._check(decision.node)
@@ -298,36 +289,18 @@ class RolloutTree:
         """
         return dict(self._parts)
 
-    def local_rollouts(self) -> frozenset[int]:
-        """The leaves of local rollouts.
-
-        A local rollout is one more sample of the turn at a node inside the tree, judged as a turn (PivotRL, section 2)
-        and not gone on from. No rollout of the task ends there: it has no start, fork or end, and no part in the
-        credit of those that do."""
-        return self._with_role(Role.LOCAL)
-
     def refills(self) -> frozenset[int]:
         """The starts that were added after outcomes had been seen; all others are initial."""
-        return self._with_role(Role.REFILL)
-
-    def _with_role(self, role: Role) -> frozenset[int]:
-        return frozenset(node for node, found in self._roles.items() if found is role)
+        return frozenset(self._refills)
 
     def ends(self) -> tuple[int, ...]:
-        """The leaves at which a rollout ended, in order of creation: all but parts and local rollouts."""
-        return tuple(leaf for leaf in self.leaves() if leaf not in self._parts and not self._is_local(leaf))
+        """The leaves at which a rollout ended, in order of creation: all but parts."""
+        return tuple(leaf for leaf in self.leaves() if leaf not in self._parts)
 
     def nodes_of(self, end: int) -> tuple[int, ...]:
         """The nodes of the rollout that ended at `end`, parents first: the path to it and to each of its parts."""
         mine = [end, *(part for part, of in self._parts.items() if of == end)]
         return tuple(sorted({node.id for leaf in mine for node in self.path(leaf)}))
-
-    def grown(self, node: int) -> tuple[int, ...]:
-        """The children of a node without local rollouts."""
-        return tuple(child for child in self.children(node) if not self._is_local(child))
-
-    def _is_local(self, node: int) -> bool:
-        return self._roles.get(node) is Role.LOCAL
 
     def starts(self) -> tuple[int, ...]:
         """The sampled nodes without a sampled node above them, in order of creation: where independent rollouts begin.
@@ -335,11 +308,11 @@ class RolloutTree:
         Rollouts of different starts are independent samples of the same prompt. Rollouts of one start share it and
         forked later. Several starts below one prompt are not branching.
         """
-        return tuple(node for node in self._starts if not self._is_local(node))
+        return tuple(self._starts)
 
     def branch_points(self) -> tuple[int, ...]:
         """The nodes at or below a start with several children: where sampling forked."""
-        return tuple(node for node, below in enumerate(self._sampled) if below and len(self.grown(node)) > 1)
+        return tuple(node for node, below in enumerate(self._sampled) if below and len(self._children[node]) > 1)
 
     def biased_forks(self) -> tuple[int, ...]:
         """The branch points that were chosen by what was sampled below them (`Decision.saw`).
@@ -396,7 +369,7 @@ class RolloutTree:
             "nodes": [_node_to_json(node) for node in self._nodes],
             "stops": {str(leaf): reason.value for leaf, reason in sorted(self._stops.items())},
             "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
-            "roles": {str(node): role.value for node, role in sorted(self._roles.items())},
+            "roles": dict.fromkeys(map(str, sorted(self._refills)), "refill"),
             "decisions": [vars(decision) for decision in self._decisions],
         }
 
@@ -415,22 +388,13 @@ class RolloutTree:
                 cost=Cost(**row.get("cost", {}), **row.get("timing", {})),
                 metrics=row.get("metrics"),
             )
-        parts, roles = value.get("parts", {}), value.get("roles")
-        if roles is None:
-            parts, roles = _told_by_decisions(value["decisions"])
         for leaf, reason in value["stops"].items():
-            tree.stop(int(leaf), StopReason(reason), part_of=parts.get(leaf))
-        for node, role in roles.items():
-            tree.mark(int(node), Role(role))
+            tree.stop(int(leaf), StopReason(reason), part_of=value["parts"].get(leaf))
+        for node in value["roles"]:
+            tree.mark_refill(int(node))
         for row in value["decisions"]:
             tree.record(Decision(**row))
         return tree
-
-
-def _told_by_decisions(decisions: list[dict[str, Any]]) -> tuple[dict[str, int], dict[str, str]]:
-    """Parts and roles of a tree that was written when decisions told them."""
-    parts = {str(row["node"]): int(row["numbers"]["of"]) for row in decisions if row["action"] == "part"}
-    return parts, {str(row["node"]): row["action"] for row in decisions if row["action"] in [*Role]}
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, NodeCredit, Rewards
@@ -162,6 +162,20 @@ class CreditRule:
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:
     """Soft attribution with unit weights: w_i = 1 and A_{i,n} = A_i at every completion n above leaf i."""
     return CreditRule(advantages=advantages)(tree, rewards)
+
+
+def with_turns(credit: Credit, advantages: Mapping[int, float]) -> Credit:
+    """`credit` with one more advantage at some nodes, which every rollout through the node has. It is a second term of
+    the objective on the same tokens, clipped by itself: the gradient is that of the sum of both advantages wherever the
+    ratio lies inside the clip range. Nodes without credit get none; the normalisers stay."""
+    nodes = dict(credit.nodes)
+    for node, advantage in advantages.items():
+        if (one := nodes.get(node)) is not None:
+            more = soft([one.multiplicity], [one.multiplicity], [advantage])
+            positive, negative = one.positive + more.positive, one.negative + more.negative
+            nodes[node] = replace(one, positive=positive, negative=negative)
+    moved = any(advantages.get(node, 0.0) for node in nodes)
+    return replace(credit, nodes=nodes, zero_variance=credit.zero_variance and not moved)
 
 
 def _counted(tree: RolloutTree, scored: dict[int, float], weights: Sequence[float]) -> ScoredTree:

@@ -109,7 +109,7 @@ def path_weighted(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
         if any(node.id in refills for node in path):
             weights.append(0.0)
             continue
-        branched = [tree.grown(node.id) for node in path if node.id in forks]
+        branched = [tree.children(node.id) for node in path if node.id in forks]
         weights.append(math.prod(1 / sum(child in below for child in children) for children in branched))
         planned.append(math.prod(1 / len(children) for children in branched))
     return LeafWeighting(tuple(weights), math.fsum(weights) - math.fsum(planned))

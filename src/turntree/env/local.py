@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
 
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, asked, reason_of
 from turntree.core.messages import Message
@@ -30,7 +31,7 @@ class LocalPool:
         self._unanswered: dict[Session, tuple[int, Future[int]]] = {}  # steps, and when it is done: steps made
         self._answers: queue.SimpleQueue[Answer | EnvironmentGone] = queue.SimpleQueue()
 
-    def __enter__(self) -> LocalPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -82,12 +83,13 @@ class LocalPool:
         return answers
 
     def close(self, session: Session) -> int:
-        """A running call cannot be cancelled: it ends in its thread and is counted."""
+        """A running call cannot be cancelled: it ends in its thread. A step is counted whether it has begun or not."""
         steps, call = self._unanswered.pop(session, (0, None))
         if call is None:
             self._held.pop(session, None)
             return 0
         done = call.done()
+        call.cancel()  # where no thread has begun it
         call.add_done_callback(lambda _: self._held.pop(session, None))  # now, where it is done
         return call.result() if done else steps
 
@@ -107,14 +109,18 @@ class LocalPool:
 
         made: Future[int] = Future()
         self._unanswered[session] = steps, made
-        if self._executor is not None:
-            self._unanswered[session] = steps, self._executor.submit(work)
+        if (thread := self._thread(session)) is not None:
+            self._unanswered[session] = steps, thread.submit(work)
             return
         try:
             made.set_result(work())
         except BaseException:  # the user's interrupt
             del self._unanswered[session]
             raise
+
+    def _thread(self, session: Session) -> ThreadPoolExecutor | None:
+        """Where the calls of a session are made; None: at once."""
+        return self._executor
 
     def _called(self, session: Session, action: Message | None) -> Answer:
         """The answer to one call; `action` None is `reset`."""

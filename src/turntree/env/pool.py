@@ -92,7 +92,7 @@ class EnvironmentPool(Protocol):
         ...
 
     def close(self, session: Session) -> int:
-        """Forget a session. Returns how many environment calls are given up with it (1 while one is under way)."""
+        """Forget a session. Returns how many environment calls are given up with it (1 while a step is unanswered)."""
         ...
 
 

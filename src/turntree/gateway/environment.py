@@ -38,10 +38,10 @@ from turntree.gateway.sampling import EngineDriver, LiveSession
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
 from turntree.rollout.accounting import Usage
-from turntree.rollout.groups import GrownGroup
+from turntree.rollout.groups import GrownGroup, in_order
 from turntree.rollout.live import Ending, ended, judged
 from turntree.rollout.rewards import OF_THE_ENVIRONMENT, RewardSum
-from turntree.rollout.scheduler import Order, SchedulerConfig
+from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.files import tree_hash, write_json
 
 Keep = Literal["none", "failed", "all"]
@@ -174,10 +174,9 @@ class AgentPlayer:
         *,
         seed: int,
         iteration: int = 0,
-        order: Order = "task",
         begun: Counter[str] | None = None,
     ) -> Iterator[GrownGroup]:
-        """Yields each task once. The seeds of sessions depend on (seed, iteration, task, sample) only."""
+        """Yields each task once, in order. The seeds of sessions depend on (seed, iteration, task, sample) only."""
         driver, started = EngineDriver(self._engine), time.perf_counter()
         sessions = Sessions(driver, self._renderer, self._serving)
         gateway = Gateway(sessions, model=_MODEL, admin_key=secrets.token_urlsafe(24))
@@ -188,14 +187,8 @@ class AgentPlayer:
                 _Workers(self._places) as workers,
             ):
                 playing = _Playing(self, sessions, served, folder, workers.stop)
-                held, following = dict[int, GrownGroup](), 0
-                for group in self._finished(
-                    iter(tasks), workers, playing, seed, iteration, Counter() if begun is None else begun
-                ):
-                    held[group.index] = group
-                    while held and (order == "completion" or following in held):
-                        yield held.pop(following if order == "task" else group.index)
-                        following += 1
+                counts = Counter[str]() if begun is None else begun
+                yield from in_order(self._finished(iter(tasks), workers, playing, seed, iteration, counts))
         finally:
             driver.close()
             self.usage.seconds += time.perf_counter() - started

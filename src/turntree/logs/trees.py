@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from turntree.core.config import Between, from_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
-from turntree.core.tree import Decision, Role, RolloutTree, StopReason
+from turntree.core.tree import Decision, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import LARGEST, LoggedGroup
 from turntree.logs.rollouts import group_from_tree
@@ -124,8 +124,8 @@ class _Tree:
     nodes: list[dict[str, Any]]
     stops: dict[str, StopReason]
     decisions: list[Decision]
-    parts: dict[str, int] = field(default_factory=dict[str, int])
-    roles: dict[str, Role] | None = None
+    parts: dict[str, int]
+    roles: dict[str, Literal["refill"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +145,7 @@ class _Row:
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def rewards(self) -> Rewards:
-        """Where a tree has no roles, it was written when decisions told the rewards of single completions."""
         own = {int(node): reward for node, reward in self.completions.items()}
-        for decision in self.tree.decisions if self.tree.roles is None else ():
-            if decision.action in ("reward", "local") and "reward" in decision.numbers:
-                own[decision.node] = decision.numbers["reward"]
         return Rewards({int(leaf): verdict for leaf, verdict in self.verdicts.items()}, own)
 
 

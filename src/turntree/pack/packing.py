@@ -151,15 +151,6 @@ def partition(sizes: Sequence[int], ranks: int) -> list[list[int]]:
 flat_batches = partial(pack, shared=False)
 
 
-def packed_slots(
-    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, shared: bool = True
-) -> int:
-    """The number of slots that `pack` would compute for these trees, without padding and without making tensors. A tree
-    with a path above `max_tokens`, which `pack` refuses, is counted uncut."""
-    found = [segment for of_tree in _segments(trees, credits, shared) for segment in of_tree]
-    return sum(len(part) for segment in found for part in cut(segment, max_tokens) or [segment])
-
-
 def _segments(trees: Sequence[RolloutTree], credits: Sequence[Credit], shared: bool) -> list[list[Segment]]:
     """Of each tree itself or its paths; of one in which nothing is trained none."""
     found: list[list[Segment]] = []

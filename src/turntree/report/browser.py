@@ -166,14 +166,13 @@ def _text(node: Mapping[str, Any], words: Mapping[int, str], limit: int = 200) -
 
 def group_view(kept: KeptTree) -> dict[str, Any]:
     """One group as the page takes it. Nodes lie depth first, so that a row's subtree follows it; `lane` counts the
-    forks above a node that it left by another child than the first; `start` numbers the independent rollouts. Local
-    rollouts lie before the turn that the episode took."""
+    forks above a node that it left by another child than the first; `start` numbers the independent rollouts."""
     tree, credit = kept.tree, kept.credit
     verdicts = kept.rewards.verdicts
     rows: list[dict[str, Any]] = []
     places: dict[int, int] = {}
     starts = {node: number for number, node in enumerate(tree.starts(), start=1)}
-    parts, local = tree.parts(), tree.local_rollouts()
+    parts = tree.parts()
     numbers = {end: number for number, end in enumerate(depth_first(tree), start=1)}
     for node, lane in _depth_first(kept):
         places[node.id] = len(rows)
@@ -184,9 +183,7 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
             found = credit.nodes[node.id]
             row["credit"] = [_short(found.positive), _short(found.negative), _short(found.multiplicity)]
         stop = tree.stop_reason(node.id)
-        if node.id in local:
-            row["local"] = {"reward": kept.rewards.completions.get(node.id)}
-        elif node.id in parts:
+        if node.id in parts:
             row["part"] = numbers[parts[node.id]]
         elif stop is not None:
             verdict = verdicts.get(node.id, _NO_END)
@@ -211,14 +208,15 @@ def group_view(kept: KeptTree) -> dict[str, Any]:
 
 
 def _depth_first(kept: KeptTree) -> Iterator[tuple[Node, int]]:
-    tree, forks, local = kept.tree, set(kept.tree.branch_points()), kept.tree.local_rollouts()
+    tree, forks = kept.tree, set(kept.tree.branch_points())
     left = [(root, 0) for root in reversed(tree.roots)]
     while left:
         node, lane = left.pop()
         yield tree[node], lane
         further = lane + (node in forks)
-        left += [(child, further if number else lane) for number, child in reversed(list(enumerate(tree.grown(node))))]
-        left += [(child, lane + 1) for child in reversed(tree.children(node)) if child in local]
+        left += [
+            (child, further if number else lane) for number, child in reversed(list(enumerate(tree.children(node))))
+        ]
 
 
 def _node(node: Node) -> dict[str, Any]:

@@ -32,11 +32,8 @@ ONLINE = (
     KL,
     NORM,
 )
-BRANCHING = (
-    Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),
-    Curve("branching.correlation_within_starts", "Correlation within starts c", "of rewards"),
-    Curve("branching.effective_leaves", "Effective leaves per group", "leaves"),
-)
+BRANCHING = (Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),)
+SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share", size=(5.0, 2.9))
 SPENT = {  # since the start; before the first iteration nothing
     "trees.calls_fresh": "fresh tool calls",
     "spent.turns": "turns sampled in training",

@@ -9,12 +9,10 @@ leaves, on the policy over time) are not savings and are not counted here: compa
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from turntree.core.cost import Additive
-from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
 
 
@@ -42,7 +40,7 @@ class TreeAccount(Additive):
 
 
 def account(tree: RolloutTree) -> TreeAccount:
-    """Count one tree without its local rollouts. A turn that forked inside is a turn of every branch, and its shared
+    """Count one tree. A turn that forked inside is a turn of every branch, and its shared
     tokens are counted once."""
     below = [0] * len(tree)
     leaves, starts = tree.ends(), set(tree.starts())
@@ -53,8 +51,7 @@ def account(tree: RolloutTree) -> TreeAccount:
         for node in nodes:
             below[node] += 1
     taken_up = [any(tree[child].tells for child in tree.children(node.id)) for node in tree]
-    local = tree.local_rollouts()
-    sampled = [node for node in tree if node.sampled and node.id not in local]
+    sampled = [node for node in tree if node.sampled]
     spoken = [node for node in sampled if node.message is not None]
     calls = [(len(node.message.tool_calls) if node.message and taken_up[node.id] else 0, node.id) for node in spoken]
     return TreeAccount(
@@ -69,51 +66,6 @@ def account(tree: RolloutTree) -> TreeAccount:
         tokens_fresh=sum(len(node.token_ids) for node in sampled),
         tokens_chain=sum(len(node.token_ids) * below[node.id] for node in sampled),
     )
-
-
-def intraclass_correlation(groups: Iterable[tuple[RolloutTree, Rewards]]) -> float | None:
-    """Intraclass correlation of rewards within a start: the variance between starts of a tree over the total variance,
-    by analysis of variance over all trees (0: as good as independent; 1: copies). Estimates below 0 are noise and are
-    not clipped, so that means are unbiased. None where no start has several scored leaves, or nothing varies."""
-    within = between = spread = 0.0
-    free_within = free_between = 0
-    for tree, rewards in groups:
-        clusters = _by_start(tree, rewards)
-        values = [value for cluster in clusters for value in cluster]
-        for cluster in clusters:
-            within += sum((value - _mean(cluster)) ** 2 for value in cluster)
-            between += len(cluster) * (_mean(cluster) - _mean(values)) ** 2
-        free_within += len(values) - len(clusters)
-        free_between += max(0, len(clusters) - 1)
-        spread += len(values) - sum(len(cluster) ** 2 for cluster in clusters) / max(1, len(values))
-    if not free_within or not free_between:
-        return None
-    usual = spread / free_between  # leaves of a start, where starts of a tree differ in them
-    inside, across = within / free_within, between / free_between
-    total = across + (usual - 1) * inside
-    return (across - inside) / total if total > 0 else None
-
-
-def effective_leaves(tree: RolloutTree, rewards: Rewards, correlation: float) -> float:
-    """How many independent rollouts a tree's scored leaves are worth for a mean, equally weighted:
-    n^2 / sum over starts of (m + m (m - 1) correlation), with m scored leaves below a start."""
-    sizes = [len(values) for values in _by_start(tree, rewards)]
-    spread = sum(m + m * (m - 1) * correlation for m in sizes)
-    return sum(sizes) ** 2 / spread if spread else 0.0
-
-
-def _by_start(tree: RolloutTree, rewards: Rewards) -> list[list[float]]:
-    starts = set(tree.starts())
-    found: dict[int, list[float]] = defaultdict(list)
-    for leaf, reward in rewards.scored().items():
-        start = next((node.id for node in tree.path(leaf) if node.id in starts), None)
-        if start is not None:
-            found[start].append(reward)
-    return [found[start] for start in sorted(found)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
@@ -22,7 +22,7 @@ from turntree.core.protocols import (
     GroupProgress,
     Observation,
 )
-from turntree.core.tree import Decision, Node, NodeKind, Role, RolloutTree, StopReason
+from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.pool import Session
 from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged, start_rollout
@@ -142,6 +142,17 @@ class GrownGroup:
     decision: GateDecision | None = None  # the gate's last (cut, audited or passed); the tree holds all of them
     unfilled: int = 0  # leaves that neither a branch nor a fresh rollout was made for
     endings: Mapping[int, Ending] = field(default_factory=dict[int, Ending], repr=False)  # of what the scheduler played
+
+
+def in_order(groups: Iterable[GrownGroup]) -> Iterator[GrownGroup]:
+    """Groups that end in any order, by their index."""
+    held: dict[int, GrownGroup] = {}
+    following = 0
+    for group in groups:
+        held[group.index] = group
+        while following in held:
+            yield held.pop(following)
+            following += 1
 
 
 @dataclass(eq=False)
@@ -291,8 +302,8 @@ class Group:
     def mark_refill(self, key: Key, rollout: LiveRollout) -> None:
         """Record of the first turn of a refill, which `rollout` has just appended, that it is one."""
         if key[0] >= self.initial and len(key) == 1 and rollout.turns == 0:
-            self.tree.mark(rollout.leaf, Role.REFILL)
-            self.record("scheduler", key, Role.REFILL, "leaves that no branch was made for", {})
+            self.tree.mark_refill(rollout.leaf)
+            self.record("scheduler", key, "refill", "leaves that no branch was made for", {})
 
     def branched_at(self, rollout: LiveRollout, decision: BranchDecision) -> None:
         """Record what a brancher said of the turn that `rollout` has just appended, at the node above the last: the
@@ -396,7 +407,7 @@ class _Layout:
         above = None if node.parent is None else self._ids[node.parent]
         self._ids[node.id] = self.tree.add(above, node.kind, **fields).id
         if node.id in self._refills:
-            self.tree.mark(self._ids[node.id], Role.REFILL)
+            self.tree.mark_refill(self._ids[node.id])
 
     def _dropped_with(self, key: Key, decision: Decision) -> bool:
         """Whether the decision is about a forked rollout of a cut group, or about a turn after the cut, which a faster

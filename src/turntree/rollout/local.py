@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -109,7 +109,12 @@ def sample_local(
     The draws of (state, sample) depend on `seed`, the state's id and the sample's number only. A state may occur
     several times in one wave; its occurrences are numbered (`occurrences`: in the wave that this is a part of).
     """
-    completions = iter(_completions(prompted, engine, sampling, group_size, seed, occurrences))
+    requests = [
+        local_request(item, sampling, seed=seed, sample=sample, occurrence=occurrence)
+        for item, occurrence in zip(prompted, occurrences or occurrences_of(prompted), strict=True)
+        for sample in range(group_size)
+    ]
+    completions = iter(engine.generate(requests))
     trees: list[RolloutTree] = []
     for item in prompted:
         tree = RolloutTree(item.state.id)
@@ -118,23 +123,6 @@ def sample_local(
             _add(tree, root.id, next(completions), item.state, renderer)
         trees.append(tree)
     return trees
-
-
-def _completions(
-    prompted: Sequence[Prompted],
-    engine: Engine,
-    sampling: Sampling,
-    samples: int,
-    seed: int,
-    occurrences: Sequence[int] | None = None,
-) -> list[Completion]:
-    """Those of each state in turn."""
-    requests = [
-        local_request(item, sampling, seed=seed, sample=sample, occurrence=occurrence)
-        for item, occurrence in zip(prompted, occurrences or occurrences_of(prompted), strict=True)
-        for sample in range(samples)
-    ]
-    return engine.generate(requests)
 
 
 def _add(tree: RolloutTree, parent: int, completion: Completion, state: TurnState, renderer: Renderer) -> int:
@@ -221,43 +209,29 @@ def score_wave(
     seed: int = 0,
 ) -> list[Rewards]:
     """`score_local` of every tree, all actions judged together. `seed`: of what a verifier draws."""
-    found = _judge_leaves([(tree, tree.leaves(), state) for tree, state in grown], verifier, cut_turns, seed)
-    scored = [Rewards(verdicts) for verdicts in found]
-    for (tree, _), rewards in zip(grown, scored, strict=True):
-        rewards.check(tree)
-    return scored
-
-
-def _judge_leaves(
-    grown: Sequence[tuple[RolloutTree, Sequence[int], TurnState]],
-    verifier: TurnVerifier,
-    cut_turns: CutTurns,
-    seed: int,
-) -> list[Mapping[int, Verdict]]:
-    """The verdicts on leaves of each tree, in their order. Equal actions at a state are judged once."""
     asked: dict[tuple[int, str], tuple[TurnState, Message]] = {}
-    leaves: list[dict[int, str | Verdict]] = []  # of each tree: the key of its action, or the verdict on a fault
-    for number, (tree, its_leaves, state) in enumerate(grown):
-        found: dict[int, str | Verdict] = {}
-        for leaf in its_leaves:
+    keys: list[dict[int, str | Verdict]] = []  # of each tree: the key of a leaf's action, or the verdict on a fault
+    for number, (tree, state) in enumerate(grown):
+        of_leaves: dict[int, str | Verdict] = {}
+        for leaf in tree.leaves():
             action = tree[leaf].message
             assert action is not None
             if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
-                found[leaf] = Verdict(None, action.content)
+                of_leaves[leaf] = Verdict(None, action.content)
                 continue
             thought = "" if verifier.compares else action.reasoning  # what goes on from an action has read it
-            found[leaf] = key = repr((action.content, action.tool_calls, action.cut, thought))  # calls are unhashable
+            of_leaves[leaf] = key = repr((action.content, action.tool_calls, action.cut, thought))
             asked.setdefault((number, key), (state, action))
-        leaves.append(found)
-    verdicts = dict(
-        zip(asked, judge_turns(verifier, list(asked.values()), cut_turns=cut_turns, seed=seed), strict=True)
-    )
-    judged: list[Mapping[int, Verdict]] = []
-    for number, found in enumerate(leaves):
+        keys.append(of_leaves)
+    judged = judge_turns(verifier, list(asked.values()), cut_turns=cut_turns, seed=seed)
+    verdicts = dict(zip(asked, judged, strict=True))
+    scored: list[Rewards] = []
+    for number, ((tree, _), of_leaves) in enumerate(zip(grown, keys, strict=True)):
         of_tree: dict[int, Verdict] = {}
-        for leaf, one in found.items():
-            verdict = of_tree[leaf] = verdicts[number, one] if isinstance(one, str) else one
-            if isinstance(one, str) and verdict.cost != NO_COST:
-                verdicts[number, one] = replace(verdict, cost=NO_COST)  # it was judged once
-        judged.append(of_tree)
-    return judged
+        for leaf, key in of_leaves.items():
+            of_tree[leaf] = verdict = verdicts[number, key] if isinstance(key, str) else key
+            if isinstance(key, str) and verdict.cost != NO_COST:
+                verdicts[number, key] = replace(verdict, cost=NO_COST)  # it was judged once
+        scored.append(Rewards(of_tree))
+        scored[-1].check(tree)
+    return scored

@@ -36,7 +36,7 @@ from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.pool import checked
 from turntree.rollout.live import EpisodeConfig, has_room
-from turntree.rollout.players import grow
+from turntree.rollout.players import Setting, grow
 from turntree.rollout.rebuild import Misfit, Rebuilder, Walked
 
 
@@ -209,7 +209,8 @@ class PlayOn:
                 rests.append((one, rest))
             one.cost += Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
         tasks = [rest for _, rest in rests]
-        grown = grow(tasks, self.engine, self.renderer, self.episodes, group_size=self.forks, seed=seed, part=True)
+        part = Setting(part=True)
+        grown = grow(tasks, self.engine, self.renderer, self.episodes, group_size=self.forks, seed=seed, setting=part)
         for (one, rest), (tree, rewards) in zip(rests, grown, strict=True):
             if tree.stop_reason(tree.ends()[0]) is StopReason.NO_ROOM and self._had_room(one.state, rest):
                 one.fill()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from turntree.core.errors import ConfigError, InputError
@@ -17,9 +17,7 @@ from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import EpisodeConfig, judged
 from turntree.rollout.rewards import RewardSum
-from turntree.rollout.scheduler import Order, Scheduler, SchedulerConfig
-
-Finished = Callable[[int], object]  # told how many rollouts ended
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 
 
 class Player(Protocol):
@@ -34,7 +32,6 @@ class Player(Protocol):
         *,
         seed: int,
         iteration: int = 0,
-        order: Order = "task",
         begun: Counter[str] | None = None,
     ) -> Iterator[GrownGroup]: ...
 
@@ -87,43 +84,50 @@ def player_of(
     return own(engine, renderer, config, rewards)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where and for whom tasks are played. Of a `part` of the tasks it says nothing that none can be rendered."""
+
+    pool: EnvironmentPool | None = None
+    functions: RewardSum | None = None
+    places: int = 256  # rollouts at once
+    finished: Callable[[int], object] | None = None  # told how many rollouts ended, task by task
+    part: bool = False
+
+
 def grow(
     tasks: Sequence[Environment],
     engine: StreamingEngine,
     renderer: Renderer,
     config: EpisodeConfig,
     *,
-    group_size: int = 1,
     seed: int,
-    pool: EnvironmentPool | None = None,
-    finished: Finished | None = None,
-    part: bool = False,
-    functions: RewardSum | None = None,
-    places: int = 256,
+    group_size: int = 1,
+    setting: Setting = Setting(),
 ) -> list[tuple[RolloutTree, Rewards]]:
-    """Play `group_size` episodes of every task to the end, `places` at once: a tree and its rewards for each, in order.
+    """Play `group_size` episodes of every task to the end: a tree and its rewards for each, in order.
 
     The reward of a leaf is the one that its environment gave, or else 1.0 for success and 0.0 for an episode that ended
-    without it (turn and context limits included); None where the episode failed. With `functions` it is theirs; they
-    judge when all episodes have ended. `finished` is told how many rollouts ended, task by task. The draws of (task,
-    sample, turn) depend on `seed` only, and of a task that comes again on how often it came before. Raises `InputError`
-    where no task can be rendered, unless these are a `part` of the tasks.
+    without it (turn and context limits included); None where the episode failed. With functions it is theirs; they
+    judge when all episodes have ended. The draws of (task, sample, turn) depend on `seed` only, and of a task that
+    comes again on how often it came before. Raises `InputError` where no task can be rendered.
     """
     settings = SchedulerConfig(episodes=config, group_size=group_size)
     alone = bool(tasks) and task_of(tasks[0]).player is not None
     if not alone:  # nothing in this process could be stopped by a limit of time
-        settings = replace(settings, max_live_rollouts=places, rollout_seconds=math.inf, group_seconds=math.inf)
-    player = player_of(tasks, engine, renderer, settings, pool=pool, rewards=functions if alone else None)
-    player.rendered = part or not alone  # one task that cannot be rendered is censored
+        settings = replace(settings, max_live_rollouts=setting.places, rollout_seconds=math.inf, group_seconds=math.inf)
+    rewards = setting.functions if alone else None
+    player = player_of(tasks, engine, renderer, settings, pool=setting.pool, rewards=rewards)
+    player.rendered = setting.part or not alone  # one task that cannot be rendered is censored
     groups: list[GrownGroup] = []
-    for group in player.run(tasks, seed=seed, order="completion"):
+    for group in player.run(tasks, seed=seed):
         groups.append(group)
-        if finished is not None:
-            finished(group_size)
-    groups.sort(key=lambda group: group.index)
-    if not part:
-        require_rendered([(group.tree, group.rewards) for group in groups])
-    if alone or functions is None:
-        return [(group.tree, group.rewards) for group in groups]
-    rewards = judged([group.endings for group in groups], functions)
-    return [(group.tree, given) for group, given in zip(groups, rewards, strict=True)]
+        if setting.finished is not None:
+            setting.finished(group_size)
+    grown = [(group.tree, group.rewards) for group in groups]
+    if not setting.part:
+        require_rendered(grown)
+    if alone or setting.functions is None:
+        return grown
+    judgements = judged([group.endings for group in groups], setting.functions)
+    return [(group.tree, given) for group, given in zip(groups, judgements, strict=True)]

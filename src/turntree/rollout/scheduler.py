@@ -18,7 +18,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
@@ -32,7 +31,7 @@ from turntree.core.verdict import Verdict
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, EnvironmentPool
 from turntree.rollout.accounting import Clock, Usage
-from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, allowed, possible
+from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, allowed, in_order, possible
 from turntree.rollout.live import (
     Ending,
     LiveRollout,
@@ -48,8 +47,6 @@ from turntree.rollout.live import (
 )
 from turntree.rollout.places import Place, Places
 from turntree.rollout.rewards import RewardSum
-
-Order = Literal["task", "completion"]
 
 _LONGEST_WAIT = 60.0
 
@@ -98,27 +95,20 @@ class Scheduler:
         *,
         seed: int,
         iteration: int = 0,
-        order: Order = "task",
         begun: Counter[str] | None = None,
     ) -> Iterator[GrownGroup]:
-        """Play `group_size` rollouts of every task; yields each task once, in the order of the tasks or of their
-        completion. `tasks` is pulled from when a place is free, so it may be endless. Draws are keyed by (seed,
-        iteration, task, sample, turn); a task that comes again gets new draws. `begun` counts the groups of each task
-        id: pass one counter to all runs of an iteration, and that holds across them too.
+        """Play `group_size` rollouts of every task; yields each task once, in order. `tasks` is pulled from when a
+        place is free, so it may be endless. Draws are keyed by (seed, iteration, task, sample, turn); a task that comes
+        again gets new draws. `begun` counts the groups of each task id: pass one counter to all runs of an iteration,
+        and that holds across them too.
 
         Work continues only while the caller asks for the next group. Closing the iterator cancels what is in flight,
         and its tasks are not yielded. Raises `ValueError` while the engine has other requests."""
         if self.engine.in_flight:
             raise ValueError("the engine has requests in flight that are not this run's")
         run = _Run(self, iter(tasks), seed, iteration, Counter() if begun is None else begun)
-        held: dict[int, GrownGroup] = {}
-        following = 0
         try:
-            for group in run.groups():
-                held[group.index] = group
-                while held and (order == "completion" or following in held):
-                    yield held.pop(following if order == "task" else group.index)
-                    following += 1
+            yield from in_order(run.groups())
         finally:
             run.abandon()
 

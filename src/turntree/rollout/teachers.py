@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import threading
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, cast
 
@@ -34,56 +33,31 @@ def labelled(
     there on have no label. A teacher that fails at a state gives it none. One that waits for a server says in
     `concurrency` how many states are worth asking for at the same time."""
     spoken = trace.turn_positions
-    said: dict[int, Callable[[], Message | str]] = {}
+    said: dict[int, Future[Message | str]] = {}
     unsaid: dict[int, str] = {}
     wanted = range(len(spoken)) if turns is None else turns
     started, played = time.perf_counter(), 0
     steps = walk(task, trace.messages[: spoken[max(wanted)]], f"trace {trace.id!r}")
-    with _asking(teacher) as ask:
-        try:
-            for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
-                played = turn
-                if turn in wanted:
-                    said[turn] = ask(environment, trace.messages[:place])
-        except (EnvironmentFault, InputError) as fault:
-            unsaid = {turn: reason_of(fault) for turn in wanted if turn not in said}
-        answers = {turn: answer() for turn, answer in said.items()} | unsaid
+    threads = max(1, getattr(teacher, "concurrency", 1))
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="turntree-teacher")
+    try:
+        for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
+            played = turn
+            if turn in wanted:
+                said[turn] = pool.submit(_said, teacher, _copy(environment), trace.messages[:place])
+                if threads == 1:  # it may share something with the environment, which is not stepped meanwhile
+                    wait([said[turn]])
+    except (EnvironmentFault, InputError) as fault:
+        unsaid = {turn: reason_of(fault) for turn in wanted if turn not in said}
+    finally:
+        pool.shutdown(cancel_futures=sys.exc_info()[0] is not None)
+    answers = {turn: answer.result() for turn, answer in said.items()} | unsaid
     labels = {turn: answer for turn, answer in answers.items() if isinstance(answer, Message)}
     missing = {turn: f"{NO_LABEL}: {answer}" for turn, answer in answers.items() if turn not in labels}
     marks = {"skip_turns": {str(turn): reason for turn, reason in missing.items()}} if missing else {}
     meta = {key: value for key, value in trace.meta.items() if key != "skip_turns"}  # a cut turn is a state like others
     cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - started)
     return replace(trace, labels=labels, meta={**meta, **marks}), Counter(missing.values()), cost
-
-
-Ask = Callable[[Environment, Sequence[Message]], Callable[[], Message | str]]
-
-
-@contextlib.contextmanager
-def _asking(teacher: Teacher) -> Iterator[Ask]:
-    """How to ask it: at once, or in as many threads as it says, with as many copies of the environment waiting. What is
-    not answered when the block ends in an error is cancelled."""
-    threads = getattr(teacher, "concurrency", 1)
-    if threads <= 1:
-
-        def at_once(environment: Environment, history: Sequence[Message]) -> Callable[[], Message | str]:
-            answer = _said(teacher, _copy(environment), history)
-            return lambda: answer
-
-        yield at_once
-        return
-    pool, room = ThreadPoolExecutor(threads, thread_name_prefix="turntree-teacher"), threading.Semaphore(2 * threads)
-
-    def submit(environment: Environment, history: Sequence[Message]) -> Callable[[], Message | str]:
-        room.acquire()
-        future = pool.submit(_said, teacher, _copy(environment), history)
-        future.add_done_callback(lambda _: room.release())
-        return future.result
-
-    try:
-        yield submit
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _copy(environment: Environment) -> Environment | str:

@@ -294,29 +294,8 @@ class PivotsHeader:
         _check_count("summary", self.summary, "selected")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PassRate:
-    """Training record of one pivot (`train.curriculum.PivotRecord`)."""
-
-    trace_id: str
-    turn: Count
-    kind: str
-    role: Literal["pivot", "anchor", "random"]
-    pass_rate: float | None
-    visits: Count
-    last_visit: int | None
-    successes: float
-    rollouts: Annotated[float, Between(0)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PassRatesHeader:
-    rows: Count
-
-
 PROFILE = Table("profile", "turntree.profile/2", ProfileHeader, Candidate, ("summary", "candidates"))
 PIVOTS = Table("pivots file", "turntree.pivots/2", PivotsHeader, Pivot, ("summary", "selected"))
-PASS_RATES = Table("run", "turntree.pass_rates/1", PassRatesHeader, PassRate, ("rows",))
 
 
 def _check_moments(mean: float | None, variance: float | None) -> None:

@@ -23,8 +23,8 @@ from turntree.run.jsonl import read_lines
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`run.loggers`)
-_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl", "pass_rates.jsonl")  # of all stages
-_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", "best", LOGGER_MARKS)
+_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl")  # of all stages
+_OWN = ("config.json", "metrics.jsonl", "cost.json", "model", "best", LOGGER_MARKS)
 
 Logged = dict[str, int]  # by file name: its bytes
 

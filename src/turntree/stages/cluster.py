@@ -1,4 +1,4 @@
-"""Where the parts of a run are: how many processes compute. No torch: the command line reads it for help."""
+"""The processes of a run. No torch: the command line reads it for help."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.rollout.cluster.config import WorkersConfig
 
@@ -17,28 +16,24 @@ _HINT = "set cluster.workers to the number of rollout workers"
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(WorkersConfig):
-    """Processes of one run. No result depends on it beyond rounding, so a run may go on with other numbers."""
-
-    trainers: int = 1
-    """Ranks that hold the weights in shards and share each update (torch FSDP2); 1 trains in this process."""
+    """Where rollouts are played. No result depends on it beyond rounding, so a run may go on with other numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, trainers=1)
-        if self.address is not None and self.workers == 0:  # trainers are started on this machine, or by a launcher
+        if self.address is not None and self.workers == 0:
             raise ConfigError("names a cluster, and nothing would run there", field="address", hint=_HINT)
 
 
 def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """`stage(config, out, overwrite=..., group=...)` on the ranks of `config.cluster`, or of the launcher that started
-    this process: rank 0 runs it, the others take part in its updates, and all return its result."""
+    """`stage(config, out, overwrite=..., group=...)` on all ranks that a launcher started: rank 0 runs it, the others
+    take part in its updates, and all return its result."""
 
     @functools.wraps(stage)
     def run(config: Any, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
         from turntree.train.launch import open_ranks
         from turntree.train.trainer import end, follow
 
-        with open_ranks(config.cluster.trainers, config.device.name) as group:
+        with open_ranks(config.device.name) as group:
             if group.rank > 0:
                 return follow(group)
             result = stage(config, out, overwrite=overwrite, group=group)

@@ -23,7 +23,7 @@ from turntree.env.pool import EnvironmentPool
 from turntree.env.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.players import grow
+from turntree.rollout.players import Setting, grow
 from turntree.rollout.rewards import RewardSum, build_rewards, figures
 from turntree.rollout.rewards import identity as reward_identity
 from turntree.run.files import write_json
@@ -131,10 +131,12 @@ class Evaluator:
                 episodes,
                 group_size=samples,
                 seed=config.seed,
-                pool=self.pool,
-                finished=bar.update,
-                functions=self.functions,
-                places=config.max_live_rollouts,
+                setting=Setting(
+                    pool=self.pool,
+                    functions=self.functions,
+                    places=config.max_live_rollouts,
+                    finished=bar.update,
+                ),
             )
         trees = [_kept(temperature, *each) for each in zip(range(len(grown)), self.tasks, grown, strict=True)]
         summary = {"temperature": temperature, **_summary(self.tasks, grown, samples)}

@@ -114,7 +114,6 @@ def run_train_online(
         "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
         "read": list(playing.opened.read),
-        "saved": algorithm.savings.counts(),
         "cost": trained.cost.counts(),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ from turntree.rollout.local import (
 )
 from turntree.rollout.spread import labelled
 from turntree.run import loggers
-from turntree.run.artifacts import PASS_RATES, POLICY, policy_of
+from turntree.run.artifacts import POLICY, policy_of
 from turntree.run.files import file_hash
 from turntree.run.folder import RunDirectory, open_run
 from turntree.stages import held_out
@@ -69,8 +68,8 @@ _STATES = 8  # that a worker plays in one batch
 def run_train_pivot(
     config: TrainPivotConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
 ) -> dict[str, Any]:
-    """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, the pass rate of every pivot in
-    `out/pass_rates.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out games in
+    """Train; the policy lies in `out/model`, that of the highest held-out success in `out/best`, the curves in
+    `out/metrics.jsonl`, the groups of every step in `out/trees.jsonl`, outcomes of held-out tasks in
     `out/held_out.jsonl`, the cost in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
     is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
@@ -115,8 +114,6 @@ def run_train_pivot(
             check=_together([check for check in checks if check is not None]),
             warnings=partial(_warnings, keep=config.own.keep),
         )
-        rates = run.path / "pass_rates.jsonl"
-        PASS_RATES.write(rates, {"rows": len(algorithm.pivots)}, _pass_rates(algorithm))
         finish(run, policy, trained)
         rows = run.metrics()
         require_rewards(rows)
@@ -245,22 +242,11 @@ def _kept_tree(step: int, number: int, group: PivotGroup, credit: Credit | None)
 
 
 def _warnings(row: Row, keep: float) -> Iterator[str]:
-    """Where a step draws so many of the pivots that it cannot draw them as their weights say."""
-    step = f"step {row['step']}"
-    if weights := row.get("weights"):
-        few = f"because a step draws {weights['states']} distinct pivots of {weights['distinct']}"
-        yield f"{step}: weights of up to {weights['asked']:.3g}:1 are draws of {weights['drawn']:.3g}:1, {few}"
+    """Where a step draws so many of the own pivots that it cannot draw them as their weights say."""
     share = row.get("own_path", {}).get("kept_share")
     if share is not None and abs(share - keep) > _FAR:
         why = "because its pivots are distinct, and few are new" if share > keep else "because few are left"
-        yield f"{step}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
-
-
-def _pass_rates(algorithm: PivotRL) -> Iterator[dict[str, Any]]:
-    for pivot, record in zip(algorithm.pivots, algorithm.curriculum.records, strict=True):
-        state = pivot.prompted.state
-        place = {"trace_id": state.trace_id, "turn": state.turn, "kind": pivot.kind, "role": pivot.role}
-        yield {**place, "pass_rate": record.pass_rate, **dataclasses.asdict(record)}
+        yield f"step {row['step']}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
 
 
 def _pivots(

@@ -10,7 +10,7 @@ from typing import Any
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
-from turntree.rollout.accounting import TreeAccount, effective_leaves, intraclass_correlation
+from turntree.rollout.accounting import TreeAccount
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.rewards import figures
 
@@ -59,9 +59,6 @@ def group_figures(groups: Sequence[GrownGroup], *, amplifies: bool) -> dict[str,
 
 def branch_figures(groups: Sequence[GrownGroup], made: TreeAccount) -> dict[str, Any]:
     """What branching made and shared in an iteration, whose trees add up to `made`."""
-    whole = [group for group in groups if group.cut is None]
-    alike = intraclass_correlation((group.tree, group.rewards) for group in whole)
-    worth = [effective_leaves(group.tree, group.rewards, max(0.0, alike or 0.0)) for group in whole]
     decisions = [d for group in groups for d in group.tree.decisions if d.actor == "brancher"]
     turns = Counter(int(decision.numbers["turn"]) for decision in decisions if decision.action == "fork")
     return {
@@ -70,8 +67,6 @@ def branch_figures(groups: Sequence[GrownGroup], made: TreeAccount) -> dict[str,
         "structural_saving": made.structural_saving,
         "decisions": len(decisions),
         "forks_by_turn": {str(turn): count for turn, count in sorted(turns.items())},
-        "correlation_within_starts": alike,
-        "effective_leaves": sum(worth) / len(worth) if worth and alike is not None else None,
     }
 
 

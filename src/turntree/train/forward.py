@@ -34,7 +34,6 @@ class SlotScores:
 
     logprobs_S: Tensor
     entropies_S: Tensor
-    log_softmax_SV: Tensor | None = None
 
 
 def policy_logprobs(
@@ -49,28 +48,25 @@ def slot_scores(
     batch: PackedBatch,
     *,
     temperature: float = 1.0,
-    full: bool = False,
     layout: Layout | None = None,
 ) -> SlotScores:
-    """Scores of the trained slots; `full` also keeps all S x V log-probabilities (for the exact KL: small V only).
+    """Scores of the trained slots.
 
     The decoder runs once over the packed rows; hidden states are gathered at the *path* predecessors of trained
     slots, each once though all first tokens of a fork share one, and only those go through the head. Raises
     `InputError` for an attention backend that would misread the mask; `layout` as in `attention.decoder_inputs`.
     """
-    return SlotScores(*in_pass(model, _slot_scores, model, batch, temperature, full, layout))
+    return SlotScores(*in_pass(model, _slot_scores, model, batch, temperature, layout))
 
 
 def _slot_scores(
-    model: PreTrainedModel, batch: PackedBatch, temperature: float, full: bool, layout: Layout | None
-) -> tuple[Tensor, ...]:
+    model: PreTrainedModel, batch: PackedBatch, temperature: float, layout: Layout | None
+) -> tuple[Tensor, Tensor]:
     predecessor_U, row_S = torch.unique(batch.predecessor_S, return_inverse=True)
     inputs = decoder_inputs(model, batch, layout)
     with _checkpointing(model):
         output = decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs)
     hidden_UD = output.last_hidden_state.flatten(0, 1).index_select(0, predecessor_U)
-    if full:
-        return _full_scores(model, hidden_UD, row_S, batch.target_S, temperature)
     return head_scores(model, hidden_UD, row_S, batch.target_S, temperature)
 
 
@@ -148,15 +144,3 @@ def _scores(
     model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
     return token_scores(head_logits(model, hidden_UD), row_S, target_S, temperature)
-
-
-def _full_scores(
-    model: PreTrainedModel, hidden_UD: Tensor, row_S: Tensor, target_S: Tensor, temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    logits_UV = head_logits(model, hidden_UD)
-    wide = torch.promote_types(logits_UV.dtype, torch.float32)
-    log_softmax_SV = torch.log_softmax(logits_UV.to(wide) / temperature, dim=-1)[row_S]
-    with torch.no_grad():
-        entropies_S = -(log_softmax_SV.exp() * log_softmax_SV).sum(-1)
-    rows_S = torch.arange(len(target_S), device=target_S.device)
-    return log_softmax_SV[rows_S, target_S], entropies_S, log_softmax_SV

@@ -23,14 +23,11 @@ class LossConfig:
     """Ratios below 1 - clip_low of punished tokens have no gradient."""
     clip_high: float = 0.2
     """Ratios above 1 + clip_high of rewarded tokens have no gradient; independent of clip_low (DAPO's clip-higher)."""
-    dual_clip: float | None = None
-    """Bounds the ratio of punished tokens, at least 1 - clip_low: dual-clip PPO and, above 1 + clip_high, the delta of
-    "two-sided" clipping."""
     ratio: Literal["token", "action"] = "token"
     """The ratio of each token, or the product over one completion (PivotRL, Eq. 8)."""
     kl_coefficient: float = 0.01
     """Weight of the KL term towards the starting policy; 0 switches it off."""
-    kl: Literal["k1", "k2", "k3", "full"] = "k2"
+    kl: Literal["k2", "k3"] = "k2"
     """The KL estimator (`train.losses` describes their gradients)."""
     normalizer: Normalizer = "tokens"
     """What the loss is divided by: trained tokens, rollouts, or the number `constant`."""
@@ -59,7 +56,7 @@ class LossConfig:
     @property
     def needs_reference_logprobs(self) -> bool:
         """Whether the KL term reads the reference's log-probability of each trained token."""
-        return self.kl_coefficient > 0 and self.kl != "full"
+        return self.kl_coefficient > 0
 
     def estimator(self, credit: CreditConfig) -> CreditRule:
         """The estimator for this loss. Raises `ConfigError` where the two do not go together."""
@@ -69,14 +66,5 @@ class LossConfig:
         if not 0 <= self.clip_low <= 1:
             raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
         at_least(self, clip_high=0, kl_coefficient=0)
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            hint = "3 is what dual-clip PPO uses"
-            raise ConfigError("must be above 1: it bounds the ratio of punished tokens", field="dual_clip", hint=hint)
-        if self.kl == "k1" and self.kl_coefficient > 0:
-            raise ConfigError(
-                "'k1' has no gradient in expectation: as a loss it adds noise only",
-                field="kl",
-                hint="use 'k2', which has the gradient of the same divergence",
-            )
         if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
             raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")

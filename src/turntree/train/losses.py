@@ -20,11 +20,8 @@ Z, the normaliser, spans the whole accumulation window and is passed in:
 KL estimators differ in the expectation of their *gradient*, with d = log pi - log ref at a token drawn
 from pi (tokens drawn from pi_old are weighted by r, without gradient):
     k2    d^2 / 2              the gradient of KL(pi || ref)
-    full  sum over V of pi d   the same, without sampling noise at each visited position, for V times the memory
     k3    exp(-d) - 1 + d      its *value* estimates KL(pi || ref), its gradient is that of KL(ref || pi), which pulls
                                towards covering the reference (GRPO's and verl's low_var_kl)
-    k1    d                    its value estimates KL(pi || ref), its gradient is zero in expectation, so that as a
-                               loss it would add noise only: refused with a coefficient
 """
 
 from __future__ import annotations
@@ -132,13 +129,10 @@ def policy_loss(
     config: LossConfig,
     *,
     normalizer: float,
-    exact_kl_S: Tensor | None = None,
     entropies_S: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:
-    """The loss of one batch (a scalar with gradient) and its metric sums.
-
-    `exact_kl_S` serves the full KL, `batch.reference_logprobs_S` the others; neither is read at kl_coefficient 0.
-    """
+    """The loss of one batch (a scalar with gradient) and its metric sums. `batch.reference_logprobs_S` is not read at
+    kl_coefficient 0."""
     policy_T = policy_logprobs_S[batch.slot_T]
     multiplicity_T = batch.multiplicity_A.to(policy_T)[batch.action_T]
     old_T = policy_T.detach() if batch.old_logprobs_T is None else batch.old_logprobs_T
@@ -146,7 +140,7 @@ def policy_loss(
     surrogate, sums = _surrogate(log_ratio_T, old_T - batch.sampling_logprobs_T, batch, config)
     loss = -surrogate / normalizer
     if config.kl_coefficient > 0:
-        kl_T = _kl_terms(policy_T, log_ratio_T.detach(), batch, config, exact_kl_S)
+        kl_T = _kl_terms(policy_T, log_ratio_T.detach(), batch, config)
         loss = loss + config.kl_coefficient * (multiplicity_T * kl_T).sum() / normalizer
         sums = dataclasses.replace(sums, kl=float((multiplicity_T * kl_T.detach()).sum()))
     if entropies_S is not None:
@@ -154,22 +148,11 @@ def policy_loss(
     return loss, dataclasses.replace(sums, loss=float(loss.detach()))
 
 
-def kl_estimates(policy_T: Tensor, reference_T: Tensor, kind: Literal["k1", "k2", "k3"]) -> Tensor:
+def kl_estimates(policy_T: Tensor, reference_T: Tensor, kind: Literal["k2", "k3"]) -> Tensor:
     """The estimator of KL(pi || ref) at each sampled token, [T], from log-probabilities; see the module docstring for
     what its gradient is."""
     distance_T = policy_T - reference_T
-    match kind:
-        case "k1":
-            return distance_T
-        case "k2":
-            return 0.5 * distance_T**2
-        case "k3":
-            return _expm1(-distance_T) + distance_T
-
-
-def exact_kl(policy_SV: Tensor, reference_SV: Tensor) -> Tensor:
-    """KL(pi || ref) of each slot's distribution, [S], from log-probabilities; differentiable in the policy's."""
-    return (policy_SV.exp() * (policy_SV - reference_SV)).sum(-1)
+    return 0.5 * distance_T**2 if kind == "k2" else _expm1(-distance_T) + distance_T
 
 
 def probability_ratio(log_ratio: Tensor) -> Tensor:
@@ -203,7 +186,7 @@ def _surrogate(log_ratio_T: Tensor, drift_T: Tensor, batch: PackedBatch, config:
     weight_R = drift_R.clamp(max=math.log(config.importance_cap)).exp()
     ratio_R = probability_ratio(log_ratio_R)
     raised_R = ratio_R.clamp(max=1 + config.clip_high)
-    lowered_R = ratio_R.clamp(min=1 - config.clip_low, max=config.dual_clip)
+    lowered_R = ratio_R.clamp(min=1 - config.clip_low)
     surrogate = (weight_R * (positive_R * raised_R + negative_R * lowered_R)).sum()
     sums = _multiplicity_sums(batch)
     with torch.no_grad():
@@ -230,13 +213,7 @@ def _multiplicity_sums(batch: PackedBatch) -> LossSums:
     )
 
 
-def _kl_terms(
-    policy_T: Tensor, log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig, exact_kl_S: Tensor | None
-) -> Tensor:
-    if config.kl == "full":
-        if exact_kl_S is None:
-            raise ConfigError("'full' needs the exact KL of every slot", field="kl", hint="pass exact_kl_S")
-        return exact_kl_S[batch.slot_T]
+def _kl_terms(policy_T: Tensor, log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> Tensor:
     if batch.reference_logprobs_S is None:
         raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint="pass one, or set it to 0")
     reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]

@@ -1,8 +1,7 @@
 """End-to-end GRPO: sample whole episodes with the current policy, update on them, repeat.
 
 The budget is decided before a group starts and before it is trained on (filters such as GRESO and DAPO), and while it
-grows (the gate; the brancher). `train.savings` counts what each of them saved, `rollout.accounting` what branches
-share.
+grows (the gate; the brancher). `rollout.accounting` counts what branches share.
 
 All groups of an iteration are sampled with the weights of the previous update, or (`max_off_policy_steps` K, with
 `Parts.spread`) of K updates before: the workers then play the next K iterations during the updates. The trainer
@@ -26,8 +25,8 @@ from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome
 from turntree.core.protocols import Brancher, Environment, Estimator, Filter, FinishedGroup, Gate, GateDecision
 from turntree.core.tree import RolloutTree
-from turntree.credit.local import with_turns
-from turntree.decide.filters.dapo import DapoFilter, allowed, refill
+from turntree.credit.credit import with_turns
+from turntree.decide.filters.dapo import DapoFilter, refill
 from turntree.decide.gates.audited import GateMonitor
 from turntree.env.pool import EnvironmentPool
 from turntree.rollout.accounting import TreeAccount, account
@@ -40,7 +39,6 @@ from turntree.train.config import OnlineConfig
 from turntree.train.episode_figures import branch_figures, group_figures, outcome_of, rewards_of, staleness
 from turntree.train.loop import RolloutAlgorithm, Row, Trainee
 from turntree.train.prompts import TaskStream, first_reason
-from turntree.train.savings import SavingsLedger
 from turntree.train.update import credit_of
 
 
@@ -164,14 +162,12 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         self._unit = config.local.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
         self._refill_cap = max((part.refill_cap for part in self._filters), default=0.0)
         self.stream = TaskStream(parts.tasks, config.seed, self._filters)
-        self.savings = SavingsLedger()
         self.monitor = GateMonitor()
         self._audits: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
         self.account = TreeAccount()
         self._ahead: dict[int, _Batch] = {}  # iterations that were begun, by number
         # of the iteration
         self._skipped: list[tuple[str, str]] = []  # task and reason
-        self._first = 0  # groups that are no refills
         self._sampled_for = 0  # the version of the policy before the update
         self._waited = 0.0  # seconds for the groups
         self._judged: Row = {}
@@ -182,7 +178,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             **super().state(),
             "stream": self.stream.state(),
             "filters": [part.state() for part in self._filters],
-            "savings": self.savings.state(),
             "audits": [[dataclasses.asdict(decision), zero] for decision, zero in self._audits],
             "account": dataclasses.asdict(self.account),
             "brancher": None if brancher is None else brancher.state(),
@@ -195,7 +190,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         self.stream.restore(state["stream"])
         for part, held in zip(self._filters, state["filters"], strict=True):
             part.restore(held)
-        self.savings.restore(state["savings"])
         self.account = TreeAccount(**state["account"])
         if self.parts.brancher is not None:
             self.parts.brancher.restore(state["brancher"])
@@ -218,7 +212,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         batch = self._ahead.pop(step)
         self._skipped = []
         groups = self._play(batch, step)
-        wanted = self._first = len(groups)
+        wanted = len(groups)
         while more := refill(
             self._refill_cap,
             wanted=wanted,
@@ -232,8 +226,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             self.player.learn()
         for part in self._filters:
             decided("filter", part.end_iteration)
-        left = allowed(self._refill_cap, wanted=wanted, started=len(groups))
-        self.savings.skipped([task for task, _ in self._skipped], refills_left=left)
         return groups
 
     def _begin(self, count: int, iteration: int, counts: Counter[str]) -> _Batch:
@@ -255,7 +247,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         groups: list[EpisodeGroup] = []
         for grown in list(played):
             self.cost += grown.tree.cost
-            self.savings.came_back(grown)
             groups.append(self._filtered(grown, iteration))
             if grown.decision is not None:
                 outcome = outcome_of(grown)
@@ -291,31 +282,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
                 group.turns = {node: self._unit * advantage for node, advantage in advantages.items()}
             self.cost += judged.cost
             self._judged = {"local": judged.figures}
-        self._count_saved(groups)
         return [group.trained_credit for group in groups]
-
-    def _count_saved(self, groups: Sequence[EpisodeGroup]) -> None:
-        """Enter what the filters saved and cost, each for the groups that it dropped and the refills that replaced
-        them: one after the other, so that their parts add up to the difference of the whole update."""
-        drops = [place for place, group in enumerate(groups) if group.dropped]
-        filters = [group.dropped[0] for group in groups if group.dropped]
-        if not drops:
-            return
-        credits = [group.whole_credit if place < self._first else None for place, group in enumerate(groups)]
-        before, refills = self._trained_tokens(groups, credits), range(self._first, len(groups))
-        for name in dict.fromkeys(filters):
-            own = [number for number, filtered_by in enumerate(filters) if filtered_by == name]
-            replacing = [refills[number] for number in own if number < len(refills)]  # in the order of the drops
-            for place in (*(drops[number] for number in own), *replacing):
-                credits[place] = groups[place].trained_credit
-            after = self._trained_tokens(groups, credits)
-            self.savings.filtered(name, before - after, [groups[place].tree.cost for place in replacing])
-            before = after
-
-    def _trained_tokens(self, groups: Sequence[EpisodeGroup], credits: Sequence[Credit | None]) -> int:
-        """The tokens that an update on these groups computes."""
-        kept = [(group.tree, credit) for group, credit in zip(groups, credits, strict=True) if credit is not None]
-        return self.learner.slots([tree for tree, _ in kept], [credit for _, credit in kept])
 
     # figures
 
@@ -338,13 +305,11 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             "prompts_skipped": dict(Counter(dict(self._skipped).values())),
             "spent": self.cost.counts(),
             "trees": dataclasses.asdict(self.account),
-            "saved": self.savings.counts(),
             "timing": {
                 "seconds": self.cost.seconds,
                 "busy_share": self.player.usage.busy_share,
                 "gate_seconds": self.player.usage.gate_seconds,
                 "wait_seconds": self._waited,
-                "saved": self.savings.seconds(),
                 **self.parts.timing(),
             },
             **self._judged,

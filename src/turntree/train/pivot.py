@@ -142,9 +142,8 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
 
     def step(self, step: int) -> StepResult:
         searched = self._search(self.own, step) if self.own and self.own.due(step) else {}
-        law = self._weights() if step == 1 or searched else {}
         result = super().step(step)
-        return replace(result, row={**result.row, **searched, **law})
+        return replace(result, row={**result.row, **searched})
 
     # own states
 
@@ -186,11 +185,6 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         own = {index: count for index, count in expected.items() if self.pivots[index].own}
         return sum(count for index, count in own.items() if index in earlier) / (sum(own.values()) or 1.0)
 
-    def _weights(self) -> Row:
-        """Where a step draws so many of the pivots that their weights say little: what they asked for, and what is."""
-        found = self.curriculum.saturation(self.config.states)
-        return {"weights": {**found, "states": self.config.states}} if found else {}
-
     # a step
 
     def sample(self, step: int) -> Sequence[PivotGroup]:
@@ -220,10 +214,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         ]
 
     def observe(self, step: int, groups: Sequence[PivotGroup], credits: Sequence[Credit | None]) -> Row:
-        """Enter the rewards into the pivots' records; the step's metrics."""
-        for group in groups:
-            self.curriculum.record(group.index, step, group.verdicts)
-        return {**_reward_metrics(groups), **self.curriculum.metrics(), **self._sampled}
+        return {**_reward_metrics(groups), "live_pivots": self.curriculum.live, **self._sampled}
 
 
 def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:

@@ -24,12 +24,12 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Engine, Estimator
 from turntree.core.tree import RolloutTree
 from turntree.pack.head import vocabulary_size
-from turntree.pack.packing import PackedBatch, PackingStats, pack, pack_ranks, packed_slots
-from turntree.train.forward import SlotScores, slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.pack.packing import PackedBatch, PackingStats, pack, pack_ranks
+from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
 from turntree.train.group import SINGLE, ProcessGroup
-from turntree.train.lora import Reference, reference_model
+from turntree.train.lora import Reference
 from turntree.train.loss_config import LossConfig
-from turntree.train.losses import LossSums, exact_kl, loss_normalizer, policy_loss, window_stats
+from turntree.train.losses import LossSums, loss_normalizer, policy_loss, window_stats
 from turntree.train.optimizer import Optimizer
 from turntree.train.trainer import Trainer, Trainers
 
@@ -81,8 +81,6 @@ class Learner:
         metrics = self.trainers.run(work, dealt)
         passed = int(metrics["trained_tokens"])
         scored = (rescores and self.updates > 1) + (referred and self.loss.needs_reference_logprobs)
-        if self.loss.kl_coefficient > 0 and self.loss.kl == "full":
-            scored += self.updates  # the exact KL needs the reference again at every step
         cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
         trained = sum(bool(credit.nodes) for credit in credits)
         version = self.engine.policy_version + 1
@@ -91,10 +89,6 @@ class Learner:
             stayed = f"its policy_version is {self.engine.policy_version}"
             raise TurntreeError(f"the engine did not take the weights of version {version}: {stayed}")
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
-
-    def slots(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> int:
-        """The tokens that `learn` computes with a gradient: the packer's slots times the optimizer steps."""
-        return packed_slots(trees, credits, max_tokens=self.max_tokens, shared=self.shared) * self.updates
 
     def rescores(self, trees: Sequence[RolloutTree]) -> bool:
         """Whether the trainer computes old log-probabilities: a forward pass more where there are several updates."""
@@ -195,19 +189,10 @@ def batch_loss(
     normalizer: float,
 ) -> tuple[Tensor, LossSums]:
     """Forward pass, reference where the KL term wants one, and loss of one batch."""
-    wants_kl = config.kl_coefficient > 0
-    full = wants_kl and config.kl == "full"
-    if wants_kl and not full and batch.reference_logprobs_S is None and reference is not None:
+    if config.needs_reference_logprobs and batch.reference_logprobs_S is None and reference is not None:
         batch = with_reference_logprobs(reference, [batch], temperature=config.sampled_at)[0]
-    scores = slot_scores(model, batch, temperature=config.sampled_at, full=full)
-    return policy_loss(
-        scores.logprobs_S,
-        batch,
-        config,
-        normalizer=normalizer,
-        exact_kl_S=_exact_kl(scores, reference, batch, config) if full else None,
-        entropies_S=scores.entropies_S,
-    )
+    scores = slot_scores(model, batch, temperature=config.sampled_at)
+    return policy_loss(scores.logprobs_S, batch, config, normalizer=normalizer, entropies_S=scores.entropies_S)
 
 
 def packing_metrics(stats: PackingStats) -> dict[str, float]:
@@ -222,15 +207,6 @@ def packing_metrics(stats: PackingStats) -> dict[str, float]:
         "untrained_trees": float(stats.untrained_trees),
         "cut_trees": float(stats.cut_trees),
     }
-
-
-def _exact_kl(scores: SlotScores, reference: Reference | None, batch: PackedBatch, config: LossConfig) -> Tensor:
-    if reference is None or scores.log_softmax_SV is None:
-        raise ConfigError("'full' needs a reference policy", field="kl", hint="pass one, or set kl_coefficient to 0")
-    with reference_model(reference) as base, torch.no_grad():
-        frozen = slot_scores(base, batch, temperature=config.sampled_at, full=True)
-    assert frozen.log_softmax_SV is not None  # asked for with full=True
-    return exact_kl(scores.log_softmax_SV, frozen.log_softmax_SV)
 
 
 # without a step

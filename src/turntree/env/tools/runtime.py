@@ -124,8 +124,7 @@ class ToolRuntime:
             self._tools[tool.spec.name] = tool
         self._slots = threading.BoundedSemaphore(self.config.concurrent)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, _Ended] = OrderedDict()  # least recently used first
-        self._under_way: dict[str, Future[_Ended]] = {}
+        self._answers: OrderedDict[str, Future[_Ended]] = OrderedDict()  # least recently used first
 
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]:
@@ -168,27 +167,23 @@ class ToolRuntime:
         """The kept answer, or that of the call under way, or that of this call, which others may then join."""
         name, key = tool.spec.name, _key(tool, arguments)
         with self._lock:
-            kept = self._kept.get(key)
-            if kept is not None:
-                self._kept.move_to_end(key)
-                self.ledger.add(name, ToolCounts(calls=1, hits=1))
-                return kept, ToolSource.HIT
-            waiting = self._under_way.get(key)
-            future = self._under_way.setdefault(key, Future())
-        if waiting is not None:
-            self.ledger.add(name, ToolCounts(calls=1, joined=1))
-            return waiting.result(), ToolSource.JOINED
+            earlier = self._answers.get(key)
+            future = self._answers.setdefault(key, Future())
+            self._answers.move_to_end(key)
+        if earlier is not None:
+            hit = earlier.done()
+            self.ledger.add(name, ToolCounts(calls=1, hits=int(hit), joined=int(not hit)))
+            return earlier.result(), ToolSource.HIT if hit else ToolSource.JOINED
         self.ledger.add(name, ToolCounts(calls=1, misses=1))
         ended = _Ended("the caller was interrupted", failed=True, final=False)
         try:
             ended = self._execute(tool, arguments, retries=self.config.retries)
         finally:
             with self._lock:
-                del self._under_way[key]
-                if ended.final:
-                    self._kept[key] = ended
-                    if len(self._kept) > self.config.cached_answers:
-                        self._kept.popitem(last=False)
+                if not ended.final:
+                    self._answers.pop(key, None)
+                elif len(self._answers) > self.config.cached_answers:
+                    self._answers.popitem(last=False)
             future.set_result(ended)
         return ended, ToolSource.FRESH
 

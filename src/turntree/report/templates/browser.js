@@ -101,8 +101,6 @@
     ];
     const parts = group.nodes.filter((node) => node.part).length;
     if (parts) told.push(plural(parts, "part"));
-    const local = group.nodes.filter((node) => node.local).length;
-    if (local) told.push(plural(local, "local rollout"));
     if (rewards.length > scored.length) told.push(`${rewards.length - scored.length} censored`);
     if (data.unread) told.push(`${plural(data.unread, "line")} of the file could not be read`);
     if (data.left_out) told.push(`${plural(data.left_out, "earlier group")} not on this page`);
@@ -157,15 +155,10 @@
     const turn = make("span", "turn", { prompt: "task", completion: `turn ${node.turn}` }[node.kind] || "");
     row.append(lanes, turn, make("span", "said", textOf(node)));
     for (const decision of node.decisions || []) {
-      if (["pass", "part", "local"].includes(decision.action)) continue;
+      if (["pass", "part"].includes(decision.action)) continue;
       row.append(make("span", "mark", decision.actor === "agent" ? decision.reason : decision.action));
     }
     if (node.part) row.append(make("span", "end", `part of ${node.part}`));
-    if (node.local) {
-      const reward = node.local.reward;
-      row.append(make("span", `end ${reward === null ? "" : reward > 0 ? "good" : "bad"}`,
-        reward === null ? "turn: censored" : `turn: reward ${+reward.toFixed(3)}`));
-    }
     if (node.end) {
       const reward = node.end.reward;
       const compared = reward !== null && scale.mixed; // without variance no reward is better than another
