@@ -91,13 +91,15 @@ def _quoted(node: Node, expand: Expand, into: list[Canonical]) -> None:
     """A string in double quotes; what lies between its parts is text."""
     source, at = node.text or b"", 1
     inner = [child for child in node.children[1:-1] if child.is_named and child.type != "string_content"]
-    for child in (*inner, node.children[-1]):
-        text = source[at : child.start_byte - node.start_byte].decode(errors="surrogateescape")
+    for child in (*inner, None):
+        # the grammar may count white space before the closing quote as part of it
+        end = len(source) - 1 if child is None else child.start_byte - node.start_byte
+        text = source[at:end].decode(errors="surrogateescape")
         # inside double quotes a backslash takes the meaning off four characters, and joins lines
         into.append(("q", re.sub(r'\\([\\"$`\n])', lambda found: found[1].strip("\n"), text)))
-        if child.is_named:
+        if child is not None:
             _read(child, expand, into, quoted=True)
-        at = child.end_byte - node.start_byte
+            at = child.end_byte - node.start_byte
 
 
 def document(node: Node) -> str:
