@@ -17,7 +17,7 @@ from turntree.experiments.quickstart import (
 )
 from turntree.report.read import ARMS, Arm, Evaluation, Play, Run, Share, Table
 from turntree.report.results import Bill, arm_results, differences
-from turntree_worlds.household.door import SPLIT_SIZE, GamesConfig, games
+from turntree_worlds.household.entry import SPLIT_SIZE, GamesConfig, games
 
 
 def evaluation(rewards: list[list[float]]) -> Evaluation:

@@ -199,7 +199,7 @@ def own_stage(config: QuickstartConfig) -> TrainPivotConfig:
     games = options.get("games", {})
     known = isinstance(games, dict) and {"source", "offset", "difficulty", "count"} <= games.keys()
     if not known or "dev" not in options:
-        hint = "give it the options games (as turntree_worlds.household.door:GamesConfig) and dev"
+        hint = "give it the options games (as turntree_worlds.household.entry:GamesConfig) and dev"
         raise ConfigError("does not say on which games own states are found", field="demonstrator", hint=hint)
     played = {"games": games["source"], "offset": games["offset"], "difficulty": games["difficulty"]}
     return TrainPivotConfig(
