@@ -33,7 +33,7 @@ from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.entry import GamesConfig, games
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 SIZES, TURNS = (8, 16, 32, 64), (10, 20, 40)

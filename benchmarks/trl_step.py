@@ -14,7 +14,7 @@ from turntree.core.tree import RolloutTree
 from turntree.engine.checkpoint import load_tokenizer
 from turntree.train.losses import LossConfig
 from turntree.train.optimizer import OptimizerConfig
-from turntree_worlds.household.door import POLICY as EMBEDDED
+from turntree_worlds.household.entry import POLICY as EMBEDDED
 
 
 class TRLStep:

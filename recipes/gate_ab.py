@@ -28,7 +28,7 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.run.statistics import percentile_interval, resampled, wilson
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.entry import GamesConfig, games
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 

@@ -74,7 +74,7 @@ def test_a_missing_model_folder_is_named(turntree):
 
 
 def test_a_template_without_generation_prompt_is_refused(turntree, household, tmp_path):
-    from turntree_worlds.household.door import POLICY as EMBEDDED
+    from turntree_worlds.household.entry import POLICY as EMBEDDED
 
     folder = tmp_path / "model"
     folder.mkdir()

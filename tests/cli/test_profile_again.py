@@ -6,7 +6,7 @@ import pytest
 
 from completions_server import completion, serve
 from turntree.run.files import read_table
-from turntree_worlds.household.door import POLICY as EMBEDDED
+from turntree_worlds.household.entry import POLICY as EMBEDDED
 
 SHAPE = ("--max-tokens", 24, "--limit", 30)
 

@@ -6,13 +6,13 @@ import pytest
 
 from completions_server import completion, serve
 from turntree.traces.schema import read_traces
-from turntree_worlds.household.door import POLICY as EMBEDDED
+from turntree_worlds.household.entry import POLICY as EMBEDDED
 
 ROOMS = '''
 import dataclasses
 from turntree_worlds.household.distance import distance
 from turntree_worlds.household.environment import HouseholdEnvironment
-from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.entry import GamesConfig, games
 
 class Room:
     """A household game, as somebody would bring it: without a fork. `lasts`: how many commands it survives."""

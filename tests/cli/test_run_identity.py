@@ -11,7 +11,7 @@ import pytest
 from turntree.core.errors import InputError
 from turntree.env.processes import ProcessPool
 from turntree.stages import training as training_stage
-from turntree_worlds.household.door import POLICY as EMBEDDED
+from turntree_worlds.household.entry import POLICY as EMBEDDED
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
 PIVOT = (

@@ -8,7 +8,7 @@ import torch
 
 from completions_server import completion, serve
 from turntree.cli import main as main_module
-from turntree_worlds.household.door import POLICY as EMBEDDED
+from turntree_worlds.household.entry import POLICY as EMBEDDED
 
 ROW = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
 

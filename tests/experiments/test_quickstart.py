@@ -20,7 +20,7 @@ from turntree.experiments.quickstart import (
 )
 from turntree.report.read import ARMS, Arm, Run, Table
 from turntree.report.results import arm_rows, differences
-from turntree_worlds.household.door import SPLIT_SIZE, GamesConfig, games
+from turntree_worlds.household.entry import SPLIT_SIZE, GamesConfig, games
 
 
 def evaluation(rewards: list[list[float]]) -> dict[str, Any]:

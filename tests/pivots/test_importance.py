@@ -17,7 +17,7 @@ from turntree.rollout.outcome import PlayOn, Rest
 from turntree.rollout.rebuild import Rebuilder
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
-from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.entry import GamesConfig, games
 from turntree_worlds.household.experts import shortest_plan
 
 measured = st.fixed_dictionaries({"difference": st.floats(-1, 1), "error": st.floats(0, 0.7)})

@@ -15,7 +15,7 @@ from turntree.env.tools.tool import ToolFailed, ToolOutput, ToolSpec
 from turntree.traces.schema import Trace
 from turntree_worlds.qa.build import QaWorld, environments
 from turntree_worlds.qa.demonstrator import QaDemonstrator
-from turntree_worlds.qa.door import POLICY, Questions
+from turntree_worlds.qa.entry import POLICY, Questions
 from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment, Undecided
 from turntree_worlds.qa.experts import answer, compute, play, search
 from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalConfig, HierarchicalReward

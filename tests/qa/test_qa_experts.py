@@ -14,7 +14,7 @@ from turntree.traces.candidates import states_of
 from turntree_worlds.documents import Document
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools
 from turntree_worlds.qa.demonstrator import QaDemonstrator
-from turntree_worlds.qa.door import Questions
+from turntree_worlds.qa.entry import Questions
 from turntree_worlds.qa.environment import QaConfig, QaEnvironment
 from turntree_worlds.qa.experts import NotFound, Played, answer, next_turn, play, search
 from turntree_worlds.qa.questions import Question

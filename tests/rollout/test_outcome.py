@@ -22,7 +22,7 @@ from turntree.stages.policy import load_policy
 from turntree.stages.verifier import open_verifier
 from turntree.train.config import PivotConfig
 from turntree.train.pivot import draw_local
-from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.entry import GamesConfig, games
 from turntree_worlds.household.experts import shortest_plan
 
 HOUSEHOLD = Part("household")

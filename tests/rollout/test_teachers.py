@@ -18,7 +18,7 @@ from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace
 from turntree.train.sft import examples
 from turntree_worlds.household.demonstrator import teacher
-from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.entry import GamesConfig, games
 from turntree_worlds.household.environment import HouseholdEnvironment
 from turntree_worlds.household.experts import slip
 from turntree_worlds.household.verifier import HouseholdVerifier

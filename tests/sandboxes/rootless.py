@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyseccomp
 import pytest
 
 import turntree
@@ -16,7 +17,8 @@ def said_without_root(code, given=""):
     """What a program prints that another user runs, who gets a user namespace for each box."""
     if os.geteuid() != 0 or shutil.which("bwrap") is None:
         pytest.skip("needs root, to become another user, and bubblewrap")
-    source = os.pathsep.join([str(Path(turntree.__file__).parents[1]), str(Path(__file__).parent)])
+    packages = [Path(turntree.__file__).parents[1], Path(__file__).parent, Path(pyseccomp.__file__).parent]
+    source = os.pathsep.join(map(str, packages))
     nobody = {"user": 65534, "group": 65534, "extra_groups": (), "cwd": "/", "env": {"PYTHONPATH": source}}
     for python in (sys.executable, "/usr/bin/python3"):
         try:

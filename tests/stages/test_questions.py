@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError, InputError
 from turntree_worlds.qa.build import QaWorld
-from turntree_worlds.qa.door import Questions, read_splits
-from turntree_worlds.workbench.door import Software, Terminal
+from turntree_worlds.qa.entry import Questions, read_splits
+from turntree_worlds.workbench.entry import Software, Terminal
 
 ASKED = ["Where does Ada live?", "Who is José's mother?", "Is the Straße long?", "How old is Bob?", "What is 1 + 1?"]
 REWRITTEN = st.sampled_from([

@@ -4,7 +4,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree_worlds.sandboxes.sandbox import Sandbox
-from turntree_worlds.workbench.door import Software, Terminal
+from turntree_worlds.workbench.entry import Software, Terminal
 
 
 @pytest.fixture(scope="session")

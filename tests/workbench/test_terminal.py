@@ -13,7 +13,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.env.tasks import open_tasks
 from turntree_worlds.sandboxes.box import SandboxLost
 from turntree_worlds.sandboxes.limits import File
-from turntree_worlds.workbench.door import Terminal, _split
+from turntree_worlds.workbench.entry import Terminal, _split
 from turntree_worlds.workbench.families import FAMILIES, generated
 from turntree_worlds.workbench.files import read_tasks
 from turntree_worlds.workbench.shell import Shell

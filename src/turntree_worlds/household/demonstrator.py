@@ -13,7 +13,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.traces.schema import Trace
 from turntree.traces.splits import demonstrated_split
-from turntree_worlds.household.door import GamesConfig, games
+from turntree_worlds.household.entry import GamesConfig, games
 from turntree_worlds.household.environment import HouseholdEnvironment
 from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
 from turntree_worlds.household.world import Game, State

@@ -14,7 +14,7 @@ from turntree.core.protocols import Environment
 from turntree.env.tasks import TRAIN, environment_record
 from turntree.traces.schema import Trace
 from turntree.traces.splits import demonstrated_split
-from turntree_worlds.qa.door import Questions
+from turntree_worlds.qa.entry import Questions
 from turntree_worlds.qa.environment import QaEnvironment
 from turntree_worlds.qa.experts import Mistake, NotFound, Played, next_turn, play
 from turntree_worlds.qa.generate import Posed

@@ -8,7 +8,7 @@ program began; what follows is its value.
 from __future__ import annotations
 
 import _ast
-import _signal
+import _signal  # type: ignore[import-not-found]
 import _socket
 import marshal
 import os
@@ -101,11 +101,11 @@ def _show(error: BaseException, source: str) -> None:
 
 
 def _execute(source: str) -> None:
-    tree = compile(source, _NAME, "exec", _ast.PyCF_ONLY_AST)
+    tree: _ast.Module = compile(source, _NAME, "exec", _ast.PyCF_ONLY_AST)  # type: ignore[assignment]
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     space = {"__name__": "__main__", "__builtins__": __builtins__}
     exec(compile(tree, _NAME, "exec"), space)
-    if last is not None:
+    if isinstance(last, _ast.Expr):
         value = eval(compile(_ast.Expression(last.value), _NAME, "eval"), space)
         if value is not None:
             _tell(repr(value).encode("utf-8", "replace"))
