@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.common import finish, out_option, overwrite_option
+from turntree.cli.common import finish, out_option
 from turntree.cli.options import StageCommand, short
 
 
@@ -22,11 +22,10 @@ def export() -> None:
     config="turntree.stages.export:ExportConfig",
     stage="export pivots",
     options=short("PIVOTS=pivots to=pivot_format traces verifier model"),
-    short_help="Pivots and their verifier for nemo-gym, trl, verl, skyrl, hf.",
+    short_help="Pivots and their verifier for nemo-gym, trl, verl, skyrl.",
 )
 @out_option("The folder to write.", folder=True)
-@overwrite_option("Replace the earlier export that lies there.")
-def pivots(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
+def pivots(config: Any, out: Path, json_path: str | None) -> None:
     """Write PIVOTS as a data set of another trainer, with their pass rates and, where it takes one, a reward function
     that is our verifier.
 
@@ -36,7 +35,7 @@ def pivots(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     from turntree.report.wording import plural
     from turntree.stages.export import run_export
 
-    result = run_export(config, out, overwrite=overwrite)
+    result = run_export(config, out)
     left_out = ", ".join(f"{count} {reason}" for reason, count in result["dropped"].items())
     lines = [f"{plural(result['pivots'], 'pivot')} -> {out} ({', '.join(result['files'])})"]
     lines += [f"left out: {left_out}"] if left_out else []

@@ -319,7 +319,7 @@ def _alternative(kept: KeptTree, tree: DrawnTree) -> str:
 
 def _caption(tree: DrawnTree) -> str:
     leaves = tree.leaves
-    parts = ", or a part of one: an agent's retry, candidate, sub-agent or rewritten history"
+    parts = ", or a part of one: an agent's retry, sub-agent or rewritten history"
     sentences = {
         f"A row is a rollout{parts if any(leaf.part for leaf in leaves) else ''}.": True,
         "A blue line is a fork: what lies left of it was sampled once and is shared.": any(

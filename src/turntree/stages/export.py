@@ -25,12 +25,9 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.render.tool_calls import ToolFormat, detect_format
 from turntree.rollout.local import CutTurns, cut_turns_of
-from turntree.run.files import read_json, replace_folder, write_json
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import chosen_verifier, open_verifier
 
-SCHEMA = "turntree.export/1"
-MANIFEST = ".turntree-export.json"  # hidden, so that no data loader takes it for rows
 TOOLS = "\n\n# Tools\n\nYou may call these functions, declared as JSON:\n"
 # how most models spell control tokens, where none is named
 _SPELLED = re.compile(r"<[|｜][^\s<>]+[|｜]>|</?s>|<(bos|eos|start_of_turn|end_of_turn)>|\[/?INST\]")
@@ -43,7 +40,7 @@ class ExportConfig:
     pivots: str
     """The pivots file of `turntree select`."""
     pivot_format: Part
-    """nemo-gym, trl, verl, skyrl, hf, or module:function of your own."""
+    """nemo-gym, trl, verl, skyrl, or module:function of your own."""
     traces: str | None = None
     """Path of the traces, if not the one in the pivots file."""
     verifier: Part | None = None
@@ -91,18 +88,15 @@ class Bundle:
         return {**named, "tool_format": self.tool_format, "cut_turns": self.cut_turns}
 
 
-def run_export(config: ExportConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+def run_export(config: ExportConfig, out: Path) -> dict[str, Any]:
     """Write the folder `out`; returns counts and notes. Pivots whose demonstration the verifier does not accept are
-    left out and counted: no answer at such a state could ever be right. `overwrite` replaces an earlier export, and
-    nothing else: raises `InputError` for a folder that holds other files."""
+    left out and counted: no answer at such a state could ever be right. Raises `InputError` where `out` is there."""
     writer = parts.build("pivot_formats", config.pivot_format)
-    if out.exists() and not overwrite:
-        raise InputError("is there already", path=out, hint="choose another --out, or add --overwrite")
-    _require_export(out.resolve(), config)
+    if out.exists():
+        raise InputError("is there already", path=out, hint="choose another --out, or remove it")
     bundle = bundle_of(config)
     with _new_folder(out.resolve()) as folder:
         told = writer(bundle, folder)
-        write_json(folder / MANIFEST, {"schema": SCHEMA, "pivots": config.pivots, "files": _files(folder)})
     return {
         "path": str(out),
         "pivots": len(bundle.pivots),
@@ -267,34 +261,14 @@ def tools_as_rendered(
     return found if rendered(found) == whole else None
 
 
-def _require_export(out: Path, config: ExportConfig) -> None:
-    """Raise `InputError` unless nothing lies at `out`, or an earlier export alone."""
-    if not out.exists():
-        return
-    hint = "choose another --out"
-    for name, path in (("the current directory", Path.cwd()), ("the pivots", Path(config.pivots))):
-        if path.resolve().is_relative_to(out):
-            raise InputError(f"holds {name}, and would be replaced", path=out, hint=hint)
-    manifest = out / MANIFEST
-    own = read_json(manifest).get("files", []) if manifest.is_file() else []
-    other = [] if out.is_dir() else [out.name]
-    other += [name for name in _files(out) if name not in (*own, MANIFEST) and "__pycache__" not in Path(name).parts]
-    if other:
-        raise InputError(f"holds {other[0]}, which no export wrote there", path=out, hint=hint)
-
-
-def _files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
-
-
 @contextlib.contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder that gets the name `out` once it is complete; what lies there goes only then."""
+    """A folder that gets the name `out` once it is complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         os.chmod(made, 0o755)
         yield made
-        replace_folder(made, out)
+        made.rename(out)
     finally:
         shutil.rmtree(made, ignore_errors=True)
