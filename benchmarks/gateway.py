@@ -84,7 +84,7 @@ def policy(*, latency: Callable[[GenerationRequest], int]) -> tuple[ChatRenderer
 def gateway(folder: Path, port: int = 0, *, latency: int = 6) -> Iterator[tuple[Served, Sessions]]:
     renderer, engine = policy(latency=lambda request: 1 + request.seed % latency)
     driver = EngineDriver(engine)
-    limits = GatewayLimits(sessions=10_000, body_seconds=60)
+    limits = GatewayLimits(sessions=10_000)
     config = ServingConfig(sampling=Sampling(max_tokens=64), limits=limits)
     sessions = Sessions(driver, renderer, config, store=SessionStore(folder))
     sessions.restore()

@@ -10,7 +10,7 @@ from typing import Any
 def _call(name: str, index: int, said: str, **more: Any) -> dict[str, Any]:
     sampled = {"token_ids": [5, 6], "logprobs": [-0.5, -0.25], "entropies": [0.5, 0.5], "finish": "stop"}
     answer = {"role": "assistant", "content": said}
-    call = {"id": name, "index": index, "request": name, "cause": "start", "ids": [1, 2, 3], "answer": answer}
+    call = {"id": name, "index": index, "cause": "start", "ids": [1, 2, 3], "answer": answer}
     return {"call": {**call, "messages": [{"role": "user", "content": "go"}], "completion": sampled, **more}}
 
 

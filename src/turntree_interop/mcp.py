@@ -18,30 +18,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 import threading
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import weakref
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentGone, reason_of
-from turntree.env.tools.tool import ToolOutput, ToolSpec
-
-if TYPE_CHECKING:
-    from mcp import Client, StdioServerParameters
-    from mcp.types import CallToolResult
-import shlex
-import weakref
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
-
-from turntree.core.foreign import EnvironmentFault
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Environment, Observation
 from turntree.env.adapted import AdaptedEnvironment, named, prompt_of, rows_of, scored
 from turntree.env.tasks import TaskSet
 from turntree.env.tools.runtime import ToolRuntime
-from turntree.env.tools.tool import ToolStatus
+from turntree.env.tools.tool import ToolOutput, ToolSpec, ToolStatus
+
+if TYPE_CHECKING:
+    from mcp import Client, StdioServerParameters
+    from mcp.types import CallToolResult
 
 
 class McpServer:

@@ -32,7 +32,7 @@ def columns(pivot: ExportedPivot) -> dict[str, Any]:
 
 
 def row_of(pivot: ExportedPivot) -> dict[str, Any]:
-    """The row that the formats trl and hf share: the prompt as messages, and all that a reward function needs."""
+    """The prompt as messages, and all that a reward function needs."""
     return {
         "prompt": pivot.prompt,
         **columns(pivot),

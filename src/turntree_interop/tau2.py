@@ -4,7 +4,6 @@ tau2-bench is installed from its repository (`pip install -e tau2-bench`); the `
 language model plays the user:
 
 - "scripted": the user tells its whole scenario at once and then agrees to everything, `replies` times.
-- "recorded": the user says what the user of a recorded simulation said, one message after the other.
 - "solo": tau2's own mode without a user. The agent gets the task's ticket and the user's tools too, and its first
   message without a call ends the episode. It is the mode of telecom, whose user has a telephone to operate.
 
@@ -25,12 +24,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
-import itertools
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from turntree.core.errors import InputError
@@ -39,7 +35,6 @@ from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_truth
 from turntree.env.adapted import AdaptedEnvironment, named, of_split
-from turntree.run.jsonl import LONGEST, parse_json, read_chunks, too_long
 from turntree.traces.formats.row import (
     FAILED,
     SKIP,
@@ -55,14 +50,13 @@ from turntree.traces.formats.row import (
     words,
 )
 
-User = Literal["auto", "scripted", "recorded", "solo"]
+User = Literal["auto", "scripted", "solo"]
 _PROMPT = "You help a customer. Follow the policy, and either call tools or write to the customer.\n\n{policy}"
 _SOLO = "You solve a ticket. Follow the policy, call tools, and write one message when it is solved.\n\n{policy}"
 _AGREES = "Yes, please go ahead."
 _OVER = "The customer has left."
 _READ_ONLY = ("read", "think")  # kinds of tools that change nothing
 _JUDGED = frozenset({"DB", "ENV_ASSERTION", "ACTION", "COMMUNICATE"})
-_BY_DEFAULT = ("DB", "COMMUNICATE")  # as in tau2
 
 
 def tasks(
@@ -72,29 +66,20 @@ def tasks(
     seed: int,
     argument: str | None,
     user: User = "auto",
-    simulations: str | None = None,
     replies: int = 4,
 ) -> list[AdaptedEnvironment]:
     """`count` tasks of a split of a domain, drawn by `seed`. Every split has tasks, also of the ten of mock.
 
     Args:
-        user: Who speaks as the user: recorded, scripted or nobody (solo), as far as the tasks allow it.
-        simulations: A results file of tau2-bench. The tasks are its simulations then, each with its user's messages,
-            its gold actions and what was to be communicated.
+        user: Who speaks as the user: scripted, or nobody (solo), as far as the tasks allow it.
         replies: How often a scripted user agrees to what it is asked.
     """
     name = named(argument, "tau2:DOMAIN")
     source = _module(name)
-    if (user == "recorded") != (simulations is not None) and user != "auto":
-        raise InputError("goes with user=recorded", field="environment.simulations", hint="name a results file")
-    if simulations is not None:
-        found = {case.id: case for case in _recorded(simulations, name)}
-    else:
-        solo = user == "solo" or (user == "auto" and name.startswith("telecom"))
-        cases = [_case(task, solo, replies) for task in source.get_tasks()]
-        found = {case.id: case for case in cases}
+    solo = user == "solo" or (user == "auto" and name.startswith("telecom"))
+    found = {str(task.id): _case(task, solo, replies) for task in source.get_tasks()}
     rows = of_split(found, split, count, seed=seed, where=argument or "", key=str, closed=True)
-    domain = _Domain(source, solo=any(case.solo for case in found.values()))
+    domain = _Domain(source, solo=solo)
     return [
         AdaptedEnvironment(
             partial(_Conversation, domain, found[row]),
@@ -136,19 +121,19 @@ def _case(task: Any, solo: bool, replies: int) -> _Case:
         actions=tuple(due.actions or ()) if due else (),
         communicate=tuple(due.communicate_info or ()) if due else (),
         assertions=tuple(due.env_assertions or ()) if due else (),
-        basis=_basis(task.id, due.reward_basis if due else (), _JUDGED),
+        basis=_basis(task.id, due.reward_basis if due else ()),
         start=task.initial_state,
     )
 
 
-def _basis(task: Any, named: Any, judged: frozenset[str]) -> frozenset[str]:
-    """What a task is judged by. Raises `InputError` where that is nothing, or something that is not in `judged`: doing
+def _basis(task: Any, named: Any) -> frozenset[str]:
+    """What a task is judged by. Raises `InputError` where that is nothing, or something that is not judged: doing
     nothing would earn the whole reward."""
     basis = frozenset(str(getattr(part, "value", part)) for part in named)
-    unknown = basis - judged - {"NL_ASSERTION"}
-    if unknown or not basis & judged:
+    unknown = basis - _JUDGED - {"NL_ASSERTION"}
+    if unknown or not basis & _JUDGED:
         said = ", ".join(sorted(unknown or basis)) or "nothing"
-        hint = f"take it out of the tasks, or give it a reward_basis with one of {', '.join(sorted(judged))}"
+        hint = f"take it out of the tasks, or give it a reward_basis with one of {', '.join(sorted(_JUDGED))}"
         raise InputError(
             f"task {str(task)!r} has the reward basis {said}, which is not judged", field="reward_basis", hint=hint
         )
@@ -160,48 +145,6 @@ def _scenario(told: Any) -> str:
     names = ("reason_for_call", "known_info", "unknown_info", "task_instructions")
     parts = [told] if isinstance(told, str) else [getattr(told, name, None) for name in names]
     return "This is all that I was asked to tell you:\n" + "\n".join(part for part in parts if part)
-
-
-def _recorded(path: str, domain: str) -> list[_Case]:
-    """The simulations of a results file. Their gold is what they were graded by: ids of tasks may have changed since.
-    Raises `InputError`."""
-    try:
-        data = b"".join(itertools.islice(read_chunks(path), LONGEST // 2**20 + 1))
-        if len(data) > LONGEST:
-            raise too_long(path)
-        rows = parse_json(data, path)["simulations"]
-        cases = [_simulation(row, f"{Path(path).name.partition('.')[0]}-{place}") for place, row in enumerate(rows)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = "name the results file of a tau2-bench run"
-        problem = f"is not a results file of tau2-bench ({type(error).__name__}: {error})"
-        raise InputError(problem, path=path, hint=hint) from error
-    if any(action.requestor == "user" for case in cases for action in case.actions):
-        hint = "use user=solo, where the agent has the user's tools"
-        raise InputError("the recorded user used tools of its own", path=path, hint=hint)
-    return cases
-
-
-def _simulation(row: dict[str, Any], id: str) -> _Case:
-    judged, said = row["reward_info"], [m for m in row["messages"] if m["role"] == "user" and m.get("content")]
-    return _Case(
-        id=id,
-        says=tuple(str(message["content"]) for message in said if "###" not in message["content"]),
-        solo=False,
-        actions=tuple(
-            _Action(**{key: value for key, value in check["action"].items() if key in _Action.__dataclass_fields__})
-            for check in judged.get("action_checks") or ()
-        ),
-        communicate=tuple(check["info"] for check in judged.get("communicate_checks") or ()),
-        basis=_basis(id, judged.get("reward_basis") or _BY_DEFAULT, _JUDGED - {"ENV_ASSERTION"}),
-    )
-
-
-@dataclass(frozen=True)
-class _Action:
-    name: str
-    arguments: Mapping[str, Any]
-    requestor: str = "assistant"
-    compare_args: Sequence[str] | None = None
 
 
 class _Domain:

@@ -1,6 +1,6 @@
 """TRL: pivots for its trainer, its environments, and its completions logs.
 
-*Pivots out* (`--to trl`, `dataset`, `verifier_reward`): the dataset of a `GRPOTrainer`, and our verifier as its reward
+*Pivots out* (`--to trl`, `verifier_reward`): the dataset of a `GRPOTrainer`, and our verifier as its reward
 function. TRL drops an unjudged completion from its group (None), so a verifier that fails gives no reward here either.
 
 *Environments in* (`trl:module:Class`): the class that TRL's `environment_factory` takes, unchanged.
@@ -25,35 +25,23 @@ often than generation, it is written again: a file that repeats the one before i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from turntree.core import parts
-from turntree.core.config import Part
-from turntree.core.errors import ConfigError, InputError
-from turntree.core.protocols import Environment
-from turntree.env.adapted import named, prompt_of, rows_of, scored
-from turntree.env.tool_environment import ToolEnvironment
-from turntree.render.tool_calls import ToolFormat
-from turntree.rollout.local import CutTurns
-from turntree.stages.export import Bundle, ExportConfig, ExportedPivot, bundle_of
-from turntree_interop.judging import Judge, write_reward
-from turntree_interop.rows import row_of, write_parquet
-
-if TYPE_CHECKING:
-    from datasets import Dataset  # pyright: ignore[reportMissingImports]
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
 from scipy.optimize import nnls
 
+from turntree.core import parts
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.outcome import is_zero_variance
+from turntree.core.protocols import Environment
+from turntree.env.adapted import named, prompt_of, rows_of, scored
+from turntree.env.tool_environment import ToolEnvironment
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped
 from turntree.logs.groups import LoggedGroup, LoggedRollout
@@ -68,8 +56,13 @@ from turntree.logs.rows import (
     reward,
     split,
 )
+from turntree.render.tool_calls import ToolFormat
+from turntree.rollout.local import CutTurns
 from turntree.run.jsonl import read_bytes
 from turntree.run.opening import parquet_rows
+from turntree.stages.export import Bundle, ExportedPivot
+from turntree_interop.judging import Judge, write_reward
+from turntree_interop.rows import row_of, write_parquet
 
 PromptForm = Literal["auto", "messages", "text"]
 """messages: TRL applies the chat template, to which it passes no tools. text: rendered here, exact with tools too.
@@ -111,22 +104,6 @@ def verifier_reward(
 
     reward.__name__ = f"turntree_{verifier.replace(':', '_').replace('.', '_')}"  # TRL logs it by this name
     return reward
-
-
-def dataset(
-    pivots: str, *, traces: str | None = None, verifier: str | None = None, model: str = "", prompt: PromptForm = "auto"
-) -> Dataset:
-    """A pivots file as the `train_dataset` of a `GRPOTrainer`, with the columns of `--to trl`."""
-    from datasets import Dataset, Features, Json, Value  # pyright: ignore[reportMissingImports]
-
-    part = None if verifier is None else Part(verifier)
-    config = ExportConfig(pivots=pivots, pivot_format=Part("trl"), traces=traces, verifier=part, model=model)
-    rows = _rows(bundle_of(config).pivots, prompt)
-    texts = isinstance(rows[0]["prompt"], str)
-    kinds = {"turn": "int64", "pass_rate": "float64", "reward_var": "float64", "weight": "float64"}
-    told: dict[str, Any] = {name: Value(kinds.get(name, "string")) for name in rows[0]}
-    told |= {name: Json() for name in ("prompt", "demonstration") if name != "prompt" or not texts}
-    return Dataset.from_list(rows, features=Features(told))
 
 
 def export_trl(bundle: Bundle, out: Path, *, prompt: PromptForm = "auto") -> dict[str, Any]:

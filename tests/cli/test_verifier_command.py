@@ -90,8 +90,9 @@ def test_options_are_keys_and_labels_say_how_far_it_agrees(tmp_path: Path) -> No
     assert found["verifier"] == 'recommended/8+messages="any"'
     assert found["agreement"]["accuracy"] == 0.5
     assert found["agreement"]["accepted_wrong"] == 1
-    nemo = score(tmp_path, gold, candidate, "--set", "verifier.domain=swe", verifier="nemo")
-    assert [verdict["reward"] for verdict in nemo["verdicts"]] == [1.0, 0.0]
+    for option, rewards in (("domain=swe", [1.0, 1.0]), ("similarity=0.9", [0.0, 1.0])):
+        nemo = score(tmp_path, gold, candidate, "--set", f"verifier.{option}", verifier="nemo")
+        assert [verdict["reward"] for verdict in nemo["verdicts"]] == rewards
 
 
 @pytest.mark.parametrize(

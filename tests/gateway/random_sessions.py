@@ -32,7 +32,7 @@ class Agent:
         self.name, self.task, self._draw, self._sampler = name, task, draw, sampler
         self.calls: list[Call] = []
 
-    def ask(self, prompt: Ids, cause: Cause, *, request: str = "", follows: Call | None = None) -> Call:
+    def ask(self, prompt: Ids, cause: Cause, *, follows: Call | None = None) -> Call:
         sampled, logprobs = self._sampler(prompt, self._draw)
         completion = Completion(
             token_ids=sampled,
@@ -41,14 +41,12 @@ class Agent:
             finish="stop",
             cost=Cost(turns=1, decoded_tokens=len(sampled), prefilled_tokens=len(prompt)),
         )
-        return self._keep(prompt, cause, completion, request, follows)
+        return self._keep(prompt, cause, completion, follows)
 
     def fail(self, prompt: Ids, cause: Cause) -> Call:
-        return self._keep(prompt, cause, None, "", None)
+        return self._keep(prompt, cause, None, None)
 
-    def _keep(
-        self, prompt: Ids, cause: Cause, completion: Completion | None, request: str, follows: Call | None
-    ) -> Call:
+    def _keep(self, prompt: Ids, cause: Cause, completion: Completion | None, follows: Call | None) -> Call:
         index = len(self.calls)
         call = Call(
             call_id=f"{self.name}.{index}",
@@ -60,7 +58,6 @@ class Agent:
             cause=cause,
             status="failed" if completion is None else "kept",
             cost=Cost(prefilled_tokens=len(prompt)) if completion is None else Cost(),
-            request_id=request or f"{self.name}/{index}",
         )
         self.calls.append(call)
         return call
@@ -82,10 +79,8 @@ def play(agent: Agent, task: Ids, draw: random.Random, steps: int) -> None:
         elif kind == "retry":
             last = agent.ask(last.prompt_ids, "retry", follows=last)
         elif kind == "candidates":
-            prompt, request = last.sequence + ids(draw, 1, 2), f"{agent.name}/n{len(agent.calls)}"
-            several = [
-                agent.ask(prompt, "candidate" if i else "continue", request=request, follows=last) for i in range(3)
-            ]
+            prompt = last.sequence + ids(draw, 1, 2)
+            several = [agent.ask(prompt, "retry" if i else "continue", follows=last) for i in range(3)]
             last = draw.choice(several)
         elif kind == "sub-agent":
             inner = agent.ask(SYSTEM[: draw.randint(0, 3)] + ids(draw, 1, 3), "start")

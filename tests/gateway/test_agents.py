@@ -85,7 +85,7 @@ def causes(tree: RolloutTree) -> Counter[str]:
 
 
 def an_unruly_agent(client: openai.OpenAI) -> None:
-    """Turns, a retry, three candidates of which one is continued, a sub-agent, a stream, a compaction."""
+    """Turns, a retry, three answers to one prompt of which one is continued, a sub-agent, a stream, a compaction."""
 
     def ask(messages: list[dict[str, Any]], **more: Any) -> list[str]:
         reply = client.chat.completions.create(model="policy", messages=messages, **more)  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -97,7 +97,7 @@ def an_unruly_agent(client: openai.OpenAI) -> None:
     ]
     ask(said)
     said += [{"role": "assistant", "content": ask(said)[0]}, {"role": "user", "content": "Nothing happens."}]
-    several = ask(said, n=3)
+    several = [ask(said)[0] for _ in range(3)]
     said += [{"role": "assistant", "content": several[1]}, {"role": "user", "content": "You see a shelf 3."}]
     ask([{"role": "system", "content": "You search."}, {"role": "user", "content": "the capital of France"}])
     stream = client.chat.completions.create(model="policy", messages=said, stream=True)  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -117,7 +117,7 @@ def test_log_probabilities_of_an_agents_calls_are_the_trainers() -> None:
             made.append(over(at, opened["session"], float(sample)))
     found = merge("t", made)
     assert sampled_in(found.tree) == engine.sampled
-    assert causes(found.tree) == {"retry": 2, "candidate": 4, "another conversation": 2, "compaction": 2}
+    assert causes(found.tree) == {"retry": 6, "another conversation": 2, "compaction": 2}
     agrees_with_the_trainer(model, found)
 
 
@@ -191,7 +191,7 @@ def test_frameworks_run_unmodified_and_their_calls_are_one_tree(name: str) -> No
     assert ("Submitted" in done.stdout) if name == "mini_swe_agent" else ("Paris" in done.stdout)
     assert causes(found.tree) == FORKS[name]
     assert len(found.tree.leaves()) == 1 + len(FORKS[name])
-    print(name, found.footprint)
+    print(name, len(found.tree), "nodes")
 
 
 @pytest.mark.skipif(None in (INTERPRETER, MODEL), reason="needs TURNTREE_AGENTS and TURNTREE_AGENTS_MODEL")
@@ -208,6 +208,4 @@ def test_a_pretrained_policy_drives_the_frameworks_and_is_recorded_as_sampled(na
     assert session.calls and sampled_in(found.tree) == engine.sampled
     agrees_with_the_trainer(policy.model, found)
     called = Counter(call.name for one in session.calls if one.answer for call in one.answer.tool_calls)
-    print(
-        name, len(session.calls), "calls,", dict(called), dict(causes(found.tree)), found.footprint, done.stdout[-80:]
-    )
+    print(name, len(session.calls), "calls,", dict(called), dict(causes(found.tree)), done.stdout[-80:])

@@ -213,10 +213,6 @@ CALL = {"function": {"name": "f", "arguments": "{}"}}
 MANY = 50_000
 HUGE = {
     "empty messages": {"messages": [EMPTY] * MANY},
-    "messages of several parts": {"messages": [{**EMPTY, "content": [{"type": "text", "text": ""}] * 50}] * 200},
-    "one message of many parts": {"messages": [{**EMPTY, "content": [{"type": "text", "text": ""}] * MANY}]},
-    "one message of many calls": {"messages": [EMPTY, {**SAID, "tool_calls": [CALL] * MANY}, EMPTY]},
-    "one message of many keys": {"messages": [{**EMPTY, **{f"k{i}": 1 for i in range(2 * MANY)}}]},
     "turns": {"messages": [EMPTY, SAID] * 2000 + [EMPTY]},
     "turns without end": {"messages": [EMPTY, SAID] * MANY + [EMPTY]},
     "tools": {"messages": [EMPTY], "tools": [SEARCH] * MANY},
@@ -269,7 +265,6 @@ def test_no_request_makes_the_event_loop_do_more_than_a_bounded_work(path, name,
 
     def parsed(data, *more, **named):
         assert len(data) <= server._SMALL or threading.get_ident() != loop[0], "a large body is read beside the loop"
-        assert data.count(b"{") <= server._MOST_VALUES or b"{[," in data, "and only once it was counted"
         return parse(data, *more, **named)
 
     monkeypatch.setattr(Message, "from_chat", classmethod(counted))

@@ -31,7 +31,7 @@ from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
 from turntree.credit.scored import path_weighted
 from turntree.gateway.calls import Session
-from turntree.gateway.merge import Discarded, Merged, merge
+from turntree.gateway.merge import Merged, merge
 from turntree.logs.rollouts import group_from_tree
 from turntree.logs.trees import KeptTree
 from turntree.pack.packing import flat_batches, pack
@@ -42,8 +42,8 @@ from turntree.train.losses import LossConfig
 draws = st.randoms(use_true_random=False)
 
 
-def merged(made: list[Session], discarded: Discarded = "session") -> Merged:
-    return merge("task", made, discarded=discarded)
+def merged(made: list[Session]) -> Merged:
+    return merge("task", made)
 
 
 def sampled_tokens(session: Session) -> int:
@@ -129,13 +129,13 @@ def test_forty_calls_of_sub_agents_change_no_other_session() -> None:
 
 
 def agent_with_everything(name: str = "s0", shift: int = 0) -> Agent:
-    """A retry, three candidates, a sub-agent, a compaction and a fault in one session."""
+    """A retry, three answers to one prompt, a sub-agent, a compaction and a fault in one session."""
     agent = Agent(name, random.Random(shift))
     task = (*SYSTEM, 4)
     agent.ask(task, "start")  # 0: invalid, asked again
     first = agent.ask(task, "retry")  # 1
     second = (*first.sequence, 5)
-    several = [agent.ask(second, "candidate", request="n3") for _ in range(3)]  # 2, 3, 4
+    several = [agent.ask(second, "retry") for _ in range(3)]  # 2, 3, 4
     agent.ask((*SYSTEM, 8, 8), "start")  # 5: a sub-agent
     agent.fail((*several[1].sequence, 6), "continue")  # 6
     third = agent.ask((*several[1].sequence, 6), "continue")  # 7
@@ -147,7 +147,7 @@ def forks(tree: RolloutTree) -> list[tuple[str, float]]:
     return [(said.reason, said.numbers["call"]) for said in tree.decisions if said.action == "fork"]
 
 
-def test_retries_candidates_sub_agents_and_compactions_are_branches_with_their_causes() -> None:
+def test_retries_sub_agents_and_compactions_are_branches_with_their_causes() -> None:
     agent = agent_with_everything()
     found = merged([agent.session(1.0)])
     tree, node = found.tree, {call: found.nodes["s0", f"s0.{call}"] for call in (0, 1, 2, 3, 4, 5, 7, 8)}
@@ -156,10 +156,8 @@ def test_retries_candidates_sub_agents_and_compactions_are_branches_with_their_c
     assert above[2] == above[3] == above[4] and tree[above[2]].parent == node[1]
     assert tree[above[7]].parent == node[3]
     assert tree[above[5]].parent is None and above[5] != above[0]
-    said = [("retry", 1), ("candidate", 2), ("candidate", 3), ("candidate", 4), ("another conversation", 5)]
+    said = [("retry", 1), ("retry", 2), ("retry", 3), ("retry", 4), ("another conversation", 5)]
     assert forks(tree) == [*said, ("compaction", 8)]
-    shared = {fork.numbers["call"]: fork.numbers["shared"] for fork in tree.decisions if fork.action == "fork"}
-    assert shared[5] == len(SYSTEM) and shared[8] == 6
     assert found.ends == {"s0": node[8]}
     assert set(tree.parts()) == {leaf for leaf in tree.leaves() if leaf != node[8]}
     assert all(tree.stop_reason(leaf) is StopReason.CONTINUED for leaf in tree.parts())
@@ -171,29 +169,6 @@ def test_a_second_continuation_of_one_answer_is_a_fork_with_its_cause() -> None:
     for token in (5, 6):
         agent.ask((*first.sequence, token), "continue")
     assert forks(merged([agent.session(1.0)]).tree) == [("another continuation", 2)]
-
-
-def test_answers_that_were_thrown_away_can_be_left_out() -> None:
-    agents = [agent_with_everything(f"s{i}", i) for i in range(2)]
-    made = [agent.session(float(i), i) for i, agent in enumerate(agents)]
-    found = merged(made, "exclude")
-    reasons = {"thrown away by the agent (asked again)": 2, "thrown away by the agent (another candidate was taken)": 4}
-    assert found.unattributed == reasons
-    credit = CreditRule()(found.tree, found.rewards)
-    trained = {call for call in found.nodes if found.nodes[call] in credit.nodes}
-    assert {call for _, call in found.nodes.keys() - trained} == {f"s{i}.{j}" for i in range(2) for j in (0, 2, 4)}
-    kept = CreditRule()(merged(made).tree, merged(made).rewards)
-    assert kept.rollouts == credit.rollouts == 2 and kept.censored == 0 and credit.censored == 6
-
-
-def test_separate_requests_with_one_prompt_are_all_in_use_until_another_is_continued() -> None:
-    """Of candidates that came in one request nothing says which was taken; of requests, the last was wanted."""
-    agent = Agent("s0", random.Random(0))
-    for _ in range(3):
-        agent.ask(SYSTEM, "candidate", request="n3")
-    assert merged([agent.session(1.0)], "exclude").unattributed == {}
-    agent.ask(SYSTEM, "retry")
-    assert merged([agent.session(1.0)], "exclude").unattributed == {"thrown away by the agent (asked again)": 3}
 
 
 def test_what_no_reward_can_reach_is_censored_and_counted() -> None:
@@ -230,7 +205,7 @@ def test_a_call_with_a_reward_of_its_own_is_worth_that_and_moves_no_baseline() -
 def test_equal_sessions_have_a_gradient_where_calls_were_judged_apart() -> None:
     made = [agent_with_everything(f"s{i}", i).session(1.0, i) for i in range(2)]
     made[0] = Session(**{**vars(made[0]), "call_rewards": {"s0.2": 0.0}})
-    found = merged(made, "exclude")
+    found = merged(made)
     credit = CreditRule(advantages=rloo)(found.tree, found.rewards)
     assert credit.nodes[found.nodes["s0", "s0.2"]] == NodeCredit(0.0, -1.0, 1.0)
     assert not credit.zero_variance
@@ -244,21 +219,6 @@ def test_sessions_share_the_task_and_nothing_that_was_sampled() -> None:
     found = merged([agent.session(1.0, i) for i, agent in enumerate(agents)])
     assert len(found.tree.roots) == 1 and len(found.tree.starts()) == 2
     assert {node.id for node in found.tree.path(found.ends["s0"])} & set(found.tree.nodes_of(found.ends["s1"])) == {0}
-
-
-@given(draws)
-@settings(max_examples=30, deadline=None)
-def test_the_footprint_counts_what_each_layout_computes(draw: random.Random) -> None:
-    made = [Session(**{**vars(session), "reward": float(i)}) for i, session in enumerate(sessions(draw))]
-    found = merged(made)
-    credit = CreditRule()(found.tree, found.rewards)
-    packed = pack([found.tree], [credit], max_tokens=10_000)
-    assert sum(batch.stats.unique_tokens for batch in packed) == found.footprint.unique
-    assert sum(batch.stats.flat_tokens for batch in packed) == found.footprint.by_branch
-    calls = [call.sequence for session in made for call in session.calls if call.completion is not None]
-    assert found.footprint.by_call == sum(map(len, calls))
-    assert found.footprint.unique == len({call[:end] for call in calls for end in range(1, len(call) + 1)})
-    assert found.footprint.unique <= found.footprint.by_branch <= found.footprint.by_call
 
 
 def test_a_merged_tree_is_kept_on_disk_with_its_parts() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -63,9 +62,10 @@ def check_prompts(tokenizer: Any, prompts: list[list[dict[str, Any]]]) -> None:
         assert tokenizer.apply_chat_template(prompt, **given) == whole
 
 
-def test_datasets_loads_the_folder(tmp_path: Path, model: Path) -> None:
+def test_datasets_loads_the_file(tmp_path: Path, model: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    rows = datasets.load_dataset(str(exported(tmp_path, "hf", model)), cache_dir=str(tmp_path / "cache"))["train"]
+    file = str(exported(tmp_path, "trl", model) / "pivots.parquet")
+    rows = datasets.load_dataset("parquet", data_files=file, cache_dir=str(tmp_path / "cache"))["train"]
     assert [row["pass_rate"] for row in rows] == [0.25, 0.25]
     assert [Message.from_chat(row["demonstration"]) for row in rows] == [FIND, BOTH]
     assert unpack_state(rows[1]["state"]) == TurnState("t", 1, CONVERSATION[:4], BOTH, TOOLS)
@@ -243,13 +243,3 @@ class TestTrl:
         with open_verifier(Part("default")) as verifier:
             for text, state, reward in said:
                 assert verifier.judge(unpack_state(state), Message("assistant", text)).reward == reward
-
-    def test_pivots_are_a_data_set_without_an_export_too(self, tmp_path: Path, model: Path) -> None:
-        from turntree_interop.trl import dataset
-
-        rows = dataset(str(write_pivots(tmp_path)), model=str(model))
-        assert isinstance(rows[0]["prompt"], str) and "find_order" in rows[0]["prompt"]
-        assert rows[0]["weight"] == 1.0
-        chat = dataset(str(tmp_path / "pivots.jsonl"), model=str(model), prompt="messages")
-        assert [Message.from_chat(m) for m in chat[1]["prompt"][1:]] == [*CONVERSATION[1:4]]
-        assert "trl" in sys.modules or chat.num_rows == 2

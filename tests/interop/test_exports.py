@@ -28,7 +28,7 @@ from turntree.traces.schema import Trace
 from turntree_interop.judging import Judge, pack_state, unpack_state
 from turntree_interop.trl import export_trl, verifier_reward
 
-FORMATS = ("hf", "trl", "verl", "skyrl", "nemo-gym")
+FORMATS = ("trl", "verl", "skyrl", "nemo-gym")
 SAID = "I will look.\n<tool_call>\n" + json.dumps({"name": "find_order", "arguments": {"order_id": "W1"}})
 RIGHT, WRONG = f"{SAID}\n</tool_call>", f"{SAID}\n</tool_call>".replace("W1", "W2")
 
@@ -59,11 +59,9 @@ def reward_module(folder: Path) -> ModuleType:
 
 
 class TestRows:
-    @pytest.mark.parametrize("to", ("hf", "trl"))
-    def test_every_pivot_is_a_row_with_its_pass_rate_and_messages_as_they_were(self, tmp_path: Path, to: str) -> None:
-        exported(tmp_path, to)
-        name = "out/data/train-00000-of-00001.parquet" if to == "hf" else "out/pivots.parquet"
-        one, two = rows_of(tmp_path, name)
+    def test_every_pivot_is_a_row_with_its_pass_rate_and_messages_as_they_were(self, tmp_path: Path) -> None:
+        exported(tmp_path, "trl")
+        one, two = rows_of(tmp_path)
         assert (one["trace_id"], one["turn"], one["pass_rate"], one["role"]) == ("t", 0, 0.25, "pivot")
         assert [Message.from_chat(m) for m in two["prompt"][1:]] == [*CONVERSATION[1:4]]
         assert Message.from_chat(two["demonstration"]) == BOTH
@@ -85,9 +83,8 @@ class TestRows:
         if to == "nemo-gym":
             found = [json.loads(line) for line in (tmp_path / "out" / "pivots.jsonl").read_text().splitlines()]
         else:
-            name = "out/data/train-00000-of-00001.parquet" if to == "hf" else "out/pivots.parquet"
-            found = rows_of(tmp_path, name)
-        place = {"hf": None, "trl": None, "nemo-gym": "meta_info"}.get(to, "extra_info")
+            found = rows_of(tmp_path)
+        place = {"trl": None, "nemo-gym": "meta_info"}.get(to, "extra_info")
         assert [(row[place] if place else row)["weight"] for row in found] == [0.5, 1.5]
 
     def test_tools_stand_in_the_system_message_where_no_template_gets_them_and_a_note_says_so(
@@ -105,7 +102,7 @@ class TestRows:
         told = run_export(ExportConfig(pivots=str(pivots), pivot_format=Part("trl")), tmp_path / "out")
         assert told["pivots"] == 1 and told["dropped"] == {"demonstration_not_judged": 1}
 
-    def test_a_folder_that_is_there_is_left_alone_and_a_failed_export_leaves_none(self, tmp_path: Path) -> None:
+    def test_a_folder_is_never_replaced_and_none_is_left_by_a_failed_export(self, tmp_path: Path) -> None:
         exported(tmp_path, "trl")
         with pytest.raises(InputError, match="is there already"):
             exported(tmp_path, "verl")
@@ -113,7 +110,8 @@ class TestRows:
         config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("trl", {"prompt": "text"}))
         with pytest.raises(InputError, match="--model"):
             run_export(config, tmp_path / "other")
-        assert not [path for path in tmp_path.iterdir() if "other" in path.name]
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pivots.parquet", "reward.py"]
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith((".o", "other"))]
 
     def test_custom_code_that_a_file_names_is_not_run(self, tmp_path: Path) -> None:
         pivots = write_pivots(tmp_path, verifier="my_rules:judge")
@@ -127,14 +125,10 @@ class TestRows:
         exported(tmp_path, "own_format:ids", options={"name": "b"})
         assert (tmp_path / "out" / "b").read_text() == "t#0"
 
-    @pytest.mark.parametrize("to", ("hf", "nemo-gym"))
-    def test_pass_rates_are_said_to_be_of_the_verifier_that_they_were_profiled_with(
-        self, tmp_path: Path, to: str
-    ) -> None:
-        told = exported(tmp_path, to, verifier=Part("strict"))
-        said = told["notes"] + ([(tmp_path / "out" / "README.md").read_text()] if to == "hf" else [])
+    def test_pass_rates_are_said_to_be_of_the_verifier_that_they_were_profiled_with(self, tmp_path: Path) -> None:
+        said = exported(tmp_path, "nemo-gym", verifier=Part("strict"))["notes"]
         assert any("pass rates are under 'recommended', not 'strict'" in one for one in said)
-        assert any("under the verifier `recommended`" in one or "under 'recommended'" in one for one in said[1:])
+        assert any("under 'recommended'" in one for one in said[1:])
 
 
 class TestNemoGym:

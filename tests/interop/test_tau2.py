@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import json
-import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -312,71 +310,6 @@ def test_a_user_with_tools_of_its_own_cannot_be_scripted(bank):
     bank[:] = [task("phone", ("pay", "ann"), requestor="user")]
     with pytest.raises(InputError, match="user=solo"):
         opened()
-
-
-def simulation(*words):
-    action = {"action_id": "0", "name": "pay", "arguments": {"who": "ann"}, "requestor": "assistant", "info": None}
-    messages = [{"role": "assistant", "content": "Hi"}, *({"role": "user", "content": word} for word in words)]
-    judged = {"action_checks": [{"action": action}], "communicate_checks": [{"info": "5"}]}
-    return {
-        "id": "x",
-        "task_id": "0",
-        "messages": [*messages, {"role": "user", "content": None}],
-        "reward_info": judged,
-    }
-
-
-def test_a_recorded_user_says_what_it_said_and_the_simulation_is_the_gold(bank, tmp_path):
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"simulations": [simulation("I am Ann.", "Thanks.", "###STOP###")]}))
-    (environment,) = opened(simulations=str(path)).values()
-    assert environment.reset()[1].content == "I am Ann."
-    assert environment.step(said("You owe 5.")).messages[0].content == "Thanks."
-    environment.step(called("pay", "ann"))
-    ended = environment.step(said("Bye."))
-    assert (ended.done, ended.success) == (True, True)
-    assert played(environment, *environment.gold).success
-
-
-def test_a_simulation_is_judged_by_the_basis_that_it_was_graded_by(bank, tmp_path):
-    row = simulation("I am Ann.")
-    row["reward_info"] |= {"reward_basis": ["ACTION"]}
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"simulations": [row]}))
-    (environment,) = opened(simulations=str(path)).values()
-    assert played(environment, called("pay", "ann"), called("pay", "bob"), said("Bye.")).reward == 1.0
-    assert played(environment, said("Bye.")).reward == 0.0
-    row["reward_info"]["reward_basis"] = ["ENV_ASSERTION"]
-    path.write_text(json.dumps({"simulations": [row]}))
-    with pytest.raises(InputError, match=r"task 'results-0' has the reward basis ENV_ASSERTION, which is not judged"):
-        opened(simulations=str(path))
-
-
-def test_a_recorded_user_that_used_tools_is_refused(bank, tmp_path):
-    row = simulation("I am Ann.")
-    row["reward_info"]["action_checks"][0]["action"]["requestor"] = "user"
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"simulations": [row]}))
-    with pytest.raises(InputError, match="used tools of its own; use user=solo"):
-        opened(simulations=str(path))
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"simulations": 3}', '{"simulations": [{}]}', '{"rows": []}'])
-def test_a_file_that_is_no_results_file_is_refused(bank, tmp_path, text):
-    path = tmp_path / "results.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=r"results.json.*: is not (a results file of tau2-bench|complete JSON)"):
-        opened(simulations=str(path))
-
-
-def test_a_results_file_has_the_bounds_of_every_other_file(bank, tmp_path):
-    path = tmp_path / "results.json.gz"
-    path.write_bytes(gzip.compress(b'{"simulations": ' + b" " * 2**25))
-    with pytest.raises(InputError, match="unpacks to more than"):
-        opened(simulations=str(path))
-    os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(InputError, match="a pipe with a name"):
-        opened(simulations=str(tmp_path / "pipe.json"))
 
 
 def test_without_tau2_bench_the_error_says_where_it_comes_from(monkeypatch):

@@ -137,28 +137,13 @@ def test_a_result_of_tau2_written_as_a_folder_is_the_result_written_as_a_file(tm
     assert apart.domain == "shop"
 
 
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("inside", ["", "./", "runs/a/"])
-def test_a_result_of_tau2_in_an_archive_is_the_result_as_a_folder_in_any_order(
-    tmp_path: Path, order: int, inside: str
-) -> None:
-    header = {key: value for key, value in TAU2.items() if key != "simulations"}
-    files = [("results.json", header | {"simulations": []}), ("simulations/0.json", TAU2["simulations"][0])][::order]
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
-        for name, value in files:
-            add_member(archive, inside + name, json.dumps(value).encode())
-    (tmp_path / "results.json").write_text(json.dumps(TAU2))
-    [packed], _ = import_chat([tmp_path / "a.tar.gz"])
-    [together], _ = import_chat([tmp_path / "results.json"])
-    assert (packed.messages, packed.tools, packed.domain) == (together.messages, together.tools, "shop")
-
-
-def test_a_damaged_result_of_tau2_in_an_archive_is_named(tmp_path: Path) -> None:
+def test_a_result_of_tau2_as_a_folder_in_an_archive_is_refused(tmp_path: Path) -> None:
+    """Its policy and tools may stand behind it, and without them its traces have no prompt."""
     simulation = json.dumps(TAU2["simulations"][0]).encode()
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         add_member(archive, "simulations/0.json", simulation)
-        add_member(archive, "results.json", b'{"info": {"environment_info": 3}}')
-    with pytest.raises(InputError, match=r"a\.tar/results\.json: field 'info\.environment_info': is int"):
+        add_member(archive, "results.json", json.dumps(TAU2 | {"simulations": []}).encode())
+    with pytest.raises(InputError, match=r"a\.tar/simulations/0\.json: is a result of tau2 as a folder"):
         import_chat([tmp_path / "a.tar"])
 
 

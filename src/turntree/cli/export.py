@@ -22,7 +22,7 @@ def export() -> None:
     config="turntree.stages.export:ExportConfig",
     stage="export pivots",
     options=short("PIVOTS=pivots to=pivot_format traces verifier model"),
-    short_help="Pivots and their verifier for nemo-gym, trl, verl, skyrl, hf.",
+    short_help="Pivots and their verifier for nemo-gym, trl, verl, skyrl.",
 )
 @out_option("The folder to write.", folder=True)
 def pivots(config: Any, out: Path, json_path: str | None) -> None:

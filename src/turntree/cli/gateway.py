@@ -20,7 +20,7 @@ _FILE = click.Path(path_type=Path)
     config="turntree.stages.gateway:GatewayConfig",
     options={
         **short(
-            "model host port serving.sampling.max_tokens serving.sampling.temperature serving.parameters "
+            "model host port serving.sampling.max_tokens serving.sampling.temperature "
             "serving.thoughts endpoint=endpoint.url endpoint.tokenizer upstream=upstream.url"
         ),
         "--redact": Read("upstream.redact", str, "REGEX", repeated=True),

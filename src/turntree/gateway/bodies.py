@@ -20,7 +20,7 @@ from turntree.gateway.config import Refused
 from turntree.gateway.sampling import Ask
 
 _NO_HINT = "leave it out"
-_MOST = 4096  # messages, parts of them and calls in one request: each is work that keeps everybody waiting
+_MOST = 4096  # messages, items or tools in one request: each is work that keeps everybody waiting
 _MOST_RECORDED = 10_000  # characters of one recorded value
 _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut", *REASONING_KEYS})
 # of a message: they hold what the model said in another form, or ask to go on from it
@@ -69,7 +69,7 @@ class Fields:
 _SAMPLED = {"temperature": Annotated[float, Between(0, 2)], "top_p": Annotated[float, Between(1e-9, 1)]}
 CHAT = Fields(
     read={
-        "messages": list[Any], "tools": list[Any], "tool_choice": str | dict[str, Any], "n": Whole, "max_tokens": Whole,
+        "messages": list[Any], "tools": list[Any], "tool_choice": str | dict[str, Any], "max_tokens": Whole,
         "max_completion_tokens": Whole, "stream": bool, "stream_options": dict[str, Any], "logprobs": bool,
         "response_format": dict[str, Any], "seed": int, **_SAMPLED,
     },
@@ -79,7 +79,7 @@ CHAT = Fields(
     neutral={
         "frequency_penalty": (0, 0.0), "presence_penalty": (0, 0.0), "repetition_penalty": (1, 1.0),
         "logit_bias": ({},), "top_k": (0, -1), "min_p": (0, 0.0), "top_logprobs": (0,), "stop": ([], ""),
-        "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],),
+        "n": (1,), "functions": ([],), "function_call": ("none", "auto"), "modalities": (["text"],),
     },
 )  # fmt: skip
 RESPONSES = Fields(
@@ -103,7 +103,7 @@ class Request:
     with_usage: bool = False
 
 
-def read_chat(body: Mapping[str, Any]) -> Request:
+def read_chat(body: Mapping[str, Any], before: Before) -> Request:
     """The request of a body. Raises `InputError` or `Refused` naming the field."""
     given = CHAT.of(body)
     if not given["messages"]:
@@ -116,10 +116,7 @@ def read_chat(body: Mapping[str, Any]) -> Request:
     ask = Ask(
         messages=messages,
         tools=chosen(given["tool_choice"], read_tools(given["tools"] or [])),
-        candidates=given["n"] or 1,
         max_tokens=given["max_completion_tokens"] or given["max_tokens"],
-        temperature=given["temperature"],
-        top_p=given["top_p"],
         seed=given["seed"],
         meta=given["meta"] | ({"message_keys": names[:20]} if names else {}),
     )
@@ -128,15 +125,9 @@ def read_chat(body: Mapping[str, Any]) -> Request:
 
 
 def bounded(rows: list[Any], field: str) -> list[Any]:
-    """The rows of a request. Raises `Refused` where they are too many, or the lists and keys in them."""
-    count = len(rows)
-    if count <= _MOST:
-        objects = [cast("dict[str, Any]", row) for row in rows if isinstance(row, dict)]
-        lists = (cast("list[Any]", value) for row in objects for value in row.values() if isinstance(value, list))
-        count += sum(map(len, lists)) + sum(len(row) // 8 for row in objects)
-    if count > _MOST:
-        message = f"has {count} messages, parts and calls, and a request may have {_MOST}"
-        raise Refused(413, message, code="too_large", param=field)
+    """The rows of a request. Raises `Refused` where they are too many."""
+    if len(rows) > _MOST:
+        raise Refused(413, f"has {len(rows)} rows, and may have {_MOST}", code="too_large", param=field)
     return rows
 
 
@@ -199,8 +190,6 @@ def read_responses(body: Mapping[str, Any], before: Before) -> Request:
         messages=(*instructions, *messages),
         tools=chosen(given["tool_choice"], read_tools(_chat_tools(given["tools"] or []))),
         max_tokens=given["max_output_tokens"],
-        temperature=given["temperature"],
-        top_p=given["top_p"],
         meta={**given["meta"], **({_CALLED: True} if instructions else {})},
     )
     return Request(ask, given["stream"] is True)
@@ -277,23 +266,21 @@ def _chat_tools(given: list[Any]) -> list[Any]:
 # answers
 
 
-def completion_body(calls: Sequence[Call], model: str, *, logprobs: bool = False) -> dict[str, Any]:
+def completion_body(call: Call, model: str, request: Request) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{calls[0].request_id}",
+        "id": f"chatcmpl-{call.call_id}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
         "choices": [
             {
-                "index": i,
+                "index": 0,
                 "message": answer_body(call),
                 "finish_reason": finish_reason(call),
-                "logprobs": _logprobs(call) if logprobs else None,
-                "call_id": call.call_id,
+                "logprobs": _logprobs(call) if request.logprobs else None,
             }
-            for i, call in enumerate(calls)
         ],
-        "usage": usage(calls),
+        "usage": usage(call),
     }
 
 
@@ -321,14 +308,14 @@ def finish_reason(call: Call) -> str:
     return "length" if call.answer.cut else "tool_calls" if call.answer.tool_calls else "stop"
 
 
-def usage(calls: Sequence[Call]) -> dict[str, Any]:
-    completions = [call.completion for call in calls if call.completion is not None]
-    sampled, prompt = sum(len(call.sampled_ids) for call in calls), calls[0].prompt_tokens
+def usage(call: Call) -> dict[str, Any]:
+    assert call.completion is not None
+    sampled, prompt = len(call.sampled_ids), call.prompt_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": sampled,
         "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": min(prompt, sum(one.cost.reused_tokens for one in completions))},
+        "prompt_tokens_details": {"cached_tokens": min(prompt, call.completion.cost.reused_tokens)},
     }
 
 
@@ -338,26 +325,30 @@ def _logprobs(call: Call) -> dict[str, Any]:
     return {"content": [{"token": f"token_id:{t}", "logprob": p, "bytes": None, "top_logprobs": []} for t, p in pairs]}
 
 
-def chunks(calls: Sequence[Call], model: str, *, with_usage: bool, logprobs: bool = False) -> Iterator[dict[str, Any]]:
-    """The same answer as the chunks of a stream. An answer is streamed once it is sampled as a whole: the log must hold
-    it before the agent sees any of it."""
-    head = {"id": f"chatcmpl-{calls[0].request_id}", "object": "chat.completion.chunk", "created": int(time.time())}
-    for i, call in enumerate(calls):
-        body = answer_body(call)
-        delta = {**body, "content": body["content"] or ""}
-        if "tool_calls" in delta:
-            delta["tool_calls"] = [{"index": k, **made} for k, made in enumerate(body["tool_calls"])]
-        sampled = _logprobs(call) if logprobs else None
-        for part, reason, scores in ((delta, None, sampled), ({}, finish_reason(call), None)):
-            choice = {"index": i, "delta": part, "finish_reason": reason, "logprobs": scores}
-            yield {**head, "model": model, "choices": [choice], **({"usage": None} if with_usage else {})}
-    if with_usage:
-        yield {**head, "model": model, "choices": [], "usage": usage(calls)}
+def completion_stream(call: Call, model: str, request: Request) -> Iterator[str]:
+    """The same answer as the chunks of a stream."""
+    for chunk in _chunks(call, model, request):
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"
 
 
-def response_body(call: Call, model: str) -> dict[str, Any]:
+def _chunks(call: Call, model: str, request: Request) -> Iterator[dict[str, Any]]:
+    head = {"id": f"chatcmpl-{call.call_id}", "object": "chat.completion.chunk", "created": int(time.time())}
+    body = answer_body(call)
+    delta = {**body, "content": body["content"] or ""}
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": k, **made} for k, made in enumerate(body["tool_calls"])]
+    sampled = _logprobs(call) if request.logprobs else None
+    for part, reason, scores in ((delta, None, sampled), ({}, finish_reason(call), None)):
+        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": scores}
+        yield {**head, "model": model, "choices": [choice], **({"usage": None} if request.with_usage else {})}
+    if request.with_usage:
+        yield {**head, "model": model, "choices": [], "usage": usage(call)}
+
+
+def response_body(call: Call, model: str, request: Request) -> dict[str, Any]:
     assert call.answer is not None
-    use = usage([call])
+    use = usage(call)
     cut = call.answer.cut
     return {
         **_head(call, model),
@@ -399,16 +390,16 @@ def _items(call: Call) -> list[dict[str, Any]]:
     return items
 
 
-def events(calls: Sequence[Call], model: str) -> Iterator[dict[str, Any]]:
+def response_stream(call: Call, model: str, request: Request) -> Iterator[str]:
     """The answer as the events of a stream, each item whole."""
-    whole_body = response_body(calls[0], model)
-    head = _head(calls[0], model)
+    whole_body = response_body(call, model, request)
+    head = _head(call, model)
     made = [{"type": f"response.{name}", "response": head} for name in ("created", "in_progress")]
     for index, item in enumerate(whole_body["output"]):
         made += _item_events(item, {"output_index": index, "item_id": item["id"]})
     made.append({"type": f"response.{whole_body['status']}", "response": whole_body})
     for sequence, event in enumerate(made):
-        yield {**event, "sequence_number": sequence}
+        yield f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': sequence})}\n\n"
 
 
 def _item_events(item: dict[str, Any], place: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -426,3 +417,19 @@ def _item_events(item: dict[str, Any], place: dict[str, Any]) -> Iterator[dict[s
         yield {"type": "response.function_call_arguments.delta", **place, "delta": said}
         yield {"type": "response.function_call_arguments.done", **place, "arguments": said, "name": item["name"]}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """An API that agents speak: how a request is read, and how its answer is written, as a whole or as a stream. (An
+    answer is streamed once it is sampled as a whole: the log must hold it before the agent sees any of it.)"""
+
+    read: Callable[[Mapping[str, Any], Before], Request]
+    body: Callable[[Call, str, Request], dict[str, Any]]
+    stream: Callable[[Call, str, Request], Iterator[str]]
+
+
+DIALECTS = {
+    "/v1/chat/completions": Dialect(read_chat, completion_body, completion_stream),
+    "/v1/responses": Dialect(read_responses, response_body, response_stream),
+}

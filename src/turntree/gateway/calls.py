@@ -27,13 +27,12 @@ Thoughts = Literal["fork", "keep"]  # an answer that comes back without its reas
 # answers that are new times messages: a renderer may look at all messages for each answer, and everybody waits for it
 _MOST_WORK = 2**18
 
-Cause = Literal["start", "continue", "retry", "candidate", "compaction", "dropped_reasoning", "edited", "tools"]
+Cause = Literal["start", "continue", "retry", "compaction", "dropped_reasoning", "edited", "tools"]
 """Why a call's prompt begins where it does.
 
 - `start`: it continues no earlier call (a first call, a sub-agent, a conversation about something else).
 - `continue`: an earlier call's prompt, its answer, and new messages. Nothing was tokenised again.
 - `retry`: the very prompt of an earlier call, asked again.
-- `candidate`: one more answer to a request with n > 1.
 - `compaction`: earlier messages were removed or replaced by fewer ones; the call still shares a beginning with another.
 - `dropped_reasoning`: an earlier answer came back without its reasoning.
 - `edited`: an earlier message came back with another text.
@@ -48,7 +47,7 @@ Status = Literal["kept", "failed", "disconnected"]
 
 @dataclass(kw_only=True)
 class Call:
-    """One model call of a session: one prompt and what was sampled for it. A request for n candidates is n calls.
+    """One model call of a session: one prompt and what was sampled for it.
 
     A call is kept as what it adds to its base: the first `base_tokens` ids of its prompt are the first of the base's
     prompt and completion, the first `base_messages` messages are the first of the base's messages and answer.
@@ -63,27 +62,12 @@ class Call:
     base_tokens: int = 0
     base_messages: int = 0
     cause: Cause = "start"
-    request_id: str = ""  # the candidates of one request share it
     completion: Completion | None = None  # None unless the call was kept
     answer: Message | None = None  # what `completion` says
     status: Status = "kept"
     error: str = ""  # why it failed
     cost: Cost = NO_COST  # of a call without a completion: what the engine had done by then
     meta: dict[str, Any] = field(default_factory=dict[str, Any])  # what the agent said about the call (`metadata`)
-
-    def again(self, call_id: str, index: int, cause: Cause) -> Call:
-        """Another call with the very same prompt."""
-        return Call(
-            call_id=call_id,
-            index=index,
-            added_ids=(),
-            added=(),
-            tools=self.tools,
-            base=self,
-            base_tokens=self.prompt_tokens,
-            base_messages=self.message_count,
-            cause=cause,
-        )
 
     @property
     def prompt_tokens(self) -> int:
@@ -143,7 +127,7 @@ def _collected(call: Call, items_of: Callable[[Call], tuple[int, tuple[Any, ...]
 class Session:
     """One rollout of an agent. `reward` is None where there is none: it is then censored for `reason`, never 0.
 
-    Where the one who rewards knows what became of single calls, `call_rewards` says so by call id (a losing candidate,
+    Where the one who rewards knows what became of single calls, `call_rewards` says so by call id (an invalid answer,
     a failed sub-agent)."""
 
     session_id: str
@@ -183,7 +167,17 @@ class Lineage:
         chain, named = self._chain(messages), _tools_key(tools)
         asked = self._prompts.get((named, chain[-1]))
         if asked is not None:
-            return asked.again(call_id, index, "retry")
+            return Call(
+                call_id=call_id,
+                index=index,
+                added_ids=(),
+                added=(),
+                tools=asked.tools,
+                base=asked,
+                base_tokens=asked.prompt_tokens,
+                base_messages=asked.message_count,
+                cause="retry",
+            )
         count = len(messages) - 1
         while count and (named, chain[count - 1]) not in self._dialogues:
             count -= 1

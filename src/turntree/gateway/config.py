@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from turntree.core import scalars
 from turntree.core.completion import Sampling
@@ -17,7 +17,7 @@ _LONGEST = 500  # characters of an error
 _QUOTED = 80  # characters of a last line
 _FORM = 'a number, or {"reward": a number or null, "success": ..., "reason": ..., "call_rewards": ...}'
 
-Parameters = Literal["gateway", "agent"]
+WAITING = 4096  # calls of all sessions that are sampled or wait in line; a quarter of them may be of one session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +32,8 @@ class GatewayLimits:
     """New tokens of one session: those of prompts that no earlier call had, and sampled ones."""
     seconds: float = 3600.0
     """A session that is open for longer is closed without a reward."""
-    parallel: int = 32
-    """Requests of one session that are sampled at once; further ones wait in line."""
-    waiting: int = 4096
-    """Calls of all sessions that are sampled or wait in line; a quarter of them may be of one session."""
-    candidates: int = 16
-    """Answers to one request (n)."""
     body_bytes: int = 8_000_000
     """The largest request."""
-    body_seconds: float = 30.0
-    """How long a client may take to send a request."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -51,7 +43,7 @@ class GatewayLimits:
     @property
     def connections(self) -> int:
         """Connections at once: one for every call, and one that every session may keep."""
-        return self.waiting + self.sessions
+        return WAITING + self.sessions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +51,8 @@ class ServingConfig:
     """How a gateway samples and what it accepts."""
 
     sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=1024))
-    """The distribution to sample from. `max_tokens` is the longest answer; a request may ask for a shorter one."""
-    parameters: Parameters = "gateway"
-    """Whose temperature and top_p: the gateway's, which training needs (what agents ask for is recorded), or the
-    agent's."""
+    """The distribution to sample from, whatever temperature a request asks for: training needs samples of the policy
+    itself. `max_tokens` is the longest answer; a request may ask for a shorter one."""
     thoughts: Thoughts = "fork"
     """An answer that an agent sends back without its reasoning is a fork, rendered without it; or keep the sampled
     thoughts in the context."""

@@ -16,12 +16,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
@@ -32,19 +32,18 @@ from turntree.env.adapted import named, rows_of
 from turntree.env.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
 from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
-from turntree.gateway.merge import Discarded, Merged, merge
+from turntree.gateway.merge import Merged, merge
 from turntree.gateway.process import Exit, command_of, run_agent
 from turntree.gateway.sampling import EngineDriver, LiveSession
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
 from turntree.rollout.accounting import Usage
-from turntree.rollout.groups import GrownGroup, in_order
+from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import Ending, ended, judged
 from turntree.rollout.rewards import OF_THE_ENVIRONMENT, RewardSum
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.files import tree_hash, write_json
 
-Keep = Literal["none", "failed", "all"]
 _MODEL = "policy"
 _SILENT = 4  # groups without any answer, after which the command is at fault and not their tasks
 
@@ -64,22 +63,16 @@ class AgentTasks:
     """Agents that run at once."""
     thoughts: Thoughts = "fork"
     """An answer that comes back without its reasoning: a fork, or keep the sampled thoughts in the context."""
-    discarded: Discarded = "session"
-    """Calls whose result the agent threw away take part in the session's credit, or are left out (exclude)."""
     limit_reward: float | None = None
     """Reward of a session that used up its calls or its context and was given none (default: it has none)."""
     folder: str | None = None
-    """Where the agents' folders are made (default: a temporary one)."""
-    keep: Keep = "none"
-    """Which of these folders stay: none, those of rollouts without a reward (failed), all."""
+    """Where the agents' folders are made and stay (default: they are removed)."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or self.agents < 1:
             raise ConfigError(
                 "must be above 0", field="environment.seconds" if self.seconds <= 0 else "environment.agents"
             )
-        if self.keep != "none" and self.folder is None:
-            raise ConfigError("needs a folder", field="environment.keep", hint="give environment.folder")
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
@@ -135,11 +128,15 @@ class _Group:
     index: int
     task: AgentTask
     begun: float
-    rollouts: list[concurrent.futures.Future[tuple[Session, Path]]] = field(default_factory=list)
+    rollouts: list[concurrent.futures.Future[Session]]
 
     @property
     def over(self) -> bool:
         return all(rollout.done() for rollout in self.rollouts)
+
+
+def _running(live: Iterable[_Group]) -> list[concurrent.futures.Future[Session]]:
+    return [rollout for group in live for rollout in group.rollouts if not rollout.done()]
 
 
 class AgentPlayer:
@@ -180,59 +177,40 @@ class AgentPlayer:
         driver, started = EngineDriver(self._engine), time.perf_counter()
         sessions = Sessions(driver, self._renderer, self._serving)
         gateway = Gateway(sessions, model=_MODEL, admin_key=secrets.token_urlsafe(24))
+        begun, live = Counter[str]() if begun is None else begun, list[_Group]()
         try:
-            with (
-                _folder(self._settings.folder) as folder,
-                serving(gateway.app, most=self._serving.limits.connections) as served,
-                _Workers(self._places) as workers,
-            ):
-                playing = _Playing(self, sessions, served, folder, workers.stop)
-                counts = Counter[str]() if begun is None else begun
-                yield from in_order(self._finished(iter(tasks), workers, playing, seed, iteration, counts))
+            with contextlib.ExitStack() as held:
+                folder = held.enter_context(_folder(self._settings.folder))
+                served = held.enter_context(serving(gateway.app, most=self._serving.limits.connections))
+                pool = concurrent.futures.ThreadPoolExecutor(self._places, thread_name_prefix="turntree-agent")
+                held.callback(pool.shutdown, cancel_futures=True)
+                playing = _Playing(self, sessions, served, folder, threading.Event())
+                held.callback(playing.stop.set)  # leaving the block stops every agent
+                for index, task in enumerate(tasks):
+                    assert isinstance(task, AgentTask)
+                    own = seeds.again(seed, iteration, begun[task.task_id])
+                    begun[task.task_id] += 1
+                    rollouts = [pool.submit(playing.play, task, i, own) for i in range(self._config.group_size)]
+                    live.append(_Group(index, task, time.perf_counter(), rollouts))
+                    while len(_running(live)) >= self._places:
+                        yield from self._over(live)
+                while live:
+                    yield from self._over(live)
+                self._require_answered(groups=1)
         finally:
             driver.close()
             self.usage.seconds += time.perf_counter() - started
 
-    def _finished(
-        self,
-        tasks: Iterator[Environment],
-        workers: _Workers,
-        playing: _Playing,
-        seed: int,
-        iteration: int,
-        begun: Counter[str],
-    ) -> Iterator[GrownGroup]:
-        live: deque[_Group] = deque()
-        for index in range(2**62):
-            while sum(not one.done() for group in live for one in group.rollouts) >= self._places:
-                yield from self._over(live, wait=True)
-            task = next(tasks, None)
-            if task is None:
-                break
-            assert isinstance(task, AgentTask)
-            occurrence, begun[task.task_id] = begun[task.task_id], begun[task.task_id] + 1
-            group = _Group(index, task, time.perf_counter())
-            for sample in range(self._config.group_size):
-                own = seeds.again(seed, iteration, occurrence)
-                group.rollouts.append(workers.pool.submit(playing.play, task, sample, own))
-            live.append(group)
-        while live:
-            yield from self._over(live, wait=True)
-        self._require_answered(groups=1)
-
-    def _over(self, live: deque[_Group], *, wait: bool) -> Iterator[GrownGroup]:
-        """The groups that have ended; with `wait` after at least one more rollout has."""
-        running = [one for group in live for one in group.rollouts if not one.done()]
-        if wait and running:
+    def _over(self, live: list[_Group]) -> Iterator[GrownGroup]:
+        """The groups that are to be given, in order, after at least one more rollout has ended."""
+        if running := _running(live):
             concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
-        for group in [each for each in live if each.over]:
-            live.remove(group)
-            yield self._grown(group)
+        while live and live[0].over:
+            yield self._grown(live.pop(0))
 
     def _grown(self, group: _Group) -> GrownGroup:
         """The finished group. Reward functions judge its sessions here, together and in the consumer's thread."""
-        played, seconds = [rollout.result() for rollout in group.rollouts], time.perf_counter() - group.begun
-        sessions = [session for session, _ in played]
+        sessions, seconds = [rollout.result() for rollout in group.rollouts], time.perf_counter() - group.begun
         if any(call.completion for session in sessions for call in session.calls):
             self.rendered = True
         else:
@@ -240,15 +218,12 @@ class AgentPlayer:
             self._require_answered(groups=_SILENT)
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
-        merged = merge(task.task_id, sessions, discarded=self._settings.discarded)
+        merged = merge(task.task_id, sessions)
         [judgement] = judged([_endings(task, sessions, merged)], self._rewards)
         rewards = replace(judgement, completions=merged.rewards.completions)
         rewards.check(merged.tree)
-        for session, folder in played if self._settings.keep == "failed" else ():
-            if rewards.verdicts[merged.ends[session.session_id]].reward is not None:
-                shutil.rmtree(folder, ignore_errors=True)
         self.usage.groups += 1
-        self.usage.rollouts += len(played)
+        self.usage.rollouts += len(sessions)
         return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=rewards, seconds=seconds)
 
     def _require_answered(self, *, groups: int) -> None:
@@ -306,21 +281,6 @@ def _new(call: Call, seen: Counter[bytes]) -> tuple[Message, ...]:
     return tuple(new)
 
 
-class _Workers:
-    """The threads that watch agents. Leaving the block stops every agent."""
-
-    def __init__(self, count: int) -> None:
-        self.pool = concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix="turntree-agent")
-        self.stop = threading.Event()
-
-    def __enter__(self) -> _Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop.set()
-        self.pool.shutdown(cancel_futures=True)
-
-
 @dataclass(frozen=True)
 class _Playing:
     """What the rollouts of one run share."""
@@ -331,8 +291,8 @@ class _Playing:
     folder: Path
     stop: threading.Event
 
-    def play(self, task: AgentTask, sample: int, seed: int) -> tuple[Session, Path]:
-        """One rollout: a session with the agent's own word on what it is worth, and the folder of its whole life."""
+    def play(self, task: AgentTask, sample: int, seed: int) -> Session:
+        """One rollout: a session with the agent's own word on what it is worth."""
         live, keys = self.served.call(self._open(task, sample, seed))
         # a held-out check, a greedy evaluation or a resumed run plays a session again, whose folder may have been kept
         folder = Path(tempfile.mkdtemp(prefix=f"{live.session_id}.", dir=self.folder))
@@ -343,9 +303,9 @@ class _Playing:
         )
         session = self.served.call(self.sessions.close(live, exit_.problem or ""))
         ended = self._judged(session, live, exit_)
-        if settings.keep == "none":
+        if settings.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
-        return ended, folder
+        return ended
 
     async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
         name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"

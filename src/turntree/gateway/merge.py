@@ -12,34 +12,18 @@ leaves as its parts (`RolloutTree.parts`); the cost of the tree is the cost of a
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
-from turntree.core.cost import Additive
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.gateway.calls import Call, Session, common_tokens
-
-Discarded = Literal["session", "exclude"]
+from turntree.gateway.calls import Call, Session
 
 ACTOR = "agent"
-_ASKED_AGAIN = "asked again"
-_NOT_CHOSEN = "another candidate was taken"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Footprint(Additive):
-    """Token positions that an update on the kept calls computes, by layout."""
-
-    unique: int = 0  # the packer: every unique position once
-    by_branch: int = 0  # a row per leaf: what merging prefixes within a session leaves (AReaL, rLLM)
-    by_call: int = 0  # a row per call: its prompt and its answer (Agent Lightning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,29 +35,23 @@ class Merged:
     rewards: Rewards
     ends: dict[str, int]
     nodes: dict[tuple[str, str], int]
-    footprint: Footprint
     unattributed: dict[str, int] = field(default_factory=dict[str, int])
 
 
-def merge(task_id: str, sessions: Iterable[Session], *, discarded: Discarded = "session") -> Merged:
-    """One tree of all `sessions`, in order of their place in the group.
-
-    `discarded` is the credit of calls whose result was thrown away (docs/design/gateway.md, "Credit of a session"):
-    with "session" they take part in their session's advantage like every other call, with "exclude" they are censored,
-    each a leaf with its reason. Raises `InputError` for a session of another task and for one that occurs twice.
-    """
-    grown = _Grown(task_id, discarded)
-    for session in sorted(sessions, key=lambda one: (one.sample, one.session_id)):
-        grown.add(session)
-    return grown.merged()
+def merge(task_id: str, sessions: Iterable[Session]) -> Merged:
+    """One tree of all `sessions`, in order of their place in the group. Raises `InputError` for a session of another
+    task and for one that occurs twice."""
+    merging = _Merging(task_id)
+    for session in sorted(sessions, key=lambda session: (session.sample, session.session_id)):
+        merging.add(session)
+    return merging.merged()
 
 
-class _Grown:
+class _Merging:
     """The tree while sessions are added to it."""
 
-    def __init__(self, task_id: str, discarded: Discarded) -> None:
+    def __init__(self, task_id: str) -> None:
         self.tree = RolloutTree(task_id)
-        self._discarded = discarded
         self._verdicts: dict[int, Verdict] = {}
         self._ends: dict[str, int] = {}
         self._completions: dict[int, float] = {}
@@ -81,7 +59,6 @@ class _Grown:
         self._messages: dict[int | None, int] = {None: 0}  # on the path to each node, itself included
         self._owners: dict[int, str] = {}  # the session of every node; a shared prompt has none
         self._failed: set[int] = set()  # the leaves of calls without an answer
-        self._by_call = 0
         self._unattributed = Counter[str]()
 
     def add(self, session: Session) -> None:
@@ -110,7 +87,6 @@ class _Grown:
             rewards=rewards,
             ends=self._ends,
             nodes=self._nodes,
-            footprint=self._footprint(),
             unattributed=dict(self._unattributed.most_common()),
         )
 
@@ -123,7 +99,7 @@ class _Grown:
         given = above
         if prompt[length:] or given is None or self.tree[given].sampled:
             given = self._given(above, prompt[length:], call.messages[self._messages[above] :], session)
-        self._record_fork(call, prompt, given, session)
+        self._record_fork(call, given)
         if call.completion is None:
             node = self.tree.add(given, NodeKind.OBSERVATION, (), cost=call.cost).id
             self._failed.add(node)
@@ -132,7 +108,6 @@ class _Grown:
             node = self.tree.add_completion(given, call.completion, answer).id
             self._nodes[session, call.call_id] = node
             self._messages[node] = self._messages[given] + 1
-            self._by_call += len(prompt) + len(call.completion.token_ids)
         self._owners[node] = session
         return node
 
@@ -162,7 +137,7 @@ class _Grown:
             self._owners[node] = session
         return node
 
-    def _record_fork(self, call: Call, prompt: tuple[int, ...], given: int, session: str) -> None:
+    def _record_fork(self, call: Call, given: int) -> None:
         """A first call and a continuation need no explanation; all other branches say why they are there."""
         above = self.tree[given].parent
         asked = any(child not in self._failed for child in self.tree.children(given))
@@ -171,45 +146,24 @@ class _Grown:
             return
         reasons = {"start": "another conversation", "continue": "another continuation"}
         reason = reasons.get(call.cause, call.cause)
-        numbers = {"call": float(call.index), "shared": float(self._shared(prompt, given, session))}
-        self.tree.record(Decision(ACTOR, given, "fork", reason, numbers))
-
-    def _shared(self, prompt: tuple[int, ...], given: int, session: str) -> int:
-        """How many tokens a prompt begins with that were in the session's reach before, whatever nodes they lie in."""
-        if self.tree.children(given):
-            return len(prompt)
-        found, left = 0, [(root, 0) for root in self.tree.roots]
-        while left:
-            node, start = left.pop()
-            if node != given and self._owners.get(node, session) == session:
-                ids = self.tree[node].token_ids
-                end = start + common_tokens(ids, prompt[start : start + len(ids)])
-                found = max(found, end)
-                left += [(child, end) for child in self.tree.children(node)] if end == start + len(ids) else []
-        return found
+        self.tree.record(Decision(ACTOR, given, "fork", reason, {"call": float(call.index)}))
 
     # sessions
 
     def _finish(self, session: Session, end: int) -> None:
-        """Stop the leaves of a session: one is its end, the others are its parts or are left out."""
+        """Stop the leaves of a session: one is its end, the others are its parts."""
         self._ends[session.session_id] = end
         leaves = [leaf for leaf in self.tree.leaves() if self._owners.get(leaf) == session.session_id]
-        away = self._thrown_away(session, end) if self._discarded == "exclude" else {}
         for leaf in leaves:
-            if leaf == end:
-                self._stop(end, *self._outcome(session, end))
-            elif leaf in away:
-                self._stop(leaf, StopReason.CANCELLED, Verdict(None, f"thrown away by the agent ({away[leaf]})"))
-            else:
+            if leaf != end:
                 self.tree.stop(leaf, StopReason.CONTINUED, part_of=end)
-
-    def _stop(self, leaf: int, reason: StopReason, verdict: Verdict) -> None:
-        self.tree.stop(leaf, reason)
-        self._verdicts[leaf] = verdict
+        stop, verdict = self._outcome(session)
+        self.tree.stop(end, stop)
+        self._verdicts[end] = verdict
         if verdict.reward is None:
             self._unattributed[verdict.reason] += 1
 
-    def _outcome(self, session: Session, end: int) -> tuple[StopReason, Verdict]:
+    def _outcome(self, session: Session) -> tuple[StopReason, Verdict]:
         kept = [call for call in session.calls if call.completion is not None]
         if not kept:
             return StopReason.ENVIRONMENT_ERROR, Verdict(None, "the session holds no model call that was answered")
@@ -221,55 +175,8 @@ class _Grown:
             session.reward, session.reason, success=session.success
         )
 
-    def _thrown_away(self, session: Session, end: int) -> dict[int, str]:
-        """Leaves whose answer the agent cannot have used: the same prompt was asked again, or it went on with another
-        answer to it. Of the candidates of one request none counts as lost unless another one was continued. What else
-        became of an answer cannot be seen: a sub-agent's last one comes back in the words of another prompt."""
-        asked: dict[int, list[tuple[Call, int]]] = {}  # by the node of their prompt
-        for call in sorted(session.calls, key=lambda one: one.index):
-            node = self._nodes.get((session.session_id, call.call_id))
-            if node is not None:
-                asked.setdefault(self.tree.path(node)[-2].id, []).append((call, node))
-        found: dict[int, str] = {}
-        for twins in asked.values():
-            latest = twins[-1][0]
-            continued = any(self.tree.children(node) for _, node in twins)
-            for call, node in twins:
-                alike = bool(call.request_id) and call.request_id == latest.request_id
-                again = call is not latest and not alike
-                judged = call.call_id in session.call_rewards
-                if node != end and not self.tree.children(node) and not judged and (continued or again):
-                    found[node] = _ASKED_AGAIN if again else _NOT_CHOSEN
-        return found
-
     def _below(self, node: int) -> int:
         """The latest leaf at or below a node."""
         while children := self.tree.children(node):
             node = children[-1]
         return node
-
-    # figures
-
-    def _footprint(self) -> Footprint:
-        rows = [self._sequence(node) for node in self._nodes.values() if not self._continued(node)]
-        return Footprint(unique=unique_tokens(rows), by_branch=sum(map(len, rows)), by_call=self._by_call)
-
-    def _sequence(self, node: int) -> tuple[int, ...]:
-        return tuple(token for part in self.tree.path(node) for token in part.token_ids)
-
-    def _continued(self, node: int) -> bool:
-        """Whether a completion lies below."""
-        left = [*self.tree.children(node)]
-        while left:
-            below = left.pop()
-            if self.tree[below].sampled:
-                return True
-            left += self.tree.children(below)
-        return False
-
-
-def unique_tokens(sequences: Sequence[tuple[int, ...]]) -> int:
-    """Positions of the trie of all sequences: in sorted order each adds what it does not share with the one before."""
-    ordered = sorted(sequences)
-    shared = (common_tokens(before, now) for before, now in itertools.pairwise(ordered))
-    return sum(map(len, ordered)) - sum(shared)

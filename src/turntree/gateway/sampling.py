@@ -23,14 +23,14 @@ from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.engine.requests import polled
 from turntree.gateway.calls import Call, Lineage, Session, Status, Tools
-from turntree.gateway.config import Refused, Reward, ServingConfig, bad_request
+from turntree.gateway.config import WAITING, Refused, Reward, ServingConfig, bad_request
 from turntree.gateway.store import Head
 
 T = TypeVar("T")
 
 _TICK = 0.005  # seconds that the engine works before new requests are taken
 _LONGEST_TOKEN = 32  # characters: more than any text has on average
-_SHARE = 4  # one session takes at most a quarter of `limits.waiting`
+_SHARE = 4  # one session takes at most a quarter of the places
 _CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
 _NO_ROOM = "This model's maximum context length is {} tokens ({}): {}"  # words that LiteLLM and LangChain look for
 
@@ -146,10 +146,7 @@ class Ask:
 
     messages: tuple[Message, ...]
     tools: Tools = ()
-    candidates: int = 1
     max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     seed: int | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -184,10 +181,10 @@ class LiveSession:
         self.stop, self.limit = stop, limit
         return limit
 
-    def call_id(self, after: int = 0) -> str:
-        """The name of the next call, or of one after it. A rollout that is repeated has the same names, which a chat
-        template may write into a prompt with the calls of tools."""
-        return f"{seeds.derive(self.head.seed, 'call', self.session_id, self.asked + after):016x}"
+    def call_id(self) -> str:
+        """The name of the next call. A rollout that is repeated has the same names, which a chat template may write
+        into a prompt with the calls of tools."""
+        return f"{seeds.derive(self.head.seed, 'call', self.session_id, self.asked):016x}"
 
     def keep(self, call: Call) -> None:
         self.calls.append(call)
@@ -202,22 +199,22 @@ class LiveSession:
             self.continued.add(call.base.call_id)
         self.asked = max(self.asked, call.index + 1)
 
-    def draws_of(self, calls: list[Call], seed: int | None) -> list[int]:
-        """The seeds of the candidates of one request. The conversation that began the session has the draws of a
-        rollout whose environment is stepped; every other call has draws by its prompt, because sub-agents that run at
-        once have no order."""
-        head, call = self.head, calls[0]
+    def draw_of(self, call: Call, seed: int | None) -> int:
+        """The seed of a call that begins. The conversation that began the session has the draws of a rollout whose
+        environment is stepped; every other call has draws by its prompt, because sub-agents that run at once have no
+        order."""
+        head = self.head
         name = _digest(call.prompt_ids)
         before, turn = self.draws[name], call.turn
-        self.draws[name] += len(calls)
-        self.asked += len(calls)
+        self.draws[name] += 1
+        self.asked += 1
         first = call.base is None or call.base.call_id not in self.continued  # of several that go on from one answer
         if call.base is not None and call.goes_on:
             self.continued.add(call.base.call_id)
-        if turn is not None and first and len(calls) == 1 and not before and seed is None:
-            return [seeds.of_turn(head.seed, head.task, (head.sample,), turn)]
+        if turn is not None and first and not before and seed is None:
+            return seeds.of_turn(head.seed, head.task, (head.sample,), turn)
         keys = ("gateway", head.task, head.sample, *(() if seed is None else (seed,)), name)
-        return [seeds.derive(head.seed, *keys, before + i) for i in range(len(calls))]
+        return seeds.derive(head.seed, *keys, before)
 
 
 class Sampler:
@@ -239,71 +236,61 @@ class Sampler:
         limit = driver.engine.max_context
         self.max_context = limit if config.max_context is None else min(limit, config.max_context)
 
-    async def ask(self, session: LiveSession, asked: Ask) -> list[Call]:
-        """Sample the candidates of one request and keep them. A request waits in line for its place: clients that are
-        refused give up after two tries. Cancelling this coroutine (the agent hung up) cancels the candidates in the
-        engine; they are kept as disconnected. Raises `Refused`."""
-        limit = self.config.limits.waiting
-        if self._waiting + asked.candidates > limit or len(session.running) > limit // _SHARE:
+    async def ask(self, session: LiveSession, asked: Ask) -> Call:
+        """Sample the answer to one request and keep it. A request waits in line for its place: clients that are refused
+        give up after two tries. Cancelling this coroutine (the agent hung up) cancels the call in the engine; it is
+        kept as disconnected. Raises `Refused`."""
+        if self._waiting >= WAITING or len(session.running) > WAITING // _SHARE:
             raise Refused(429, "too many calls are under way; try again", code="too_many_calls")
         task = asyncio.current_task()
         assert task is not None
         session.running.add(task)
-        self._waiting += asked.candidates
+        self._waiting += 1
         try:
             async with session.places:
-                self._admit(session, asked)
-                calls = self._placed(session, asked)
-                sampling = self._sampling(session, calls[0], asked)
-                await self._sample(session, calls, sampling, asked.seed)
-                return calls
+                self._admit(session)
+                call = self._placed(session, asked)
+                sampling = self._sampling(session, call, asked)
+                await self._sample(session, call, sampling, asked.seed)
+                return call
         finally:
-            self._waiting -= asked.candidates
+            self._waiting -= 1
             session.running.discard(task)
 
-    def _admit(self, session: LiveSession, asked: Ask) -> None:
-        limits, count = self.config.limits, asked.candidates
+    def _admit(self, session: LiveSession) -> None:
+        limits = self.config.limits
         if session.over or session.reward or session.ending.locked():
             raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
-        if count > limits.candidates:
-            raise Refused(400, f"{count} candidates, and {limits.candidates} are allowed", param="n")
-        calls, seconds = session.asked + count, self._clock() - session.head.opened
+        seconds = self._clock() - session.head.opened
         for reached, stop, what, words in (
-            (calls > limits.calls, StopReason.MAX_TURNS, "calls", f"made its {limits.calls} calls"),
+            (session.asked >= limits.calls, StopReason.MAX_TURNS, "calls", f"made its {limits.calls} calls"),
             (session.tokens >= limits.tokens, StopReason.MAX_TOKENS, "tokens", f"used its {limits.tokens} tokens"),
             (seconds > limits.seconds, StopReason.MAX_SECONDS, "seconds", f"used its {limits.seconds:g} seconds"),
         ):
             if reached:
                 raise Refused(403, session.ran_into(stop, f"the session has {words}"), code=f"session_{what}")
 
-    def _placed(self, session: LiveSession, asked: Ask) -> list[Call]:
+    def _placed(self, session: LiveSession, asked: Ask) -> Call:
         size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
         if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
             raise self._no_room(session, f"{size} characters")
         try:
-            first = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
+            call = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
         except InputError as error:
             raise bad_request(error) from error
         except Exception as error:  # the boundary to foreign templates
             raise Refused(400, f"the messages cannot be rendered ({type(error).__name__}: {error})") from error
-        more = range(1, asked.candidates)
-        calls = [first, *(first.again(session.call_id(i), session.asked + i, "candidate") for i in more)]
-        for call in calls:
-            call.request_id, call.meta = first.call_id, asked.meta
-        return calls
+        call.meta = asked.meta
+        return call
 
-    def _sampling(self, session: LiveSession, first: Call, asked: Ask) -> Sampling:
-        """How these candidates are sampled. Raises `Refused` where the context has no room."""
-        room = self.max_context - first.prompt_tokens
+    def _sampling(self, session: LiveSession, call: Call, asked: Ask) -> Sampling:
+        """How a call is sampled. Raises `Refused` where the context has no room."""
+        room = self.max_context - call.prompt_tokens
         if room < 1:
-            raise self._no_room(session, f"{first.prompt_tokens} tokens")
+            raise self._no_room(session, f"{call.prompt_tokens} tokens")
         session.ran_into(StopReason.COMPLETED, "")
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
-        if self.config.parameters == "agent":
-            temperature = sampling.temperature if asked.temperature is None else asked.temperature
-            top_p = sampling.top_p if asked.top_p is None else asked.top_p
-            sampling = replace(sampling, temperature=temperature, top_p=top_p)
         return replace(sampling, max_tokens=longest)
 
     def _no_room(self, session: LiveSession, size: str) -> Refused:
@@ -311,43 +298,31 @@ class Sampler:
         session.ran_into(StopReason.MAX_TOKENS, limit)
         return Refused(400, _NO_ROOM.format(self.max_context, _CONTEXT, limit), code=_CONTEXT, param="messages")
 
-    async def _sample(self, session: LiveSession, calls: list[Call], sampling: Sampling, seed: int | None) -> None:
-        """Sample the calls and keep what became of each."""
-        prompt, alone = calls[0].prompt_ids, len(calls) == 1
-        requests = [
-            GenerationRequest(prompt_ids=prompt, sampling=sampling, seed=draw, retain=alone)
-            for draw in session.draws_of(calls, seed)
-        ]
-        flying = [self.driver.submit(request) for request in requests]
-
-        async def completed(i: int) -> Completion:
-            for _ in range(self.config.retries):
-                try:
-                    return await asyncio.wrap_future(flying[i])
-                except Fault:  # asked again, with the same draws
-                    self._ledger["retried"] += 1
-                    flying[i] = self.driver.submit(requests[i])
-            return await asyncio.wrap_future(flying[i])
-
-        try:
-            ended = await asyncio.gather(*map(completed, range(len(calls))), return_exceptions=True)
-        except asyncio.CancelledError:
-            costs = await _at_last(asyncio.gather(*(asyncio.wrap_future(self.driver.cancel(one)) for one in flying)))
-            for call, cost in zip(calls, costs, strict=True):
-                call.cost = cost
+    async def _sample(self, session: LiveSession, call: Call, sampling: Sampling, seed: int | None) -> None:
+        """Sample a call and keep what became of it."""
+        draw = session.draw_of(call, seed)
+        request = GenerationRequest(prompt_ids=call.prompt_ids, sampling=sampling, seed=draw, retain=True)
+        for left in reversed(range(self.config.retries + 1)):
+            flying = self.driver.submit(request)
+            try:
+                completion = await asyncio.wrap_future(flying)
+            except asyncio.CancelledError:
+                call.cost = await _at_last(asyncio.wrap_future(self.driver.cancel(flying)))
                 self._end(session, call, "disconnected", "the agent hung up")
-            raise
-        for call, end in zip(calls, ended, strict=True):
-            self._take(session, call, end)
-        if failed := [call.error for call in calls if call.error]:
-            raise Refused(503 if self.driver.failure is not None else 500, failed[0], code="engine_fault")
+                raise
+            except TurntreeError as error:
+                if left and isinstance(error, Fault):  # asked again, with the same draws
+                    self._ledger["retried"] += 1
+                    continue
+                self._end(session, call, "failed", str(error))
+            else:
+                self._take(session, call, completion)
+            break
+        if call.error:
+            raise Refused(503 if self.driver.failure is not None else 500, call.error, code="engine_fault")
 
-    def _take(self, session: LiveSession, call: Call, ended: Completion | BaseException) -> None:
-        """Keep a call that ended."""
-        if isinstance(ended, BaseException):
-            if not isinstance(ended, TurntreeError):
-                raise ended
-            return self._end(session, call, "failed", str(ended))
+    def _take(self, session: LiveSession, call: Call, ended: Completion) -> None:
+        """Keep a call that has its completion."""
         call.completion = ended
         try:
             answer = self._renderer.parse(ended.token_ids, call.tools)

@@ -2,7 +2,7 @@
 training run.
 
 Agents: `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models`, also below `/s/SESSION`.
-Those who run them: `POST /sessions`, `GET /sessions/ID`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`,
+Those who run them: `POST /sessions`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`,
 `GET /status`.
 """
 
@@ -11,47 +11,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
 import resource
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.progress import notice
-from turntree.gateway.bodies import chunks, completion_body, events, read_chat, read_responses, response_body
-from turntree.gateway.calls import Call
+from turntree.gateway.bodies import DIALECTS, Dialect
 from turntree.gateway.config import Refused, bad_request, read_reward
-from turntree.gateway.sampling import Ask, LiveSession
+from turntree.gateway.sampling import LiveSession
 from turntree.gateway.sessions import Sessions, digest
 from turntree.run.jsonl import parse_object
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
-_ALIVE = 10.0  # seconds between two signs of life in a stream that waits for its answer
 _SWEEP = 5.0  # seconds between two looks for sessions that took too long
 _SMALL = 2**16  # bytes of a request that is read in the event loop; a larger one is read beside it
-_MOST_VALUES = 2**17  # in the JSON of a request
-_VALUE = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{\[,]')
 _SESSION = "x-turntree-session"
+_READ = "turntree.read"  # of a request's scope: its body was read to the end
 _BACKLOG = 4096
-_DROPPED = 2**28  # bytes of a request that are read when it is answered already, and thrown away
-_DROPPING = 10.0  # seconds that this may take
+_BODY = 30.0  # seconds that a client may take to send a request
+_DROPPING = 10.0  # seconds in which the rest of a request that is refused is read and thrown away
 _IDLE = 130  # seconds; clients keep a connection for less (httpx 5, aiohttp 15, LiteLLM 120), so they end it, not we
 
 
@@ -61,15 +58,16 @@ class Gateway:
     def __init__(self, sessions: Sessions, *, model: str, admin_key: str) -> None:
         self.sessions, self.model, self._admin = sessions, _public(model), digest(admin_key)
         agents = [
-            Route("/v1/chat/completions", self._guarded(self.chat), methods=["POST"]),
-            Route("/v1/responses", self._guarded(self.responses), methods=["POST"]),
+            *(
+                Route(path, self._guarded(partial(self.answer, one)), methods=["POST"])
+                for path, one in DIALECTS.items()
+            ),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{model:path}", self._guarded(self.models), methods=["GET"]),
         ]
         below = [Route("/s/{session}" + one.path, one.endpoint, methods=list(one.methods or ())) for one in agents]
         admin = [
             Route("/sessions", self._guarded(self.open), methods=["POST"]),
-            Route("/sessions/{session}", self._guarded(self.look), methods=["GET"]),
             Route("/sessions/{session}/reward", self._guarded(self.reward), methods=["POST"]),
             Route("/sessions/{session}/close", self._guarded(self.close), methods=["POST"]),
             Route("/status", self._guarded(self.status), methods=["GET"]),
@@ -90,70 +88,15 @@ class Gateway:
 
     # agents
 
-    async def chat(self, request: Request) -> Response:
+    async def answer(self, dialect: Dialect, request: Request) -> Response:
+        """A stream begins when its answer is there, so that what fails has an HTTP status: a client tries it again."""
         session, body = self._asking(request), await self._body(request)
-        asked = read_chat(body)
+        asked = dialect.read(body, lambda name: next((call for call in session.calls if call.call_id == name), None))
+        call = await _unless_gone(request, self.sessions.sampler.ask(session, asked.ask))
         if not asked.stream:
-            calls = await _unless_gone(request, self.sessions.sampler.ask(session, asked.ask))
-            return _json(completion_body(calls, self.model, logprobs=asked.logprobs))
-
-        def lines(calls: Sequence[Call]) -> Iterator[str]:
-            for chunk in chunks(calls, self.model, with_usage=asked.with_usage, logprobs=asked.logprobs):
-                yield f"data: {json.dumps(chunk)}\n\n"
-
-        return await self._streamed(request, session, asked.ask, lines, "data: [DONE]\n\n")
-
-    async def responses(self, request: Request) -> Response:
-        session, body = self._asking(request), await self._body(request)
-        asked = read_responses(body, lambda name: next((one for one in session.calls if one.call_id == name), None))
-        if not asked.stream:
-            calls = await _unless_gone(request, self.sessions.sampler.ask(session, asked.ask))
-            return _json(response_body(calls[0], self.model))
-
-        def lines(calls: Sequence[Call]) -> Iterator[str]:
-            for event in events(calls, self.model):
-                yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
-
-        return await self._streamed(request, session, asked.ask, lines, "")
-
-    async def _streamed(
-        self,
-        request: Request,
-        session: LiveSession,
-        asked: Ask,
-        lines: Callable[[Sequence[Call]], Iterator[str]],
-        last: str,
-    ) -> Response:
-        """A stream. What fails before its first sign of life is due has an HTTP status: an error inside a stream is not
-        tried again by any client."""
-        task = asyncio.create_task(self.sessions.sampler.ask(session, asked))
-        leaving = asyncio.create_task(_left(request))
-        try:
-            await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                _result(task)
-        except BaseException:
-            leaving.cancel()
-            await _cancelled(task)
-            raise
-
-        async def streamed() -> AsyncIterator[str]:
-            try:
-                while not task.done() and not leaving.done():
-                    done, _ = await asyncio.wait({task, leaving}, timeout=_ALIVE, return_when=asyncio.FIRST_COMPLETED)
-                    if not done:
-                        yield ": the answer is being sampled\n\n"
-                if task.done():
-                    for line in lines(_result(task)):
-                        yield line
-            except TurntreeError as error:
-                yield f"data: {json.dumps(_refused(error).body)}\n\n"
-            finally:
-                leaving.cancel()
-                await _cancelled(task)
-            yield last
-
-        return StreamingResponse(streamed(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+            return _json(dialect.body(call, self.model, asked))
+        events, headers = "".join(dialect.stream(call, self.model, asked)), {"cache-control": "no-cache"}
+        return Response(events, headers=headers, media_type="text/event-stream")
 
     async def models(self, request: Request) -> Response:
         self._asking(request)
@@ -172,20 +115,6 @@ class Gateway:
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
         named = {"session": opened.session_id, "task": asked.task, "key": keys["ask"], "reward_key": keys["reward"]}
         return _json({**named, **places}, 201)
-
-    async def look(self, request: Request) -> Response:
-        self._check_admin(request)
-        session = self.sessions.get(request.path_params["session"])
-        calls = [
-            {
-                **{"id": call.call_id, "index": call.index, "cause": call.cause, "status": call.status},
-                **{"prompt_tokens": call.prompt_tokens, "new_tokens": len(call.added_ids)},
-                "sampled_tokens": len(call.sampled_ids),
-            }
-            for call in session.calls
-        ]
-        head = {"session": session.session_id, "task": session.head.task, "tokens": session.tokens}
-        return _json({**head, "calls": calls, "running": len(session.running), **_worth(session)})
 
     async def reward(self, request: Request) -> Response:
         """The reward ends the session. The same one may be posted again: the answer to the first may have been lost."""
@@ -214,6 +143,7 @@ class Gateway:
                 return await handler(request)
             except TurntreeError as error:
                 refused = _refused(error)
+                await _heard_out(request)
                 self.sessions.ledger[f"refused_{refused.status}"] += 1
                 headers = {"retry-after": "1"} if refused.status in (429, 503) else None
                 return _json(refused.body, refused.status, headers)
@@ -239,29 +169,21 @@ class Gateway:
 
     async def _body(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request, within the limits of size and time."""
-        limits = self.sessions.config.limits
+        most = self.sessions.config.limits.body_bytes
         try:
-            async with asyncio.timeout(limits.body_seconds):
+            async with asyncio.timeout(_BODY):
                 data = bytearray()
                 async for part in request.stream():
                     data += part
-                    if len(data) > limits.body_bytes:
-                        raise Refused(413, f"the request has more than {limits.body_bytes} bytes", code="too_large")
+                    if len(data) > most:
+                        raise Refused(413, f"the request has more than {most} bytes", code="too_large")
         except TimeoutError:
-            raise Refused(408, f"the request took longer than {limits.body_seconds:g} seconds to arrive") from None
+            raise Refused(408, f"the request took longer than {_BODY:g} seconds to arrive") from None
         except ClientDisconnect as error:
             raise _Gone from error
+        request.scope[_READ] = True
         given = bytes(data) or b"{}"
-        return parse_object(given) if len(given) <= _SMALL else await asyncio.to_thread(_read, given)
-
-
-def _read(data: bytes) -> dict[str, Any]:
-    """A large object. Python's reader lets no other thread work, so what it would read is counted first. Raises
-    `Refused`."""
-    at_most = sum(map(data.count, (b"{", b"[", b",")))  # those in texts included
-    if at_most > _MOST_VALUES < sum(not found[0].startswith(b'"') for found in _VALUE.finditer(data)):
-        raise Refused(413, f"the request has more than {_MOST_VALUES:,} values", code="too_large")
-    return parse_object(data)
+        return parse_object(given) if len(given) <= _SMALL else await asyncio.to_thread(parse_object, given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,28 +216,28 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise _Gone
-        return _result(task)
+        if task.cancelled():
+            raise Refused(403, "the session was ended", code="session_over")
+        return task.result()
     finally:
         leaving.cancel()
-        await _cancelled(task)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})  # until it has put its things in order
+
+
+async def _heard_out(request: Request) -> None:
+    """Read and throw away what the client of a refused request still sends: closing the connection under it would be a
+    reset for it, and the answer lost."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DROPPING):
+            while not request.scope.get(_READ):
+                request.scope[_READ] = not (await request.receive()).get("more_body", False)
 
 
 async def _left(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _result(task: asyncio.Task[T]) -> T:
-    if task.cancelled():
-        raise Refused(403, "the session was ended", code="session_over")
-    return task.result()
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel a task where it is under way, and wait until it has put its things in order."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
 
 
 def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -355,6 +277,7 @@ def _worth(session: LiveSession) -> dict[str, Any]:
 
 
 async def _missing(request: Request, error: Exception) -> Response:
+    await _heard_out(request)
     status = getattr(error, "status_code", 404)
     refused = Refused(status, f"there is no {request.method} {request.url.path}; see docs/how-to/gateway.md")
     return _json(refused.body, status)
@@ -386,36 +309,6 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Hearing:
-    """`app`, which hears a client out: what a request still sends when it is answered (it is too large, its key is
-    wrong) is read and thrown away. Closing the connection under a client that writes would be a reset for it, and the
-    answer lost."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        unread = scope["type"] == "http"
-
-        async def received() -> Message:
-            nonlocal unread
-            message = await receive()
-            unread = unread and bool(message.get("more_body", False))
-            return message
-
-        async def sent(message: Message) -> None:
-            if unread and message["type"] == "http.response.body" and not message.get("more_body", False):
-                await send({**message, "more_body": True})
-                message, dropped = {"type": "http.response.body"}, 0
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_DROPPING):
-                        while unread and dropped < _DROPPED:
-                            dropped += len((await received()).get("body", b""))
-            await send(message)
-
-        await self._app(scope, received, sent)
-
-
 def server_of(app: ASGIApp, *, most: int) -> uvicorn.Server:
     """`most` is how many connections are served at once; further ones get HTTP 503."""
     try:
@@ -432,7 +325,7 @@ def server_of(app: ASGIApp, *, most: int) -> uvicorn.Server:
     settings: dict[str, Any] = {"access_log": False, "log_level": "warning", "timeout_graceful_shutdown": 5}
     settings |= {"backlog": _BACKLOG, "limit_concurrency": most, "timeout_keep_alive": _IDLE}
     settings["proxy_headers"] = False  # whoever is asked is this socket, whatever a header says
-    return uvicorn.Server(uvicorn.Config(Hearing(app), **settings))
+    return uvicorn.Server(uvicorn.Config(app, **settings))
 
 
 class Served:

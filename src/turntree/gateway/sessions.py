@@ -24,6 +24,7 @@ from turntree.gateway.store import SCHEMA, Head, SessionStore, StoredSession, ca
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _REMEMBERED = 4096  # sessions that ended
+_PARALLEL = 32  # requests of one session that are sampled at once; further ones wait in line
 
 
 class Sessions:
@@ -90,7 +91,7 @@ class Sessions:
 
     def _live(self, head: Head) -> LiveSession:
         lineage = Lineage(self._renderer, self.config.thoughts)
-        return LiveSession(head, lineage, asyncio.Semaphore(self.config.limits.parallel))
+        return LiveSession(head, lineage, asyncio.Semaphore(_PARALLEL))
 
     def find(self, key: str, named: str | None, *, use: str = "ask", admin: bool = False) -> LiveSession:
         """The session of a key, also one of those that ended last. An unknown session and a wrong key are not told

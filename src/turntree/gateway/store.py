@@ -81,7 +81,6 @@ class _Call:
 
     id: str
     index: Count
-    request: str
     cause: Cause
     ids: tuple[int, ...]
     messages: list[dict[str, Any]]
@@ -220,7 +219,6 @@ def call_to_json(call: Call) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": call.call_id,
         "index": call.index,
-        "request": call.request_id,
         "cause": call.cause,
         "ids": list(call.added_ids),
         "messages": [message.to_chat() for message in call.added],
@@ -254,7 +252,6 @@ def call_from_json(row: Any, earlier: dict[str, Call]) -> Call:
     return Call(
         call_id=read.id,
         index=read.index,
-        request_id=read.request,
         cause=read.cause,
         added_ids=read.ids,
         added=tuple(map(_message, read.messages)),

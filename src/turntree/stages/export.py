@@ -40,7 +40,7 @@ class ExportConfig:
     pivots: str
     """The pivots file of `turntree select`."""
     pivot_format: Part
-    """nemo-gym, trl, verl, skyrl, hf, or module:function of your own."""
+    """nemo-gym, trl, verl, skyrl, or module:function of your own."""
     traces: str | None = None
     """Path of the traces, if not the one in the pivots file."""
     verifier: Part | None = None

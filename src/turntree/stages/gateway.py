@@ -155,9 +155,6 @@ def _trees(store: SessionStore, by_task: dict[str, list[str]], counts: Counter[s
         counts.update(
             sessions=len(read),
             calls=sum(len(session.calls) for session in read),
-            unique_tokens=merged.footprint.unique,
-            tokens_by_branch=merged.footprint.by_branch,
-            tokens_by_call=merged.footprint.by_call,
             unattributed=sum(merged.unattributed.values()),
         )
         tools = next((call.tools for session in read for call in session.calls if call.tools), ())

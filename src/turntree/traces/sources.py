@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.run.jsonl import decode, located, parse_json, read_chunks, read_lines
+from turntree.run.jsonl import decode, parse_json, read_chunks, read_lines
 from turntree.run.opening import members_of
 from turntree.traces.documents import document_info, document_rows
 
@@ -47,9 +47,9 @@ class SourceFile:
 
 
 def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile]:
-    """A file itself; of a folder the files inside in the order of their names, of a tar archive in its own order (a
-    compressed one is read from its start to go back, and again where it holds a folder of tau2). Files of other names,
-    and links that lead to no file or to a folder, are counted in `ignored`. Raises `InputError` where there is none."""
+    """A file itself; of a folder the files inside in the order of their names, of a tar archive in its own order.
+    Files of other names, and links that lead to no file or to a folder, are counted in `ignored`. Raises `InputError`
+    where there is none."""
     path = Path(path)
     if path.is_dir():
         names = sorted(file for file in path.rglob("*") if _is_file(file, ignored))
@@ -94,46 +94,21 @@ def is_text(path: Path) -> bool:
 
 
 def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
-    """One member at a time, as a file of its own in a folder that is removed."""
-    infos: dict[PurePosixPath, dict[str, Any] | None] | None = None
+    """One member at a time, as a file of its own in a folder that is removed, whatever place its name tells."""
     with tempfile.TemporaryDirectory() as folder:
         for member, pieces in members_of(path):
+            name = Path(member.name)
             if not (member.isfile() or member.isdir()):
                 ignored["links and devices in an archive"] += 1
-            if not member.isfile() or not _wanted(Path(member.name), ignored):
+            if not member.isfile() or not _wanted(name, ignored):
                 continue
-            name = PurePosixPath(member.name)
-            if name.parent.name == _SIMULATIONS and infos is None:
-                infos = _result_infos(path)
-            file = _extracted(member.name, pieces(), folder)
-            yield SourceFile(file, path / member.name, (infos or {}).get(name.parent.parent))
+            if name.parent.name == _SIMULATIONS:  # what it needs of its result may stand behind it
+                raise InputError("is a result of tau2 as a folder", path=path / name, hint="extract the archive")
+            file = Path(folder) / name.name[-100:]
+            with file.open("wb") as target:
+                target.writelines(pieces())
+            yield SourceFile(file, path / member.name)
             file.unlink()
-
-
-def _extracted(name: str, pieces: Iterable[bytes], folder: str) -> Path:
-    """The content of a member in `folder`, whatever place its name tells."""
-    file = Path(folder) / Path(name).name[-100:]
-    with file.open("wb") as target:
-        target.writelines(pieces)
-    return file
-
-
-def _result_infos(path: Path) -> dict[PurePosixPath, dict[str, Any] | None]:
-    """What `_result_info` finds, of every tau2 folder in an archive. It takes a pass of its own, only where there is
-    such a folder: `results.json` may stand behind its simulations."""
-    found: dict[PurePosixPath, dict[str, Any] | None] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        names = {PurePosixPath(member.name) for member, _ in members_of(path) if member.isfile()}
-        runs = {name.parent.parent for name in names if name.parent.name == _SIMULATIONS}
-        for member, pieces in members_of(path) if runs else ():
-            name = PurePosixPath(member.name)
-            if member.isfile() and name.name == _RESULT and name.parent in runs:
-                file = _extracted(member.name, pieces(), folder)
-                try:
-                    found[name.parent] = _environment(document_info(file))
-                except InputError as error:
-                    raise located(error, path=path / member.name) from error
-    return found
 
 
 def _is_file(path: Path, ignored: Counter[str]) -> bool:
