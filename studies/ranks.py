@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,4 +13,4 @@ from scipy.stats import spearmanr
 def spearman(first: Sequence[float] | NDArray[Any], second: Sequence[float] | NDArray[Any]) -> float | None:
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
-    return float(spearmanr(first, second).statistic)
+    return float(cast("Any", spearmanr(first, second))[0])

@@ -289,12 +289,12 @@ def passing(cut_P: Counts, true_P: Counts, family_P: Counts, needed: Counts, for
     tested_P = cut_P - needed[cut_P] >= forgiven
     right_P = true_P >= needed[cut_P]
     for index in np.lexsort((cut_P, family_P)):
-        if not tested_P[index] or family_P[index] in ended:
+        if not tested_P[index] or int(family_P[index]) in ended:
             continue
         if right_P[index]:
             passed.append(int(index))
         else:
-            ended.add(family_P[index])
+            ended.add(int(family_P[index]))
     return sorted(passed)
 
 
