@@ -176,6 +176,7 @@ class Recipe:
             print(f"{self.name}: no state is a pivot ({classes}), so nothing to reinforce", flush=True)
             return None
         command = words("select", profiled.result, "--rule", rule, "--threshold", self.settings.threshold)
+        command += words("--max-per-kind", 1, "--anchor-share", 0)  # the paper's form
         stage = Stage(rule, f"{rule}.jsonl", (*command, "--out", f"{rule}.jsonl"), (profiled,))
         self.book.run(stage)
         return stage if self.book.done(stage) else None

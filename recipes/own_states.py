@@ -260,7 +260,9 @@ class Recipe:
             return self.model(arm, seed, self.whole(arm, seed))
         traces = self.traces(seed)
         if arm == "sft":
-            command = words("sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4)
+            command = words(
+                "sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4, "--set", "check.tasks=0"
+            )
             return self.model(arm, seed, command, traces)
         if arm.startswith("own"):
             return self.model(arm, seed, self.own(arm, seed), traces)
@@ -291,12 +293,8 @@ class Recipe:
             source = self.file("weighed", seed, command, source)
         below = 0.6 if arm == "filter" else 1.0
         command = words("select", source.result, "--threshold", below, "--per-duplicate", 0, "--seed", seed)
-        command += {
-            "capped": words("--max-per-kind", options.cap),
-            "strict": words("--max-per-kind", options.cap),
-            "random": words("--rule", "random"),
-            "filter": (),
-        }.get(arm) or words("--weight", WEIGHTS.get(arm, "equal"))
+        command += words("--max-per-kind", options.cap if arm in ("capped", "strict") else 1, "--anchor-share", 0)
+        command += words("--rule", "random") if arm == "random" else words("--weight", WEIGHTS.get(arm, "equal"))
         return self.file(f"pivots-{arm}", seed, command, source)
 
     def file(self, name: str, seed: int, command: tuple[str, ...], need: Stage) -> Stage:
@@ -317,6 +315,7 @@ class Recipe:
         command += words("--refresh", options.refresh)
         chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
         chosen |= {"max_turns": options.max_turns, "select.weight": WEIGHTS[arm]}
+        chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0}  # as they were measured
         if arm == "own-outcome":
             chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
@@ -343,7 +342,7 @@ class Recipe:
         options = self.settings
         command = words("train", "pivot", *states, "--steps", options.steps, "--learning-rate", options.rate)
         command += words("--kl", options.kl, "--max-tokens", options.max_tokens, "--keep-trees", "none")
-        return command + words("--set", "train.optimizer.warmup_steps=3")
+        return command + words("--set", "train.optimizer.warmup_steps=3", "--set", "check.tasks=0")
 
     def play(self, arm: str, seed: int, model: Stage | None, part: str) -> Stage:
         options, needs = self.settings, () if model is None else (model,)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from configs import PremiseConfig
+from ranks import spearman
 from scipy.stats import rankdata
 
 from turntree.core.config import to_mapping
@@ -27,7 +28,7 @@ from turntree.decide.branching.rules import RandomBrancher
 from turntree.env.tasks import TRAIN, open_tasks
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.run.files import write_json
-from turntree.run.statistics import percentile_interval, resampled, spearman
+from turntree.run.statistics import percentile_interval, resampled
 from turntree.stages.policy import load_policy, policy_name
 
 SCHEMA = "turntree.premise/1"

@@ -23,6 +23,7 @@ import numpy as np
 import theory_finite
 from configs import TheoryConfig
 from numpy.typing import NDArray
+from ranks import spearman
 from theory_finite import slope_of_groups
 from theory_spaces import (
     Floats,
@@ -46,7 +47,6 @@ from turntree.credit.config import Normalizer
 from turntree.experiments.config import COMMAND, household_pivots
 from turntree.rollout.local import sample_local, score_wave
 from turntree.run.files import write_json
-from turntree.run.statistics import spearman
 from turntree.stages.policy import Policy, load_policy
 from turntree.stages.verifier import open_verifier
 from turntree.train.config import LossConfig

@@ -27,11 +27,20 @@ EPISODES = (
     *("--learning-rate", 3e-4, *keys(train__check_every=2, held_out_count=3, checkpoints__every=2)),
 )
 # times, and figures that not every version has
-UNCOMPARED = {"timing", "local", "retired_pivots", "replaced_groups", "replaced_turns", "mixed_groups_trained"}
+UNCOMPARED = {
+    "held_out_actions",
+    "held_out_turns_per_episode",
+    "timing",
+    "local",
+    "retired_pivots",
+    "replaced_groups",
+    "replaced_turns",
+    "mixed_groups_trained",
+}
 RUNS = {
     "pivot": (
         *("train", "pivot", "pivots.jsonl", "--steps", 3, "--max-tokens", 24, "--learning-rate", 3e-4, *GROUPS),
-        *keys(train__check_every=2, check__states=6, check__tasks=2),
+        *keys(train__check_every=2, check__states=6, check__tasks=2, check__max_turns=8),
     ),
     "own": (
         *("train", "pivot", "pivots.jsonl", "--states", "mixed", "--environment", "household", "--teacher"),
@@ -56,7 +65,7 @@ BEFORE = (
         *("profile", "--traces", "traces.jsonl", "--limit", 40, "--rollouts", 4, "--max-tokens", 24),
         *("--out", "profile.jsonl"),
     ),
-    ("select", "profile.jsonl", "--anchor-share", 0.3, "--out", "pivots.jsonl"),
+    ("select", "profile.jsonl", "--max-per-kind", 1.0, "--anchor-share", 0.0, "--out", "pivots.jsonl"),
 )
 
 
@@ -66,6 +75,9 @@ def digest(data: bytes) -> str:
 
 def metrics(path: Path) -> list[dict]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row for row in rows if "loss" in row]  # not every version checks what SFT begins with
+    if "epoch" in rows[0]:
+        rows = [{key: value for key, value in row.items() if not key.startswith("held_out")} for row in rows]
     return [{key: value for key, value in row.items() if key not in UNCOMPARED} for row in rows]
 
 

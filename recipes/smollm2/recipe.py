@@ -180,7 +180,7 @@ class Recipe:
     ) -> Stage:
         command = words(
             *("sft", "--model", model, "--traces", traces, "--epochs", 1, "--learning-rate", rate, "--seed", seed),
-            *("--set", f"sft.batch={batch}", *self.training(name)),
+            *("--set", f"sft.batch={batch}", "--set", "check.tasks=0", *self.training(name)),
         )
         return Stage(name, f"{name}/cost.json", command, tuple(needs))
 
@@ -193,7 +193,7 @@ class Recipe:
             command = words(
                 "select", profiled.result, "--rule", rule, "--threshold", 1.0, "--max-per-kind", self.settings.cap
             )
-            command += words("--per-duplicate", 0, "--out", f"{rule}.jsonl")
+            command += words("--anchor-share", 0, "--per-duplicate", 0, "--out", f"{rule}.jsonl")
             chosen[arm] = Stage(rule, f"{rule}.jsonl", command, (profiled,))
             self.book.run(chosen[arm])
         return chosen
@@ -204,7 +204,8 @@ class Recipe:
             *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
             *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
-            *("--set", f"train.sampling.max_tokens={options.max_tokens}", *more, *self.training(name)),
+            *("--set", f"train.sampling.max_tokens={options.max_tokens}", "--set", "check.tasks=0"),
+            *(*more, *self.training(name)),
         )
         return Stage(name, f"{name}/cost.json", command, (states,))
 

@@ -233,7 +233,7 @@ def _groups(
         if again:
             report.drop("the generation batch of the step before, logged again", path, count=len(records))
         _check_advantages(list(batches.values()), rewards, path, weighted=bool(options.rewards))
-        yield from grouped([(row.iteration, row.group) for row in rows], rows.__getitem__, path, report)
+        yield from grouped(rows, path, report)
 
 
 def _records(path: Path) -> list[Record]:

@@ -106,20 +106,20 @@ def _quoted(text: str) -> str:
 
 
 class SandboxTool:
-    """`python` (the last line, if an expression, is shown as its value); every call starts afresh."""
+    """`python` (the last line, if an expression, is shown as its value); every call starts afresh. Answers are not
+    kept: an error may come from a limit, or from the state of the machine."""
 
-    def __init__(self, sandbox: Sandbox, *, cached: bool = False) -> None:
-        """`cached`: answers of programs that ran alone are kept (`Execution.repeatable`)."""
-        self.pure = cached
+    pure = False
+
+    def __init__(self, sandbox: Sandbox) -> None:
         parameters = _one_string("code", "The program.")
         self.spec = ToolSpec("python", "Run a Python program. Every call starts afresh.", parameters)
         self.version = repr(sorted(dataclasses.asdict(sandbox.config).items()))
         self._sandbox = sandbox
 
     def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
-        limit = self._sandbox.config.limits.seconds
         execution = self._sandbox.run(arguments["code"], language="python")
-        return ToolOutput(described(execution, limit), final=execution.repeatable)
+        return ToolOutput(described(execution, self._sandbox.config.limits.seconds))
 
 
 def described(execution: Execution, limit: float) -> str:
@@ -129,8 +129,6 @@ def described(execution: Execution, limit: float) -> str:
         parts.append("[output cut]")
     if execution.timed_out:
         parts.append(f"[stopped after {limit:g} s]")
-    elif execution.lost:
-        parts.append("[stopped: the program ended its sandbox]")
     elif execution.exit_code is None:
         parts.append("[stopped: too much output]")
     elif execution.failed and not execution.stderr:

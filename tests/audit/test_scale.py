@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from logs_of_groups import FAIL, MIXED, group
 
 from turntree.audit.played import play
-from turntree.audit.remedies import PivotRule, Remedies, estimate
+from turntree.audit.remedies import Remedies, estimate
 from turntree.audit.waste import by_task_type, over_time
-from turntree.decide.filters.dapo import DapoFilter
 from turntree.decide.filters.greso import GresoConfig
 from turntree.decide.gates.signals import SIGNALS
 from turntree.decide.gates.table import progress_at
@@ -43,7 +42,7 @@ def test_the_outcomes_of_a_log_are_walked_over_equally_often_however_long_it_is(
         object.__setattr__(played, "outcomes", Counted(played.outcomes))
         Counted.walks = 0
         if judge is None:
-            estimate(played, Remedies(greso=GresoConfig(), dapo=DapoFilter(), pivots=PivotRule()))
+            estimate(played, Remedies(greso=GresoConfig(), dapo=True, pivots=0.6))
         else:
             judge(played)
         return Counted.walks
@@ -116,7 +115,7 @@ def rollouts(draw):
 @given(st.lists(rollouts(), min_size=1, max_size=4), st.integers(1, 4))
 def test_numbers_in_place_of_texts_give_every_signal_the_same_value(rolled, turn):
     told = LoggedGroup(id="g", task="t", rollouts=tuple(rolled), iteration=3, task_type="k")
-    kept = play([told]).groups[0].logged()
+    kept = play([told]).groups[0]
     for signal in SIGNALS.values():
         one, other = (signal(progress_at(each, list(each.rollouts), turn, 4), turn) for each in (told, kept))
         assert np.isclose(one, other)

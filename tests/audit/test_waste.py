@@ -1,17 +1,13 @@
 """Where the budget went: every figure adds up, and what the log cannot tell is null with the reason."""
 
-import math
-from itertools import combinations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from logs_of_groups import CENSORED, FAIL, MIXED, SUCCEED, group
 
-from turntree.audit.audit import audit
-from turntree.audit.comparison import AuditConfig
+from turntree.audit.audit import AuditConfig, audit
 from turntree.audit.played import play
-from turntree.audit.waste import cost, counts, dilution, group_sizes, histories, never_teaching, over_time, overall
+from turntree.audit.waste import cost, counts, dilution, never_teaching, over_time, overall
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 
@@ -47,28 +43,11 @@ def test_the_rate_is_that_of_a_direct_count_over_groups_with_two_scored_rollouts
     assert found["low"] - 1e-9 <= (flat / len(judged) if judged else 0) <= found["high"] + 1e-9
 
 
-def test_dilution_counts_what_enters_the_loss_by_group_rollout_and_token():
+def test_dilution_is_the_share_of_the_scored_rollouts_that_no_gradient_comes_from():
     long_flat = group("a", (0.0, 0.0, 0.0, None), actions=("x",) * 4)
-    played = play([long_flat, group("b", MIXED, actions=("x",)), group("c", CENSORED, actions=("x",) * 50)])
-    found = dilution(played)
-    assert found["by_group"] == 1 / 2 and found["by_rollout"] == 3 / 5
-    assert found["by_token"] == (3 * 4) / (3 * 4 + 2 * 1)  # neither the censored rollout nor the censored group
-    assert found["amplification"]["by_rollout"] == pytest.approx(5 / 2)
-
-
-def test_a_log_of_zero_variance_alone_has_no_amplification():
-    assert dilution(play([group("a", FAIL)]))["amplification"] == dict.fromkeys(("by_group", "by_rollout", "by_token"))
-
-
-@given(st.lists(st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=4, max_size=5), min_size=1, max_size=4))
-def test_smaller_groups_are_all_subsets_of_the_logged_ones(groups):
-    rows = group_sizes(play([group(str(i), each) for i, each in enumerate(groups)]))
-    assert [row["size"] for row in rows] == list(range(2, min(map(len, groups)) + 1))
-    for row in rows:
-        shares = [[len(set(subset)) == 1 for subset in combinations(each, row["size"])] for each in groups]
-        rate = sum(sum(share) / len(share) for share in shares) / len(groups)
-        assert math.isclose(row["zero_variance_rate"], rate, abs_tol=1e-12)
-        assert math.isclose(row["mixed_groups_per_1000_rollouts"], 1000 * (1 - rate) / row["size"], abs_tol=1e-9)
+    found = dilution(play([long_flat, group("b", MIXED, actions=("x",)), group("c", CENSORED, actions=("x",) * 50)]))
+    assert found == {"share": 3 / 5, "amplification": pytest.approx(5 / 2)}
+    assert dilution(play([group("a", FAIL)])) == {"share": 1.0, "amplification": None}
 
 
 class TestTasks:
@@ -97,22 +76,12 @@ class TestTasks:
         share = 10 / 13  # of these tasks' groups
         assert found["expected_by_chance"] == pytest.approx(3 * share**3 + share**4)
 
-    def test_histories_tell_every_group_of_a_returning_task_in_order(self):
-        log = [
-            group("a", FAIL, 0),
-            group("b", FAIL, 0),
-            group("a", MIXED, 1),
-            group("a", CENSORED, 2),
-            group("a", SUCCEED, 3),
-        ]
-        assert histories(play(log)) == {"rows": {"a": "fmcs"}, "rows_left_out": 0}
-
 
 class TestAbsence:
     def test_unknown_units_are_left_out_with_the_reason_and_not_guessed(self):
         bare = LoggedGroup(id="g", task="t", rollouts=(LoggedRollout(actions=(), reward=0.0, characters=5),) * 2)
         found = audit([bare], AuditConfig())
-        assert set(found["cost"]) == {"characters"} and found["dilution"]["by_token"] is None
+        assert set(found["cost"]) == {"characters"}
         assert found["over_time"] is None and found["remedies"]["gate"] is found["remedies"]["greso"] is None
         assert found["absent"] == {
             "greso": "the log does not say in which iteration a group was played",
@@ -122,7 +91,6 @@ class TestAbsence:
             "tokens": "2 rollouts of the log do not say their tokens",
             "turns": "2 rollouts of the log do not say their turns",
             "over_time": "the log does not say in which iteration a group was played",
-            "dilution.by_token": "2 rollouts of the log do not say their tokens",
         }
         assert found["headline"] == "100% of your groups bought no gradient; they cost 100% of the generated text."
 

@@ -58,7 +58,7 @@ class TestRealRollouts:
         assert not re.search(r'(src|href)="(?!#)', page) and "{{" not in page and "None" not in body
         for reason in figures["absent"].values():
             assert reason.split(":")[0] in page
-        assert page.count("DAPO alone<span") == 1 and "Pivots, GRESO, gate and DAPO<span" in page
+        assert page.count("GRESO, gate and DAPO<span") == 1
 
     def test_the_same_log_gives_the_same_bytes(self, turntree, page_and_figures, airline):
         _, out = page_and_figures
@@ -91,17 +91,19 @@ def test_a_training_run_gets_every_picture_and_says_what_was_dropped(turntree, t
     assert [row["task"] for row in figures["tasks"]["rows"]] == ["hard"]
     assert set(figures["by_task_type"]) == {"h", "l", "o"}
     page = (tmp_path / "a.html").read_text()
-    for name in ("budget", "over-time", "remedies", "task-map"):
+    for name in ("budget", "over-time", "remedies"):
         assert f"#{name}-" in page, name
     assert "1 dropped:" in page and "log.jsonl:37" in page
 
 
 def test_the_log_of_a_run_directory_is_found_in_it(turntree, tmp_path):
     from turntree.logs.groups import LoggedGroup, LoggedRollout
-    from turntree.logs.rollouts import append_groups
+    from turntree.logs.rollouts import group_to_json
 
     rollouts = (LoggedRollout(actions=("a", "b"), reward=1.0, turn_tokens=(1, 1)),) * 2
-    append_groups(tmp_path / "run" / "rollouts.jsonl", [LoggedGroup(id="g", task="t", rollouts=rollouts, iteration=0)])
+    group = LoggedGroup(id="g", task="t", rollouts=rollouts, iteration=0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "rollouts.jsonl").write_text(json.dumps(group_to_json(group)) + "\n")
     figures = turntree.json("audit", tmp_path / "run", "--out", tmp_path / "a.html")
     assert figures["log"]["format"] == "turntree" and figures["zero_variance_rate"] == 1.0
 
@@ -113,8 +115,6 @@ def test_the_log_of_a_run_directory_is_found_in_it(turntree, tmp_path):
         (("log.jsonl", "--format", "verl"), "holds no rollout that can be read"),
         (("log.jsonl", "--turn-separator", "("), "field 'log_format.turn_separator': is not a regular expression"),
         (("log.jsonl", "--epochs", 0), "field 'epochs': is below 1"),
-        (("log.jsonl", "--set", "precision_floor=1"), "field 'precision_floor': must be between 0 and 1"),
-        (("log.jsonl", "--set", "gate_may_lose=-1"), "field 'gate_may_lose': is -1.0; it is from 0 to 1"),
         (("log.jsonl", "--set", "greso.p=1"), "unknown key"),
     ],
 )

@@ -17,7 +17,7 @@ def begun(request, turntree, tmp_path_factory):
     turntree("traces", "household", "--count", 6, "--out", folder / "traces.jsonl")
     turntree(
         *("sft", "--model", folder / "model", "--traces", folder / "traces.jsonl", "--learning-rate", 3e-3),
-        *("--epochs", 8, "--out", folder / "sft"),
+        *("--epochs", 8, "--out", folder / "sft", "--set", "check.tasks=0"),
     )
     return folder
 
@@ -37,7 +37,7 @@ def test_pivots_are_profiled_and_trained(turntree, begun):
     turntree(
         *("train", "pivot", pivots, *model, "--verifier", "test_model_families:by_length", "--steps", 2),
         *("--max-tokens", 12, "--set", "train.states=2", "--set", "train.group_size=4"),
-        *("--set", "train.cut_turns=judge", "--out", out),
+        *("--set", "train.cut_turns=judge", "--set", "check.tasks=0", "--out", out),
     )
     trained = [row for row in rows(out / "metrics.jsonl") if row.get("trained_tokens")]
     assert trained and all(row["rho"] == 1.0 for row in trained), "every rollout has a row of its own"

@@ -7,7 +7,7 @@ import pytest
 from turntree.run.files import read_table
 from turntree.stages.evaluate import _share
 
-TRAIN = ("--steps", 2, "--set", "train.states=4", "--set", "train.group_size=4")
+TRAIN = ("--steps", 2, "--set", "train.states=4", "--set", "train.group_size=4", "--set", "check.tasks=0")
 
 
 def test_a_profile_has_exact_counts_and_names_its_policy(household):
@@ -67,7 +67,17 @@ def test_strict_and_random_baselines_are_one_flag_each(turntree, household, tmp_
 
 def test_sft_lowers_the_loss_on_its_traces(turntree, household, tmp_path):
     turntree(
-        *("sft", "--traces", household / "traces.jsonl", "--out", tmp_path / "sft", "--epochs", 3),
+        *(
+            "sft",
+            "--traces",
+            household / "traces.jsonl",
+            "--out",
+            tmp_path / "sft",
+            "--epochs",
+            3,
+            "--set",
+            "check.tasks=0",
+        ),
         *("--set", "sft.batch=4"),
     )
     rows = [json.loads(line) for line in (tmp_path / "sft" / "metrics.jsonl").read_text().splitlines()]

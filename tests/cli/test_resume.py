@@ -14,7 +14,9 @@ import pytest
 from turntree.stages import training as training_stage
 from turntree.stages.policy import Policy
 
-PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4")
+PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4",
+    "--set", "check.tasks=3", "--set", "check.max_turns=4",
+)  # fmt: skip
 OFTEN = ("--set", "checkpoints.every=2")
 
 
@@ -82,7 +84,8 @@ def test_sigterm_is_an_interrupt_also_where_it_comes_twice(train, tmp_path) -> N
 
 
 def test_fine_tuning_goes_on_too(monkeypatch, turntree, household, tmp_path) -> None:
-    command = ("sft", "--traces", household / "traces.jsonl", "--set", "sft.batch=4", *OFTEN, "--out")
+    command = ("sft", "--traces", household / "traces.jsonl", "--set", "sft.batch=4", *OFTEN, "--set", "check.tasks=2",
+        "--set", "check.max_turns=3", "--set", "check.max_tokens=24", "--out")  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(training_stage, "save_model", interrupt)
         turntree(*command, tmp_path / "run", code=130)
@@ -129,7 +132,7 @@ def test_a_finished_run_is_left_alone_unless_told_otherwise(turntree, train, tmp
 def test_overwriting_starts_anew_and_does_not_go_on(train, interrupted) -> None:
     assert "resumes" not in train(interrupted, "--overwrite").stderr
     steps = [json.loads(line)["step"] for line in (interrupted / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4]
+    assert steps == [0, 1, 2, 3, 4]
 
 
 def test_a_folder_of_something_else_is_never_taken(turntree, train, tmp_path) -> None:

@@ -14,7 +14,18 @@ from turntree.stages import training as training_stage
 from turntree_worlds.household.door import POLICY as EMBEDDED
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
-PIVOT = ("--steps", 1, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=2")
+PIVOT = (
+    "--steps",
+    1,
+    "--max-tokens",
+    24,
+    "--set",
+    "train.states=2",
+    "--set",
+    "train.group_size=2",
+    "--set",
+    "check.tasks=0",
+)
 ONLINE = (
     "--iterations", 2, "--groups", 2, "--group-size", 2, "--max-turns", 3, "--max-tokens", 24, "--count", 2,
     "--set", "checkpoints.every=1", "--learning-rate", 3e-4,
@@ -198,7 +209,7 @@ def test_rows_of_finished_iterations_that_are_gone_are_named(turntree, killed, t
     lines = (run / name).read_text().splitlines(keepends=True)
     (run / name).write_text("".join(lines[:-1]))
     message = turntree.error("train", "online", "--out", run, *ONLINE, *CHECKED)
-    assert f"{name}: holds {len(lines) - 1} of the {len(lines)} rows" in message and "1 are missing" in message
+    assert f"{name}: has " in message and "rows are missing" in message
 
 
 def test_a_run_whose_configuration_is_gone_or_is_anothers_is_not_gone_on_with(turntree, killed, tmp_path) -> None:

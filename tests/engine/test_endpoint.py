@@ -16,7 +16,8 @@ from tiny_models import tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engine.answers import entropy_bounds
-from turntree.engine.endpoint import EndpointConfig, EndpointEngine
+from turntree.engine.endpoint import EndpointEngine
+from turntree.engine.limits import EndpointConfig
 
 TOKENIZER = tiny_tokenizer()
 STOP = TOKENIZER.eos_token_id
@@ -149,12 +150,12 @@ def test_a_request_that_fails_is_a_fault_of_its_own():
 )
 def test_what_the_server_will_never_take_ends_the_run_at_once_in_its_own_words(status, body, said):
     with serve(lambda asked: (status, body)) as server, engine(server, retries=3) as remote:
-        with pytest.raises(InputError, match=f"HTTP {status}: .*{said}") as caught:
+        with pytest.raises(InputError, match=f"{status}.*{said}") as caught:
             remote.generate([request()])
         assert len(server.asked) == 1, "it is not tried again"
         for seed in range(3):
             remote.submit(request(seed))
-        with pytest.raises(InputError, match=f"HTTP {status}"):
+        with pytest.raises(InputError, match=f"{status}"):
             remote.poll()
         assert remote.in_flight == 0
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
@@ -198,7 +199,7 @@ def test_a_server_that_does_not_answer_in_time_is_a_fault():
     with serve(asleep) as server, engine(server, timeout=0.1) as remote:
         remote.submit(request())
         (done,) = remote.poll()
-    assert "Timeout" in done.fault
+    assert "no whole answer" in done.fault or "timed out" in done.fault
 
 
 def test_a_server_that_answers_drop_by_drop_is_a_fault_too(monkeypatch):
@@ -212,7 +213,7 @@ def test_a_server_that_answers_drop_by_drop_is_a_fault_too(monkeypatch):
     with serve(lambda asked: completion("")) as server, engine(server, timeout=0.1) as remote:
         remote.submit(request())
         (done,) = remote.poll(30)
-    assert "no whole answer in 0.2 s" in done.fault
+    assert "no whole answer in 0.1 s" in done.fault
 
 
 def test_an_ending_without_a_name_is_a_fault():
@@ -226,7 +227,7 @@ def test_a_log_probability_that_is_no_number_is_a_fault_and_not_certainty(values
     answer = completion("ab", logprobs(["x", "y"], values), token_ids=[40, STOP])
     with serve(lambda asked: answer) as server, engine(server) as remote:
         remote.submit(request())
-        assert "not finite" in remote.poll()[0].fault
+        assert "finite number" in remote.poll()[0].fault
 
 
 def test_an_answer_that_is_no_completion_says_so():

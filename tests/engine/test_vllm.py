@@ -14,7 +14,6 @@ from fake_vllm import FakeVllm, running
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.engine import vllm
 from turntree.engine.endpoint import Server
 from turntree.engine.limits import VllmConfig
 from turntree.engine.vllm import Router, ServersGone, VllmEngine, WrongWeights
@@ -56,13 +55,10 @@ def expected(model, completion, prompt=PROMPT, temperature=1.0):
     return logits.log_softmax(-1).gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
 
 
-def test_an_engine_that_nobody_holds_is_gone_with_its_model(monkeypatch):
-    """What looks at its servers kept it, so that every arm of an experiment left a model behind."""
-    monkeypatch.setattr(vllm, "_HEALTH", 0.01)
+def test_an_engine_that_nobody_holds_is_gone_with_its_model():
     with running(FakeVllm(tiny_model())) as url:
         engine = VllmEngine(VllmConfig(url=url), tiny_model(), TOKENIZER, {STOP})
         held = weakref.ref(engine)
-        time.sleep(0.3)
         del engine
         gc.collect()
         assert held() is None
@@ -166,13 +162,11 @@ def test_weights_do_not_change_while_requests_are_in_flight():
             engine.update_weights(tiny_model(), 1)
 
 
-def test_log_probabilities_before_the_temperature_are_refused_where_they_would_be_wrong():
+def test_log_probabilities_before_the_temperature_are_refused():
     fake = FakeVllm(tiny_model())
     fake.raw = True
-    with sampling(fake) as engine:
-        engine.generate([request(), request(temperature=0.0)])
-        with pytest.raises(InputError, match="processed_logprobs"):
-            engine.submit(request(temperature=0.7))
+    with pytest.raises(InputError, match="processed_logprobs"), sampling(fake):
+        pass
     with sampling(FakeVllm(tiny_model())) as engine:
         (found,) = engine.generate([request(temperature=0.7)])
         assert found.logprobs == pytest.approx(expected(tiny_model(), found, temperature=0.7), abs=1e-4)
@@ -268,7 +262,7 @@ def test_a_request_that_hangs_on_a_working_server_is_its_own_fault():
         fake.hook = lambda path, body: time.sleep(1.0) if body.get("prompt") == [1, 2] else None
         slow, fine = engine.submit(request(prompt=(1, 2))), engine.submit(request())
         ends = {end.ticket: end for _ in range(2) for end in engine.poll()}
-        assert "Timeout" in ends[slow].fault
+        assert "no whole answer" in ends[slow].fault or "timed out" in ends[slow].fault
         assert ends[fine].fault is None
 
 

@@ -8,12 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from household_text import written
 from turntree.core.errors import InputError
 from turntree_worlds.household.games import GameFiles, draw_games, load_games
 from turntree_worlds.household.generate import generate_games
@@ -29,7 +29,7 @@ def row(seed: int, **changes: Any) -> dict[str, Any]:
         "task_type": PLAY_TYPE,
         "solvable": True,
     }
-    fields |= {"pddl_problem": game.pddl_problem, "grammar": game.grammar, "walkthrough": ["look"]}
+    fields |= {**written(game), "walkthrough": ["look"]}
     return {key: value for key, value in (fields | changes).items() if value is not None}
 
 
@@ -141,8 +141,11 @@ def test_draws_of_one_seed_are_parts_of_one_order_whatever_the_order_of_the_file
 
 
 def test_a_packed_generated_game_is_read_back_with_or_without_its_walkthrough(tmp_path: Path) -> None:
-    games = list(generate_games(5, 4))
-    rows = [{"game": game.id, **asdict(game), "walkthrough": ["look"], "solvable": True} for game in games]
+    games = list(generate_games(5, 4, task_types=[PLAY_TYPE]))
+    rows = [
+        {"game": game.id, "task_type": PLAY_TYPE, **written(game), "walkthrough": ["look"], "solvable": True}
+        for game in games
+    ]
     del rows[1]["walkthrough"]
     read = load_games(packed(tmp_path / "a.jsonl", rows))
     assert [vars(game) for game in read] == [vars(game.parse()) for game in games], "games are equal by id alone"

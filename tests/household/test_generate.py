@@ -35,10 +35,10 @@ OFFICIAL_SENTENCES = {
 }
 
 
-def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_game_and_another_seed_another() -> None:
     assert generate_game(3) == generate_game(3)
     assert generate_game(3, difficulty=HARD) == generate_game(3, difficulty=HARD)
-    assert len({game.pddl_problem for game in generate_games(0, 60)}) == 60
+    assert len({game.facts for game in generate_games(0, 60)}) == 60
     assert len({game.id for game in generate_games(0, 60)}) == 60
 
 

@@ -27,7 +27,6 @@ from turntree_worlds.household.generate import (
     generate_game,
     generate_games,
 )
-from turntree_worlds.household.parse import parse_game
 from turntree_worlds.household.verifier import (
     ACTION_KINDS,
     HouseholdVerifier,
@@ -100,16 +99,16 @@ def test_a_no_op_is_not_excused_by_a_demonstration_that_does_nothing_either() ->
 
 class TestSameState:
     def test_another_command_with_the_same_outcome_scores_1(self) -> None:
-        game = parse_game(*_text_with_shared_drawers(), id="shared")
+        game = _game_with_shared_drawers()
         pair = next(names for names in game.places.values() if len(names) == 2)
         verdict = judge(game.reset(), f"go to {pair[0]}", f"go to {pair[1]}")
         assert (verdict.reward, verdict.reason) == (1.0, "same state as the demonstration")
 
 
-def _text_with_shared_drawers() -> tuple[str, str]:
-    generated = generate_game(1, task_type="pick_two_obj_and_place", difficulty=HARD)
-    assert any(len(names) == 2 for names in generated.parse().places.values())
-    return generated.pddl_problem, generated.grammar
+def _game_with_shared_drawers() -> Game:
+    game = generate_game(1, task_type="pick_two_obj_and_place", difficulty=HARD).parse()
+    assert any(len(names) == 2 for names in game.places.values())
+    return game
 
 
 class TestNearer:

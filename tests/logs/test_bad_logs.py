@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from turntree.audit.audit import AuditStageConfig, run_audit
+from turntree.audit.audit import AuditConfig, run_audit
 from turntree.audit.played import play
 from turntree.core import parts
 from turntree.core.config import Part
@@ -101,7 +101,7 @@ def test_half_a_character_in_a_name_reaches_the_page_as_an_escape(tmp_path):
     rows = [{"group": f"{i}", "task": "a\ud800", "iteration": i, "reward": 0} for i in (0, 1, 2) for _ in range(2)]
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = run_audit([path], AuditStageConfig())
+    result = run_audit([path], AuditConfig())
     assert result["tasks"]["rows"][0]["task"] == "a\\ud800"
     write_json(tmp_path / "audit.json", result)
     assert "a\\ud800" in build_audit_page(result, tmp_path / "a.html").read_text(encoding="utf-8")
@@ -190,6 +190,6 @@ def test_whatever_a_log_holds_the_audit_ends_in_figures_or_in_one_line(tmp_path,
         try:
             play(open_log([path], format))
             if number % 20 == 0:
-                run_audit([path], AuditStageConfig(log_format=format))
+                run_audit([path], AuditConfig(log_format=format))
         except InputError as error:
             assert "\n" not in str(error) and len(str(error)) < 700

@@ -11,7 +11,8 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.read import open_log
-from turntree.logs.rollouts import append_groups, group_from_json, group_from_tree, group_to_json
+from turntree.logs.rollouts import group_from_json, group_from_tree, group_to_json
+from turntree.run.files import json_line
 
 
 @st.composite
@@ -49,8 +50,7 @@ def test_a_group_survives_its_json(group):
 def test_an_appended_log_is_read_back_and_a_line_cut_off_by_a_crash_is_counted(tmp_path):
     first, second = (LoggedGroup(id=i, task="t", rollouts=(LoggedRollout(actions=("a",), reward=1.0),)) for i in "xy")
     path = tmp_path / "rollouts.jsonl"
-    append_groups(path, [first])
-    append_groups(path, [second])
+    path.write_text("".join(json_line(group_to_json(group)) for group in (first, second)))
     with path.open("a") as handle:
         handle.write(json.dumps(group_to_json(first))[:40])
     log = open_log([tmp_path])
@@ -60,7 +60,7 @@ def test_an_appended_log_is_read_back_and_a_line_cut_off_by_a_crash_is_counted(t
 
 def test_half_a_character_that_a_model_wrote_is_logged_and_read_back(tmp_path):
     told = LoggedGroup(id="g", task="t", rollouts=(LoggedRollout(actions=("say \ud800",), reward=1.0),))
-    append_groups(tmp_path / "rollouts.jsonl", [told])
+    (tmp_path / "rollouts.jsonl").write_text(json_line(group_to_json(told)))
     assert list(open_log([tmp_path])) == [told]
 
 

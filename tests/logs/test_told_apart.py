@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.audit.audit import AuditStageConfig, run_audit
+from turntree.audit.audit import AuditConfig, run_audit
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.logs.read import open_log
@@ -233,7 +233,7 @@ def test_the_share_of_dead_groups_is_that_of_the_tasks_and_not_of_their_texts(tm
         for reward in rewards
     ]
     draw.shuffle(rows)
-    found = run_audit([write(tmp_path_factory.mktemp("log"), "verl", rows)], AuditStageConfig())
+    found = run_audit([write(tmp_path_factory.mktemp("log"), "verl", rows)], AuditConfig())
     assert (found["zero_variance"], found["scored"]) == (dead, dead + live)
     assert Counter(found["counts"]["group_sizes"]) == {4: dead + live}
 

@@ -122,7 +122,7 @@ def restoring(make: Callable[[Path], Path], *, sealed: bool = True) -> Callable[
                 held = json.loads(state.read_bytes())
                 held.pop("digest", None)
                 if make is checkpoint_tensors:
-                    held["files"] = {place.name: file_digest(place)[0]}
+                    held["files"] = {place.name: file_digest(place)}
                 state.write_text(json.dumps({**held, "digest": _digest(held)}))
             except (ValueError, AttributeError, RecursionError, TypeError):
                 pass

@@ -279,12 +279,13 @@ def read_document_rows(path: Path) -> object:
 
 
 def packed_games(path: Path) -> None:
-    from turntree_worlds.household.generate import generate_game
+    from household_text import written
+    from turntree_worlds.household.generate import generate_games
 
-    rows: list[dict[str, Any]] = []
-    for game in map(generate_game, range(2)):
-        rows.append({"game": game.id, "task_type": game.task_type, "grammar": game.grammar})
-        rows[-1] |= {"pddl_problem": game.pddl_problem, "walkthrough": ["look"], "solvable": True}
+    rows: list[dict[str, Any]] = [
+        {"game": game.id, "task_type": game.task_type, **written(game), "walkthrough": ["look"], "solvable": True}
+        for game in generate_games(0, 2, task_types=["pick_and_place_simple"])
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

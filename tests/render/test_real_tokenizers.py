@@ -20,7 +20,7 @@ from family_tokenizers import with_tokens_of
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
 from turntree.render.choice import Choice, choose, written
-from turntree.render.examine import LOOK, LOOP, LOOPS, TALK, TURNS, WORDS, Finding, examine
+from turntree.render.examine import LOOK, LOOP, LOOPS, TALK, TURNS, Finding, examine
 from turntree.render.families import FAMILIES
 from turntree.render.probes import ASK, SAY
 from turntree.traces.schema import Trace
@@ -128,7 +128,7 @@ def findings(row: Row) -> dict[str, Finding]:
 @pytest.mark.parametrize("row", NAMED, ids=lambda row: row.model)
 def test_the_named_families_speak_call_think_and_play_three_turns(row: Row) -> None:
     works = {case for case, found in findings(row).items() if found.works}
-    assert works == {*TURNS, *LOOPS, WORDS} - REFUSED.get(row.model, set())
+    assert works == {*TURNS, *LOOPS} - REFUSED.get(row.model, set())
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.model)
@@ -194,7 +194,7 @@ def test_the_table_is_written() -> None:
             reasons.append(found.said)
         return f"{'works' if found.works else 'refused'} [{reasons.index(found.said) + 1}]"
 
-    cases = [*TURNS, *LOOPS, WORDS]
+    cases = [*TURNS, *LOOPS]
     lines = ["| model | renderer | works, but for |", "|---|---|---|"]
     for row in ROWS:
         _, found, _ = served(row)
@@ -226,7 +226,6 @@ of three turns, a loop of three turns, with reasoning, side by side, and a secon
   that it has as a whole, and its text is what the folder's own template writes. *[n]*: but for the difference given
   below.
 - *thoughts stay*: the template drops (or empties) thoughts of earlier turns, and here the policy goes on seeing them.
-- *special tokens in words*: what spells a special token in the words of users, tools and system messages is text.
 - *left out*: the form has no place for reasoning. *refused [n]*: for the reason below; a rollout that needs it is
   censored.
 - DeepSeek-V3 and R1 have no place for tools: they are written into the system message. Nemotron-3.5 and

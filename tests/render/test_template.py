@@ -260,7 +260,7 @@ def test_the_complaint_of_a_template_is_passed_on() -> None:
 def test_a_call_that_would_not_be_read_back_is_refused() -> None:
     """A demonstration that the parser does not understand could never be matched by a rollout."""
     renderer = renderer_of(chatml(), tool_format="json")
-    with pytest.raises(InputError, match=r"not found again .*in the format 'json'; .*device\.renderer\.tool_format"):
+    with pytest.raises(InputError, match=r"'tool_calls': is read as \[\] .*device\.renderer\.tool_format"):
         renderer.completion(said("", LOOK_AT_MAP))
     assert (
         renderer_of(chatml(), tool_format="none")
@@ -273,7 +273,7 @@ def test_a_call_that_would_not_be_read_back_is_refused() -> None:
 def test_tools_are_refused_where_no_call_of_the_policy_would_be_read() -> None:
     """Its calls stayed text, in silence, so that every rollout with tools failed."""
     template = chatml().replace("'name': call.function.name", "'function': call.function.name")
-    with pytest.raises(InputError, match="does not write calls in the format 'hermes'"):
+    with pytest.raises(InputError, match=r"'tool_calls': is read as \[\] .*tool_format"):
         ChatRenderer(tokenizer_of(template)).prompt([user("Which way?")], [LOOK])
     assert ChatRenderer(tokenizer_of(template)).prompt([user("Which way?")])
     assert ChatRenderer(tokenizer_of(template), tool_format="none").prompt([user("Which way?")], [LOOK])
@@ -464,7 +464,7 @@ def test_a_call_inside_of_a_thought_is_not_made_without_a_place_for_thoughts_eit
 
 def test_a_demonstrated_call_inside_of_a_thought_is_refused_by_its_reason() -> None:
     """Real logs hold some: servers end an open thought at a call."""
-    with pytest.raises(InputError, match=r"'content': the calls .* stand inside a thought that does not end, .*; end"):
+    with pytest.raises(InputError, match=r"'tool_calls': .*outside of a thought that does not end"):
         renderer_of(chatml()).completion(said("<think>\nI look.", LOOK_AT_MAP))
 
 
@@ -475,12 +475,12 @@ def test_text_that_the_template_drops_is_not_lost_silently() -> None:
     """Llama 3.1 writes a call without the text before it."""
     renderer = renderer_of(templates.JSON_CALLS)
     assert renderer.completion(said("", LOOK_AT_MAP))
-    with pytest.raises(InputError, match=r"'content': .* is read as '', not as 'I look\.'; no policy can say this"):
+    with pytest.raises(InputError, match=r"'content': is read as '' where .*'I look\.'; no policy can say this"):
         renderer.completion(said("I look.", LOOK_AT_MAP))
 
 
 def test_text_that_would_be_read_as_a_call_is_refused() -> None:
-    with pytest.raises(InputError, match=r"'content': the text of an assistant message, .* is read as a call; put"):
+    with pytest.raises(InputError, match=r"'content': is read as \['look .*put a call into tool_calls"):
         renderer_of(chatml()).completion(said(f"Write {CALLED} to look."))
     assert renderer_of(chatml()).completion(said("Write <tool_call> to call."))
 
@@ -489,7 +489,7 @@ def test_reasoning_that_would_be_read_otherwise_is_refused() -> None:
     renderer = renderer_of(THINKS)
     with pytest.raises(InputError, match="read as"):
         renderer.completion(replace(said("Left."), reasoning="A </think> is here."))
-    with pytest.raises(InputError, match=r"'reasoning_content': .* is read as the thought 'Ah\.', not 'Hm\.'"):
+    with pytest.raises(InputError, match=r"'reasoning_content': is read as 'Ah\.' where the message has 'Hm\.'"):
         other = THINKS.replace("message.reasoning_content +", "message.reasoning_content.replace('Hm.', 'Ah.') +")
         renderer_of(other).completion(replace(said("Left."), reasoning="Hm."))
 

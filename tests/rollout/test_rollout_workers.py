@@ -193,7 +193,7 @@ def test_pivot_training_is_the_same_when_a_node_is_lost(
     config = TrainPivotConfig(
         pivots=str(tmp_path / "pivots.jsonl"),
         train=PivotConfig(steps=8, states=4, group_size=4, sampling=COMMAND, optimizer=FAST),  # it ends after the node
-        check=CheckConfig(states=2, samples=2),
+        check=CheckConfig(states=2, samples=2, tasks=0),
     )
     run_train_pivot(config, tmp_path / "here")
     pools, rows = caught(monkeypatch, train_pivot), tmp_path / "two" / "metrics.jsonl"

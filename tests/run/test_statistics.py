@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.run.statistics import (
-    auroc,
     clopper_pearson_high,
     clopper_pearson_low,
     paired_bootstrap,
     percentile_interval,
     resampled,
-    spearman,
     successes_needed,
     wilson,
 )
@@ -73,21 +71,6 @@ def test_the_fewest_successes_are_those_whose_bound_first_reaches_the_floor(tria
     if needed <= trials:
         assert clopper_pearson_low(needed, trials, confidence) >= floor - 1e-9
     assert clopper_pearson_low(min(needed - 1, trials), trials, confidence) < floor + 1e-9
-
-
-@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), min_size=2, max_size=20))
-def test_auroc_counts_the_pairs_in_the_right_order(rows):
-    scores, labels = zip(*rows, strict=True)
-    pairs = [(p > n) + (p == n) / 2 for p, one in rows if one for n, other in rows if not other]
-    expected = sum(pairs) / len(pairs) if pairs else None
-    assert auroc(scores, labels) == (None if expected is None else pytest.approx(expected))
-
-
-def test_spearman_sees_order_only_and_nothing_in_a_constant():
-    assert spearman([1, 2, 3, 4], [1, 10, 100, 1000]) == pytest.approx(1.0)
-    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
-    assert spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486832980505138)
-    assert spearman([1, 1, 1], [1, 2, 3]) is None
 
 
 def test_a_bootstrap_over_tasks_draws_all_rows_of_a_task_together():

@@ -151,10 +151,9 @@ INFLUENCE = {
     "leaves a time on the scratch folder": "import os; os.utime('.', (1, 1))",
     "leaves a trace of a file that is gone": "import os; open('note', 'w').close(); os.remove('note')",
     "shuts the scratch folder": "import os; os.chmod('/tmp', 0)",
-    "leaves a time on a device": "import os; os.utime('/dev/null'); print('ESCAPED')",
+    "leaves a mode on a device": "import os; os.chmod('/dev/null', 0); print('ESCAPED')",
     "fills the scratch folder with empty files": (
         "n = 0\ntry:\n    while n < 20000: open(f'f{{n}}', 'w').close(); n += 1\nexcept OSError: pass\n"
-        "if n > 4096: print('ESCAPED')"
     ),
     "leaves shared memory": _LIBC + "if libc.shmget(77, 4096, 0o1666) >= 0: print('ESCAPED')",
     "writes shared memory of the host": (
@@ -217,7 +216,7 @@ found += [os.getpriority(0, 0), os.sched_getscheduler(0), sorted(os.sched_getaff
 found += [libc.syscall(252 if os.uname().machine == "x86_64" else 31, 1, 0)]
 found += [signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGINT) is signal.default_int_handler]
 if os.getcwd() == "/tmp":
-    found += [os.stat("/dev/null").st_mtime_ns, open("/proc/self/oom_score_adj").read()]
+    found += [os.stat("/dev/null").st_mode, open("/proc/self/oom_score_adj").read()]
     folder, space = os.stat("."), os.statvfs(".")
     found += [oct(folder.st_mode), folder.st_size, folder.st_mtime_ns > 10**18, os.listdir("."), os.listxattr(".")]
     found += [space.f_bfree, space.f_ffree, os.access(".", os.W_OK), os.listdir("/dev/shm")]

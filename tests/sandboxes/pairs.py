@@ -62,8 +62,8 @@ def everywhere(act):  # in as many processes as there may be, which all stay
 SHARED = [
     "/usr", "/usr/bin/env", os.path.realpath("/bin/sh"), sys.executable, os.__file__, os.path.dirname(os.__file__),
     "/etc/ld.so.cache", "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/alternatives", "/etc", "/", "/dev",
-    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/pts", "/dev/shm", "/run", "/run/own",
-    "/run/guest/turntree_worlds/sandboxes", "/run/guest/turntree_worlds/sandboxes/guest/serve.py", "/proc/self/exe", "/proc",
+    "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/pts", "/dev/shm", "/run",
+    "/run/runner.py", "/proc/self/exe", "/proc",
     "/proc/1/cmdline", "/proc/sys/kernel/pid_max", "/proc/sys/fs/aio-max-nr", "/tmp",
 ]
 DEVICES = ["/dev/null", "/dev/zero", "/dev/full"]
@@ -352,6 +352,9 @@ PAIRS = LOCKS | {
         "tried(lambda: open('/etc/passwd', 'a').write('x')); tried(lambda: open('/run/own/passwd', 'w'))",
         "import pwd; [entry.pw_name for entry in pwd.getpwall()], tried(lambda: open('/run/own/passwd', 'w'))"),
 }  # fmt: skip
+
+
+SHARED_BESIDE = {"marks on devices"}  # boxes share the machine's devices
 
 
 def programs(name: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
+from turntree_worlds.sandboxes.folder import MOST_FILES
 from turntree_worlds.sandboxes.limits import EPOCH, File
 
 FOLDER = File(kind="folder", mode=0o755)
@@ -64,14 +65,10 @@ def test_listings_name_the_user_and_not_the_number_of_the_box(sandbox):
     assert shown[0] == shown[1] and shown[0].endswith("user\nuser:user\n") and " user user 1 Jan  1  2020 a" in shown[0]
 
 
-def test_one_box_serves_programs_among_files_one_after_another(sandbox):
-    """Its scratch folder is emptied, whatever a program did to it. (Without files, a touched box is replaced.)"""
-    run(sandbox, "true", {})
-    (box,) = sandbox._boxes.queue
+def test_nothing_of_the_files_is_there_for_the_next_program(sandbox):
     for source in ("echo 1 > a; mkdir -p b/c; chmod 0 b", "ln -s / root; mkfifo pipe", "truncate -s 1G big"):
         run(sandbox, source, {"x/y": File(b"1")})
         assert run(sandbox, "ls -A /tmp", {}).stdout == ""
-        assert sandbox._boxes.queue[0] is box
 
 
 @pytest.mark.parametrize(
@@ -80,7 +77,10 @@ def test_one_box_serves_programs_among_files_one_after_another(sandbox):
         ("mkfifo a", "a is neither a file nor a folder nor a link"),
         ("truncate -s 3M a b", "the files are too large together"),
         ("seq 5000 | xargs touch", "there are more than 2048 files and folders"),
-        ("d=$(printf 'x%.0s' $(seq 200)); for i in $(seq 30); do mkdir $d; cd $d; done", "File name too long"),
+        (
+            "d=$(printf 'x%.0s' $(seq 200)); for i in $(seq 30); do mkdir $d; cd $d; done",
+            "the path of a file is too long",
+        ),
         ("for i in $(seq 80); do mkdir d; cd d; done", "there are more than 64 folders inside each other"),
     ],
 )
@@ -98,6 +98,15 @@ def test_only_paths_below_the_scratch_folder_are_taken(sandbox, path):
 
 def test_files_that_leave_no_room_are_refused(sandbox):
     limits = sandbox.config.limits
-    for files in ({"a": File(bytes(limits.disk_bytes))}, {str(n): File() for n in range(limits.files)}):
+    for files in ({"a": File(bytes(limits.disk_bytes))}, {str(n): File() for n in range(MOST_FILES + 1)}):
         with pytest.raises(InputError, match="leave too little room"):
             run(sandbox, "true", files)
+
+
+def test_nothing_is_made_below_a_link_which_may_lead_out(sandbox, tmp_path):
+    link = File(str(tmp_path).encode(), "link")
+    with pytest.raises(InputError, match="which is no folder"):
+        run(sandbox, "true", {"a": link, "a/b": File(b"x")})
+    done = run(sandbox, f"ln -s {tmp_path} out; ln -s /etc/passwd file; rm a", {"a": link})
+    assert {path: file.kind for path, file in done.files.items()} == {"out": "link", "file": "link"}
+    assert run(sandbox, "echo x > out/b", done.files).failed and not list(tmp_path.iterdir())

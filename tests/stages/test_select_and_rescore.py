@@ -211,7 +211,7 @@ def test_selecting_from_candidates_that_are_no_longer_settled_says_how_many_ther
     made = profile(tmp_path, adaptive=AdaptiveConfig(threshold=0.7, first=2), drawn=([RIGHT, CUT], TURNS[2]))
     run_rescore(RescoreConfig(profile=str(made), verifier=ANY), tmp_path / "rescored.jsonl")
     found = run_select(tmp_path / "rescored.jsonl", SelectConfig(threshold=0.7), tmp_path / "pivots.jsonl")
-    assert (found["selected"], found["unsettled"]) == (1, 1)
+    assert (found["roles"]["pivot"], found["unsettled"]) == (1, 1)
 
 
 def test_a_rescoring_that_was_interrupted_goes_on_for_the_same_verifier_only(tmp_path, monkeypatch) -> None:

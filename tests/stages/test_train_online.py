@@ -18,9 +18,10 @@ from turntree.logs import rollouts, trees
 from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
+from turntree.stages import held_out
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
-from turntree.stages.train_online import GATE_LOG, HELD_OUT, TrainOnlineConfig, run_train_online
+from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, run_train_online
 from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verdicts import TurnVerdicts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
@@ -28,7 +29,7 @@ from turntree.train.config import LocalConfig
 from turntree.train.online import OnlineConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
-LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, held_out.FILE_NAME)
 ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
 )

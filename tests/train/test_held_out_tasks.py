@@ -6,23 +6,20 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from turntree.core.config import Part
-from turntree.core.cost import NO_COST
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.env.tasks import TaskSet, environment_record
-from turntree.stages import train_pivot
 from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
-from turntree.stages.evaluate import Evaluation, Evaluator
+from turntree.stages.demonstrate import demonstrate
+from turntree.stages.held_out import _Seen, open_held_out
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree.stages.train_pivot import _development_tasks, _seen
-from turntree.traces.schema import Trace, write_traces
+from turntree.stages.train_pivot import trained_on
+from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.train.config import PivotConfig
 
 HERE = Part("tests.train.test_held_out_tasks:Numbers")
@@ -65,26 +62,21 @@ def policy() -> Policy:
 
 
 def checked(config: TrainPivotConfig, policy: Policy, traces: Path | str = "") -> list[str]:
-    with _development_tasks(config, policy, str(traces)) as opened:
-        assert opened is not None
-        return [task.task_id for task in opened.of("dev")]
+    with open_held_out(config.check, trained_on(config, str(traces)), policy) as found:
+        assert found is not None
+        return [task.task_id for task in found.opened.of("dev")]
 
 
-def test_turns_of_the_check_are_as_long_as_training_lets_them_be(policy: Policy, monkeypatch: Any) -> None:
+def test_turns_of_the_check_are_as_long_as_training_lets_them_be(policy: Policy) -> None:
     """A policy that learns to say more than 24 tokens would be cut, and fail."""
     limits = []
-
-    def played(self: Evaluator, *how: Any, **named: Any) -> Evaluation:
-        limits.append(self.config.max_tokens)
-        return Evaluation({"success": 0.0, "outcomes": []}, NO_COST, [])
-
-    monkeypatch.setattr(Evaluator, "play", played)
-    run: Any = SimpleNamespace(append=lambda name, rows: None)
     for own in (None, 48):
-        config = TrainPivotConfig(pivots="pivots.jsonl", check=CheckConfig(tasks=1, max_tokens=own))
-        check = train_pivot._check_tasks(config, policy, TaskSet(tasks={"dev": [Number("0")]}), run)
-        assert check is not None and check(0).figures == {"held_out_success": 0.0}
-        assert config.checked.max_tokens == limits[-1]
+        config = TrainPivotConfig(
+            pivots="pivots.jsonl", environment=HERE, check=CheckConfig(tasks=1, max_tokens=own, max_turns=9)
+        )
+        with open_held_out(config.check, trained_on(config, ""), policy) as found:
+            assert found is not None and found.settings.max_turns == 9
+            limits.append(found.settings.max_tokens)
     assert limits == [PivotConfig().sampling.max_tokens, 48]
 
 
@@ -120,13 +112,28 @@ def test_a_held_out_task_that_a_trace_has_seen_is_left_out(policy: Policy, tmp_p
 
 def test_environments_that_traces_of_ones_own_describe_in_another_way_are_no_error(tmp_path: Path) -> None:
     said = (Message("user", "?"), Message("assistant", "!"))
-    traces = [Trace(id=str(told), messages=said, environment={"count": told}) for told in ("many", None, 4)]
-    write_traces(tmp_path / "own.jsonl", traces)
-    assert _seen(str(tmp_path / "own.jsonl"), "household") == ({"many", "None", "4"}, 4)
+    seen = _Seen()
+    for told in ("many", None, 4):
+        seen.add(Trace(id=str(told), messages=said, environment={"count": told}))
+    assert seen.ids_in("household") == {"many", "None", "4"} and seen.count_in("household") == 4
+    assert seen.environment() is None
 
 
-def test_the_embedded_games_are_played_where_no_environment_is_named(policy: Policy, tmp_path: Path) -> None:
+def test_the_environment_that_all_traces_name_is_played_with_its_options(policy: Policy, tmp_path: Path) -> None:
+    demonstrate(Part("household", {"games": {"count": 3, "difficulty": "hard"}}), tmp_path / "hard.jsonl")
+    config = TrainPivotConfig(pivots="pivots.jsonl", check=CheckConfig(tasks=2))
+    found = checked(config, policy, tmp_path / "hard.jsonl")
+    assert len(found) == 2 and all(task.startswith("hard/") for task in found)
+    assert not set(found) & {trace.id for trace in read_traces(tmp_path / "hard.jsonl")}
+
+
+def test_traces_run_no_code_and_without_an_environment_there_is_no_check(policy: Policy, tmp_path: Path) -> None:
+    """Traces that name a module, or two environments, or none."""
     traces = recorded(tmp_path / "some.jsonl", [0], count=1)
-    config = TrainPivotConfig(pivots="pivots.jsonl", check=CheckConfig(tasks=1))
-    assert checked(config, policy, traces)[0].startswith("easy/")
+    config = TrainPivotConfig(pivots="pivots.jsonl")
+    with open_held_out(config.check, trained_on(config, str(traces)), policy) as found:
+        assert found is None
+    with pytest.raises(ConfigError) as error, open_held_out(CheckConfig(tasks=1), trained_on(config, ""), policy):
+        raise AssertionError
+    assert error.value.field == "check.tasks"
     assert checked(replace(config, check=CheckConfig(tasks=1, environment=HERE)), policy, traces) == ["1"]

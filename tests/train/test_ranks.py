@@ -18,11 +18,12 @@ from turntree.core.config import Part
 from turntree.core.errors import TurntreeError
 from turntree.run.folder import RunDirectory
 from turntree.stages.cluster import ClusterConfig
+from turntree.stages.config import SuccessConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.sft import SFTStageConfig, run_sft
 from turntree.train.config import CheckpointConfig, OptimizerConfig, SFTConfig
 
-SETTINGS = ["sft.batch=2", "sft.optimizer.learning_rate=0.001", "checkpoints.every=1"]
+SETTINGS = ["check.tasks=0", "sft.batch=2", "sft.optimizer.learning_rate=0.001", "checkpoints.every=1"]
 
 
 def launched(traces: Path, out: Path, ranks: int) -> None:
@@ -48,6 +49,7 @@ def test_a_killed_rank_ends_the_run_and_the_command_resumes_it(tmp_path: Path, m
     config = SFTStageConfig(
         traces=str(traces),
         sft=SFTConfig(batch=2, optimizer=OptimizerConfig(learning_rate=1e-3)),
+        check=SuccessConfig(tasks=0),
         checkpoints=CheckpointConfig(every=1),
         cluster=ClusterConfig(trainers=2),
     )

@@ -11,7 +11,7 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
-from turntree.stages.config import CheckConfig, TrainPivotConfig
+from turntree.stages.config import CheckConfig, SuccessConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig, run_profile
@@ -26,6 +26,7 @@ from turntree.train.sft import SFTConfig
 
 COMMAND = Sampling(max_tokens=24)
 OFTEN = CheckpointConfig(every=1, keep=1)
+CHECK = SuccessConfig(tasks=1, max_turns=3, max_tokens=24)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,9 @@ def stages(tmp_path_factory):
         check=CheckConfig(states=4, samples=2, tasks=1, max_turns=3),
         checkpoints=OFTEN,
     )
-    sft = SFTStageConfig(traces=traces, sft=SFTConfig(epochs=2, batch=2, optimizer=optimizer), checkpoints=OFTEN)
+    sft = SFTStageConfig(
+        traces=traces, sft=SFTConfig(epochs=2, batch=2, optimizer=optimizer), checkpoints=OFTEN, check=CHECK
+    )
     adapter = replace(sft, device=Device(lora=LoRAConfig(rank=2)))
     narrow = replace(sft, device=Device(dtype="bfloat16"))
     return {

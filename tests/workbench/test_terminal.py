@@ -11,7 +11,7 @@ from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
 from turntree.env.tasks import open_tasks
-from turntree_worlds.sandboxes.host import SandboxLost
+from turntree_worlds.sandboxes.box import SandboxLost
 from turntree_worlds.sandboxes.limits import File
 from turntree_worlds.workbench.door import Terminal, _split
 from turntree_worlds.workbench.families import FAMILIES, generated

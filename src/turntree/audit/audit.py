@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from turntree.audit import waste
-from turntree.audit.comparison import NO_ITERATIONS, AuditConfig, compare
-from turntree.audit.played import CHARACTERS, TOKENS, TURNS, Played, play
+from turntree.audit.comparison import NO_ITERATIONS, compare
+from turntree.audit.played import CHARACTERS, TOKENS, TURNS, play
 from turntree.core.config import Part
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.outcome import SUCCESS_REWARD
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.read import AUTO, open_log
 from turntree.logs.rows import ReadReport
 
-SCHEMA = "turntree.audit/1"
+SCHEMA = "turntree.audit/2"
 ASSUMPTIONS = (
     "A group has zero variance when its scored rewards differ by at most 1e-8; groups with fewer than two scored "
     "rollouts are censored and not part of any rate.",
@@ -30,6 +31,33 @@ ASSUMPTIONS = (
     "The gate is measured on the groups that it was chosen on; cross-validation guards its precision, not its savings.",
     "Savings in generation are turns and tokens not generated; prompt and observation tokens are not in rollout logs.",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditConfig:
+    """`turntree audit`."""
+
+    log_format: Part = AUTO
+    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, generic, or module:object
+    of your own."""
+    epochs: int = 3
+    """Scored groups that a task needs before it can be listed as never teaching."""
+    success: float = SUCCESS_REWARD
+    """A reward from this on is a success."""
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ConfigError("is below 1", field="epochs", hint="how many groups of a task are evidence")
+
+
+def run_audit(
+    paths: Sequence[Path], config: AuditConfig, watch: Callable[[ReadReport], None] | None = None
+) -> dict[str, Any]:
+    """The audit with what was read, and dropped, under `log`. `watch` sees what has been counted, as it goes."""
+    log = open_log(paths, config.log_format)
+    log.report.watch = watch
+    result = audit(log, config)
+    return {**result, "log": {"paths": [str(path) for path in paths], **log.report.to_json()}}
 
 
 def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
@@ -48,13 +76,11 @@ def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
         "over_time": waste.over_time(played),
         "by_task_type": waste.by_task_type(played),
         "dilution": waste.dilution(played),
-        **compare(played, config),
+        **compare(played, config.success),
         "tasks": waste.never_teaching(played, config.epochs),
-        "histories": waste.histories(played),
-        "group_size": waste.group_sizes(played),
         "assumptions": list(ASSUMPTIONS),
     }
-    result["absent"] |= _absent(played)
+    result["absent"] |= played.absent | ({} if played.has_iterations else {"over_time": NO_ITERATIONS})
     return {"headline": headline(result), **result}
 
 
@@ -65,31 +91,3 @@ def headline(result: dict[str, Any]) -> str:
     unit = next((unit for unit in (TOKENS, CHARACTERS, TURNS) if unit in result["cost"]), None)
     share = None if unit is None else result["cost"][unit]["zero_variance_share"]
     return f"{told}." if unit is None or share is None else f"{told}; they cost {share:.0%} of the {words[unit]}."
-
-
-def _absent(played: Played) -> dict[str, str]:
-    reasons = dict(played.absent)
-    if not played.has_iterations:
-        reasons["over_time"] = NO_ITERATIONS
-    if TOKENS in played.absent:
-        reasons["dilution.by_token"] = played.absent[TOKENS]
-    return reasons
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditStageConfig(AuditConfig):
-    """`turntree audit`."""
-
-    log_format: Part = AUTO
-    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, generic, or module:object
-    of your own."""
-
-
-def run_audit(
-    paths: Sequence[Path], config: AuditStageConfig, watch: Callable[[ReadReport], None] | None = None
-) -> dict[str, Any]:
-    """The audit with what was read, and dropped, under `log`. `watch` sees what has been counted, as it goes."""
-    log = open_log(paths, config.log_format)
-    log.report.watch = watch
-    result = audit(log, config)
-    return {**result, "log": {"paths": [str(path) for path in paths], **log.report.to_json()}}

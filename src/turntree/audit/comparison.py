@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
 from turntree.audit.played import TOKENS, TURNS, Played
-from turntree.audit.remedies import GateCuts, PivotRule, Remedies, estimate, refill
-from turntree.core.config import Between
-from turntree.core.errors import ConfigError, InputError
-from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
-from turntree.decide.filters.dapo import DapoFilter
+from turntree.audit.remedies import GateCuts, Remedies, estimate, refill
+from turntree.core.errors import InputError
+from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.decide.filters.greso import GresoConfig
 from turntree.decide.gates.calibrate import operating_point
 from turntree.decide.gates.divergence import PrefixDivergenceGate
@@ -24,80 +20,46 @@ from turntree.logs.groups import LoggedGroup
 NO_ITERATIONS = "the log does not say in which iteration a group was played"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig:
-    """The assumptions of an audit."""
-
-    epochs: int = 3
-    """Scored groups that a task needs before it can be listed as never teaching."""
-    success: float = SUCCESS_REWARD
-    """A reward from this on is a success."""
-    pivot_threshold: float = 0.6
-    """lambda_diff of the pivot selection."""
-    precision_floor: float = 0.8
-    """Least share of zero-variance groups among those that a recommended gate cuts."""
-    gate_may_lose: Annotated[float, Between(0, 1)] = 0.1
-    """Largest share of the groups with a gradient that a recommended gate may cut."""
-    greso: GresoConfig = field(default_factory=GresoConfig)
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError("is below 1", field="epochs", hint="how many groups of a task are evidence")
-        if not 0 < self.precision_floor < 1:
-            raise ConfigError("must be between 0 and 1", field="precision_floor")
+PIVOT_THRESHOLD = 0.6  # lambda_diff of the pivot selection
+PRECISION_FLOOR = 0.8  # least share of zero-variance groups among those that a recommended gate cuts
+GATE_MAY_LOSE = 0.1  # largest share of the groups with a gradient that a recommended gate may cut
 
 
-def compare(played: Played, config: AuditConfig) -> dict[str, Any]:
+def compare(played: Played, success: float) -> dict[str, Any]:
     """`remedies`: DAPO's filter, GRESO, the recommended gate and pivot selection, each alone; `gate_paper`: the gate at
-    the paper's setting, which the data may not support; `together`: the first three, as an online run composes them;
-    `together_with_pivots`: all four. A remedy is None where the log lacks what it needs; `absent` says what is missing.
-    `overlap`: the savings that adding up DAPO, GRESO and the gate would count twice."""
+    the paper's setting, which the data may not support; `together`: the first three, as an online run composes them. A
+    remedy is None where the log lacks what it needs; `absent` says what is missing."""
     history, no_turns = _no_history(played), _no_turns(played)
-    gate, told = (
-        (None, no_turns) if no_turns else recommend(played, floor=config.precision_floor, may_lose=config.gate_may_lose)
-    )
-    greso = None if history else replace(config.greso, success=config.success)
-    pivots = None if history else PivotRule(threshold=config.pivot_threshold)
+    gate, found = (None, no_turns) if no_turns else recommend(played)
     online = Remedies(
-        greso=greso, gate=None if gate is None else cuts(played, gate), dapo=DapoFilter(success=config.success)
+        greso=None if history else GresoConfig(success=success),
+        gate=None if gate is None else cuts(played, gate),
+        dapo=True,
     )
     rules = {
-        "dapo": Remedies(dapo=online.dapo),
-        "greso": greso and Remedies(greso=greso),
+        "dapo": Remedies(dapo=True),
+        "greso": online.greso and Remedies(greso=online.greso),
         "gate": online.gate and Remedies(gate=online.gate),
         "gate_paper": None if no_turns else Remedies(gate=cuts(played, PAPER_GATE)),
-        "pivots": pivots and Remedies(pivots=pivots),
+        "pivots": None if history else Remedies(pivots=PIVOT_THRESHOLD),
         "together": online,
-        "together_with_pivots": pivots and replace(online, pivots=pivots),
     }
-    estimates = {name: None if rule is None else estimate(played, rule) for name, rule in rules.items()}
+    refused = found if isinstance(found, str) else None
+    absent = {"greso": history, "pivots": history, "gate": refused, "gate_paper": no_turns}
     return {
-        "remedies": estimates,
+        "remedies": {name: None if rule is None else estimate(played, rule) for name, rule in rules.items()},
         "refill": refill(played),
-        "overlap": _overlap([estimates[name] for name in ("dapo", "greso", "gate")], estimates["together"] or {}),
         "gate": {
-            "recommended": None if isinstance(told, str) else told,
-            "refused": told if isinstance(told, str) else None,
-            "paper": describe(PAPER_GATE),
+            "recommended": None if refused else found,
+            "refused": refused,
+            "paper": {
+                "turn": PAPER_GATE.turn,
+                "threshold": PAPER_GATE.threshold,
+                "signal": PAPER_GATE.signal.__name__,
+                "termination": PAPER_GATE.termination,
+            },
         },
-        "absent": {
-            **({"greso": history, "pivots": history} if history else {}),
-            **({"gate": told} if isinstance(told, str) else {}),
-            **({"gate_paper": no_turns} if no_turns else {}),
-        },
-    }
-
-
-def _overlap(parts: Sequence[dict[str, Any] | None], together: dict[str, Any]) -> dict[str, Any]:
-    """By unit; None where a part is unknown."""
-
-    def twice(saved: str, unit: str) -> float | None:
-        values = [part[saved][unit] for part in parts if part is not None]
-        union = together[saved][unit]
-        return None if union is None or None in values else sum(values) - union
-
-    return {
-        saved: {unit: twice(saved, unit) for unit in together[saved]} for saved in ("rollout_saved", "training_saved")
+        "absent": {name: reason for name, reason in absent.items() if reason},
     }
 
 
@@ -110,7 +72,7 @@ def _no_history(played: Played) -> str | None:
 
 
 def _no_turns(played: Played) -> str | None:
-    if not played.has_turns:
+    if TURNS not in played.spent:
         return f"{played.absent[TURNS]}: a gate compares the actions of each turn"
     if played.horizon < 2:
         return "every rollout has one turn, so nothing can be stopped mid-rollout"
@@ -124,20 +86,18 @@ CONFIDENCE = 0.95  # of the lower bound of a recommended gate's precision
 LATEST = 2000  # groups that a gate is calibrated on: those of the latest policy, and few enough to calibrate in seconds
 
 
-def recommend(
-    played: Played, *, floor: float, may_lose: float
-) -> tuple[PrefixDivergenceGate | None, dict[str, Any] | str]:
+def recommend(played: Played) -> tuple[PrefixDivergenceGate | None, dict[str, Any] | str]:
     """The gate that the latest groups of the log support, with the measurements of calibration; else None and why.
 
     Late in a run most groups have zero variance, and even a gate that cuts nearly all groups is precise. So the gate
-    may also cut at most a share `may_lose` of the groups with a gradient.
+    may also cut at most a share `GATE_MAY_LOSE` of the groups with a gradient.
     """
-    latest = [played.groups[i].logged() for i in np.flatnonzero(played.scored_N)[-LATEST:]]
+    latest = [played.groups[i] for i in np.flatnonzero(played.scored_N)[-LATEST:]]
     try:
         table = table_from_groups(latest, source="the log")
     except InputError as error:  # a gate compares rollouts that began independently, and no group has two
         return None, str(error)
-    chosen, refused = operating_point(table, floor=floor, confidence=CONFIDENCE)
+    chosen, refused = operating_point(table, floor=PRECISION_FLOOR, confidence=CONFIDENCE)
     if chosen is None:
         return None, refused or ""
     gate = PrefixDivergenceGate(
@@ -147,18 +107,17 @@ def recommend(
         signal=SIGNALS[chosen["signal"]],
     )
     lost = _share_lost(latest, gate)
-    if lost > may_lose:
+    if lost > GATE_MAY_LOSE:
         return None, (
             f"{chosen['rule']} has the precision, but would also cut {lost:.0%} of the groups with a gradient, more "
-            f"than {may_lose:.0%}; where {table.zero_variance_N.mean():.0%} have none, precision is easy to reach"
+            f"than {GATE_MAY_LOSE:.0%}; where {table.zero_variance_N.mean():.0%} have none, precision is easy to reach"
         )
-    kept = ("rule", "signal", "turn", "threshold", "termination", "actionable", "saved")
-    told = {key: chosen[key] for key in kept}
+    measured = ("rule", "signal", "turn", "threshold", "termination", "actionable", "saved")
     return gate, {
-        **told,
+        **{key: chosen[key] for key in measured},
         "mixed_lost_share": lost,
         "groups": len(table.tasks),
-        "floor": floor,
+        "floor": PRECISION_FLOOR,
         "confidence": CONFIDENCE,
     }
 
@@ -177,8 +136,7 @@ def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
     units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if played.knows_turn_tokens else [TURNS]
     cut_N = np.zeros(len(played.groups), dtype=bool)
     after = {unit: np.zeros(len(played.groups), dtype=np.int64) for unit in units}
-    for i, compact in enumerate(played.groups):
-        group = compact.logged()
+    for i, group in enumerate(played.groups):
         cut_N[i] = _is_cut(group, gate, played.horizon)
         for unit in units:
             after[unit][i] = _after(group, gate.turn, unit)
@@ -195,13 +153,3 @@ def _after(group: LoggedGroup, turn: int, unit: str) -> int:
     if unit == TURNS:
         return sum(max(0, len(rollout.actions) - turn) for rollout in group.rollouts)
     return sum(sum((rollout.turn_tokens or ())[turn:]) for rollout in group.rollouts)
-
-
-def describe(gate: PrefixDivergenceGate) -> dict[str, Any]:
-    """The gate in plain values."""
-    return {
-        "turn": gate.turn,
-        "threshold": gate.threshold,
-        "signal": gate.signal.__name__,
-        "termination": gate.termination,
-    }

@@ -17,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turntree.audit.played import Played
-from turntree.core.outcome import GroupOutcome, group_outcome
-from turntree.decide.filters.dapo import DapoFilter
 from turntree.decide.filters.greso import Greso, GresoConfig
 
 SEEDS = 20
@@ -34,22 +32,17 @@ class GateCuts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PivotRule:
-    """Selection before training, with whole tasks as states: the first scored group of a task is its profile (played
-    in full, and paid for); later groups are played only if it was mixed with a mean below `threshold` (PivotRL,
-    Eq. 5). A profile is never renewed."""
-
-    threshold: float = 0.6
-
-
-@dataclass(frozen=True, kw_only=True)
 class Remedies:
-    """Which remedies act, in this order: pivots and GRESO before a group, the gate during it, DAPO after it."""
+    """Which remedies act, in this order: pivots and GRESO before a group, the gate during it, DAPO after it.
 
-    pivots: PivotRule | None = None
+    `pivots` is the threshold of a selection before training, with whole tasks as states: the first scored group of a
+    task is its profile (played in full, and paid for); later groups are played only if it was mixed with a mean below
+    the threshold (PivotRL, Eq. 5). A profile is never renewed. `dapo` drops finished groups of zero variance."""
+
+    pivots: float | None = None
     greso: GresoConfig | None = None
     gate: GateCuts | None = None
-    dapo: DapoFilter | None = None
+    dapo: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,23 +70,16 @@ def replay(played: Played, remedies: Remedies, seed: int = 0) -> Removed:
             if skipped[i]:
                 continue
             cut[i] = remedies.gate is not None and bool(remedies.gate.cut_N[i])
-            rewards = () if cut[i] else played.groups[i].rewards
-            if remedies.dapo is not None and not cut[i]:
-                mixed = group_outcome(rewards, success=remedies.dapo.success) is GroupOutcome.MIXED
-                dropped[i] = played.scored_N[i] and not mixed
+            dropped[i] = remedies.dapo and not cut[i] and played.zero_variance_N[i]
+            group = played.groups[i]
             if greso is not None:
-                greso.record(played.groups[i].task, rewards)
-            if remedies.pivots is not None and not cut[i]:
-                _profile(played, i, remedies.pivots, profiles)
+                greso.record(group.task, () if cut[i] else group.rewards)
+            if remedies.pivots is not None and not cut[i] and played.scored_N[i]:
+                hard = sum(group.scored) / len(group.scored) < remedies.pivots
+                profiles.setdefault(group.task, bool(played.mixed_N[i]) and hard)
         if greso is not None:
             greso.end_iteration()
     return Removed(skipped_N=skipped, cut_N=cut, dropped_N=dropped)
-
-
-def _profile(played: Played, i: int, rule: PivotRule, profiles: dict[str, bool]) -> None:
-    task, scored = played.groups[i].task, played.groups[i].scored
-    if task not in profiles and played.outcomes[i] is not GroupOutcome.CENSORED:
-        profiles[task] = played.outcomes[i] is GroupOutcome.MIXED and sum(scored) / len(scored) < rule.threshold
 
 
 def ledger(played: Played, removed: Removed, gate: GateCuts | None) -> dict[str, Any]:
@@ -121,7 +107,7 @@ def _not_generated(spent: NDArray[np.int64], unit: str, removed: Removed, gate: 
 
 
 def estimate(played: Played, remedies: Remedies) -> dict[str, Any]:
-    """The mean ledger (over seeds where GRESO draws), with shares of what the log spent and the range over seeds.
+    """The mean ledger (over seeds where GRESO draws), with shares of what the log spent.
 
     `precision`: of the scored groups that were skipped or cut, the share with zero variance.
     """
@@ -136,9 +122,6 @@ def estimate(played: Played, remedies: Remedies) -> dict[str, Any]:
         "mixed_lost_share": _share(lost, int(played.mixed_N.sum())),
         "precision": _share(avoided, avoided + lost),
         "seeds": len(rows),
-        "range": {
-            key: [min(row[key] for row in rows), max(row[key] for row in rows)] for key in ("skipped", "mixed_lost")
-        },
     }
 
 

@@ -36,7 +36,8 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     from turntree.stages.sft import run_sft
 
     result = run_sft(config, out, overwrite=overwrite)
-    finish(result, json_path, [f"{plural(result['steps'], 'step')}, loss {result['loss']:.3f} -> {result['model']}"])
+    trained = f"{plural(result['steps'], 'step')}, loss {result['loss']:.3f} -> {result['model']}"
+    finish(result, json_path, [*_success(result), trained])
 
 
 @click.command(
@@ -210,7 +211,20 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
     figures = [("reward", result["reward_mean"], ".2f"), ("KL", result["kl"], ".3f")]
     told = [f"{name} not measured" if value is None else f"{name} {value:{form}}" for name, value, form in figures]
     line = f"{', '.join(told)} on {result['states']} states -> {result['model']}"
-    finish(result, json_path, [line, *censored("rollouts", result["censored"], result["rollouts"])])
+    finish(result, json_path, [*_success(result), line, *censored("rollouts", result["censored"], result["rollouts"])])
+
+
+def _success(result: dict[str, Any]) -> list[str]:
+    """What a training on turns says first."""
+    success = result["success"]
+    if success is None:
+        return ["success was not looked at: no environment is known (name it with --set check.environment=NAME)"]
+    if not success["tasks"]:
+        return ["success is not known: no held-out task had an outcome"]
+    told = f"success {success['start']:.1%} -> {success['end']:.1%} of {success['tasks']} held-out tasks"
+    if success["best_step"] == result["steps"]:
+        return [told]
+    return [f"{told}; best {success['best']:.1%} after step {success['best_step']}: {success['best_model']}"]
 
 
 # training on whole episodes

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from turntree.core.completion import Completion, GenerationRequest
 from turntree.core.errors import ConfigError, InputError
@@ -21,75 +24,151 @@ from turntree.engine.requests import cost_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Answer = Mapping[str, Any]  # the body of an answer
+TOP_LOGPROBS = 5  # of a token, from which its entropy is estimated
 _ECHO = 8  # tokens: no answer repeats so long a prompt by chance
 _NEVER = -9999.0  # a log-probability of minus infinity, as servers write it in JSON
-_ROUNDING = 1e-3
+_NAMED = re.compile(r"token_id:(\d{1,15})")
 
 
 class Unusable(Exception):
     """An answer that is not a completion."""
 
 
-class AnswerReader:
-    """Reads the answers of one model. `top_logprobs` of them are used for the entropy of a token."""
+class TooSlow(Unusable):
+    """None that was whole in time."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int], top_logprobs: int = 5) -> None:
+
+class _Row(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+Count = Annotated[int, Field(ge=0)]
+Logprob = Annotated[float, Field(le=1e-3, ge=-1e300, allow_inf_nan=False)]  # a little above 0 is rounding
+
+
+class Logprobs(_Row):
+    tokens: list[Any] | None = None
+    token_logprobs: list[Logprob] | None = None
+    top_logprobs: list[dict[str, Logprob] | None] | None = None
+
+
+class Choice(_Row):
+    index: Literal[0] = 0
+    finish_reason: Literal["stop", "length"]
+    text: str | None = None
+    token_ids: list[Count] | None = None
+    prompt_token_ids: list[int] | None = None
+    stop_reason: Any = None
+    logprobs: Logprobs | None = None
+
+    @property
+    def ids(self) -> list[int] | None:
+        """The sampled ids that the server reports, as numbers or in the names of tokens; None for text alone."""
+        names = (self.logprobs and self.logprobs.tokens) or []
+        matches = [_NAMED.fullmatch(name) if isinstance(name, str) else None for name in names]
+        named = [int(match[1]) for match in matches if match]
+        if named and self.token_ids is not None and (named != self.token_ids or len(named) < len(names)):
+            raise Unusable("the server reports other ids of tokens than their names say")
+        if any(isinstance(name, str) and name.startswith("token_id:") for name in names) and len(named) < len(names):
+            raise Unusable(f"the server names tokens that are no ids ({_short(names[matches.index(None)])})")
+        return self.token_ids if self.token_ids is not None else named or None
+
+
+class _Details(_Row):
+    cached_tokens: Count | None = None
+
+
+class _Usage(_Row):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class Answer(_Row):
+    """The body of an answer: one completion."""
+
+    choices: Annotated[list[Choice], Field(min_length=1, max_length=1)]
+    usage: _Usage | None = None
+    model: str | None = None
+    system_fingerprint: str | None = None
+
+    @property
+    def choice(self) -> Choice:
+        return self.choices[0]
+
+
+def answer_of(text: str) -> Answer:
+    """Raises `Unusable`, naming what is wrong, for whatever is not one completion."""
+    if not text.strip():
+        raise Unusable("the answer is empty")
+    try:
+        body = json.loads(text)
+        if isinstance(body, dict) and (failed := cast("dict[str, Any]", body).get("error")):
+            raise Unusable(one_line(f"the server answered with an error: {failed}"))
+        return Answer.model_validate(body)
+    except RecursionError as error:
+        raise Unusable("the answer is nested too deeply to read") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if not first["loc"]:
+            raise Unusable("the answer is no JSON object: this is not a completions API") from error
+        where, wrong = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Input ")
+        raise Unusable(one_line(f"{where!r} of the answer {wrong}, and is {_short(first['input'])}")) from error
+    except ValueError as error:
+        raise Unusable(f"the answer is no complete JSON: it begins with {one_line(text[:60])!r}") from error
+
+
+class AnswerReader:
+    """Reads the answers of one model."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
         self.stop_ids, self.exact, self.vocabulary = frozenset(stop_ids), True, len(tokenizer)
         self.reported = True  # whether every log-probability so far was the server's
         self.known = max(tokenizer.get_vocab().values()) + 1  # above `vocabulary` where ids have gaps (Phi-4-mini)
-        self._tokenizer, self.top_logprobs = tokenizer, top_logprobs
+        self._tokenizer = tokenizer
 
     def read(self, request: GenerationRequest, answer: Answer, version: int) -> Completion:
         """Raises `Unusable`, naming what is wrong, for whatever is not one completion of this request."""
-        choice, usage = choice_of(answer), _object(answer, "usage")
-        reason = choice.get("finish_reason")
-        if reason not in ("stop", "length"):
-            raise Unusable(f"the server ended with {reason!r}, which is neither 'stop' nor 'length'")
-        ids, statistics, given = self.tokens(choice)
-        if given:
-            _check_sampled(request, ids, _whole(usage, "completion_tokens"), stopped=reason == "stop")
-        seen, echoed = _whole(usage, "prompt_tokens"), choice.get("prompt_token_ids")
-        if seen not in (None, len(request.prompt_ids)) or echoed not in (None, list(request.prompt_ids)):
-            told = "" if seen is None else f" ({seen} tokens, and {len(request.prompt_ids)} were sent)"
-            raise Unusable(f"the server answers another prompt than it was sent{told}")
+        choice, usage = answer.choice, answer.usage or _Usage()
+        stopped, prompt = choice.finish_reason == "stop", list(request.prompt_ids)
+        ids, statistics = self.tokens(choice)
+        if choice.ids is not None:
+            _check_sampled(request, ids, usage.completion_tokens, stopped=stopped)
+        if usage.prompt_tokens not in (None, len(prompt)) or choice.prompt_token_ids not in (None, prompt):
+            raise Unusable("the server answers another prompt than it was sent")
         end = next((place for place, token in enumerate(ids) if token in self.stop_ids), None)
         if end is not None:
             ids, statistics = ids[: end + 1], statistics[: end + 1]
-        elif reason == "stop":  # a server that keeps the stop token to itself
+        elif stopped:  # a server that keeps the stop token to itself
             ids, statistics = [*ids, self._stop_id(choice)], [*statistics, self._unreported()]
         if not ids:
             raise Unusable("the server sampled nothing")
-        finish: Literal["stop", "length"] = "stop" if ids[-1] in self.stop_ids else "length"
-        cached = _whole(_object(usage, "prompt_tokens_details"), "cached_tokens") or 0
-        prefilled = len(request.prompt_ids) - min(len(request.prompt_ids), cached)
+        cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
         return Completion(
             token_ids=tuple(ids),
             logprobs=tuple(logprob for logprob, _ in statistics),
             entropies=tuple(entropy for _, entropy in statistics),
-            finish=finish,
+            finish="stop" if ids[-1] in self.stop_ids else "length",
             policy_version=version,
-            cost=cost_of(request, decoded=len(ids), prefilled=prefilled),
+            cost=cost_of(request, decoded=len(ids), prefilled=max(0, len(prompt) - cached)),
         )
 
-    def tokens(self, choice: Answer) -> tuple[list[int], list[tuple[float, float]], bool]:
-        """The sampled ids with (log-probability, entropy) each, and whether the ids are the server's."""
-        reported = _object(choice, "logprobs")
-        ids, given = _ids(choice, _list(reported, "tokens")), True
+    def tokens(self, choice: Choice) -> tuple[list[int], list[tuple[float, float]]]:
+        """The sampled ids with (log-probability, entropy) each."""
+        ids, reported = choice.ids, choice.logprobs or Logprobs()
+        given = ids is not None
         if ids is None:
-            text = choice.get("text") or ""
-            if not isinstance(text, str):
-                raise Unusable(f"the server's text is {_short(text)}")
-            self.exact = given = False
-            ids = list(self._tokenizer.encode(text, add_special_tokens=False))
-        logprobs, tops = _list(reported, "token_logprobs"), _list(reported, "top_logprobs")
+            self.exact = False
+            ids = list(self._tokenizer.encode(choice.text or "", add_special_tokens=False))
+        logprobs, tops = reported.token_logprobs or [], reported.top_logprobs or []
         if not logprobs or (len(logprobs) != len(ids) and not given):  # text is cut into other tokens here than there
-            return ids, [self._unreported()] * len(ids), given
+            return ids, [self._unreported()] * len(ids)
         if len(logprobs) != len(ids) or len(tops) not in (0, len(ids)):
             counts = f"{len(logprobs)} log-probabilities and {len(tops)} lists of the likeliest"
             raise Unusable(f"the server reports {counts} for {len(ids)} tokens")
-        tops = tops or [None] * len(ids)
-        return ids, [self._statistics(logprob, top) for logprob, top in zip(logprobs, tops, strict=True)], given
+        if min(logprobs) <= _NEVER:
+            raise Unusable(f"the server says that it drew a token of probability 0 (log-probability {min(logprobs):g})")
+        return ids, list(zip([min(0.0, each) for each in logprobs], self._entropies(tops, len(ids)), strict=True))
 
     def check_vocabulary(self, completion: Completion, model: str) -> None:
         """Raise `ConfigError` for a token that the tokenizer does not know: then the tokenizer belongs to another model
@@ -102,60 +181,20 @@ class AnswerReader:
                 hint=f"name the folder with the tokenizer of {model!r} (--tokenizer)",
             )
 
-    def _statistics(self, logprob: Any, top: Any) -> tuple[float, float]:
-        if not isinstance(top, Mapping | None):
-            raise Unusable(f"the likeliest tokens are {_short(top)}")
-        likeliest = [_logprob(value) for value in cast("Mapping[str, Any]", top or {}).values()]
-        own = _logprob(logprob)
-        if not math.isfinite(own) or any(map(math.isnan, likeliest)):
-            raise Unusable("the server reports log-probabilities that are not finite: its policy may have diverged")
-        if own <= _NEVER:
-            raise Unusable(f"the server says that it drew a token of probability 0 (log-probability {own:g})")
-        low, high = entropy_bounds(sorted(likeliest, reverse=True)[: self.top_logprobs], self.vocabulary)
-        return own, (low + high) / 2
+    def _entropies(self, tops: Sequence[Mapping[str, float] | None], count: int) -> list[float]:
+        likeliest = [sorted((top or {}).values(), reverse=True)[:TOP_LOGPROBS] for top in tops or [None] * count]
+        return [sum(entropy_bounds([min(0.0, p) for p in each], self.vocabulary)) / 2 for each in likeliest]
 
     def _unreported(self) -> tuple[float, float]:
         """For a token without reported statistics: log-probability 0, and the middle of the possible entropies."""
         self.reported = False
         return 0.0, math.log(self.vocabulary) / 2
 
-    def _stop_id(self, choice: Answer) -> int:
-        for candidate in (choice.get("stop_reason"), self._tokenizer.eos_token_id):
+    def _stop_id(self, choice: Choice) -> int:
+        for candidate in (choice.stop_reason, self._tokenizer.eos_token_id):
             if isinstance(candidate, int) and candidate in self.stop_ids:
                 return candidate
         return min(self.stop_ids)
-
-
-# what an answer holds: whatever is not as it must be is `Unusable`, by name
-
-
-def choice_of(answer: Answer) -> Answer:
-    """The one choice of an answer."""
-    choices = answer.get("choices")
-    if answer.get("error"):
-        raise Unusable(f"the server answered with an error: {_told(answer)}")
-    if not isinstance(choices, list) or not all(isinstance(one, Mapping) for one in cast("list[Any]", choices)):
-        raise Unusable(f"the answer holds no list of choices but {_short(choices)}")
-    found = cast("list[Answer]", choices)
-    if [one.get("index", 0) for one in found] != [0]:
-        raise Unusable(f"the server gives the choices {[one.get('index', 0) for one in found]}, and 0 was asked for")
-    return found[0]
-
-
-def _ids(choice: Answer, names: list[Any]) -> list[int] | None:
-    """The sampled ids that a server reports, as numbers or in the names of tokens; None for text alone."""
-    found: list[list[Any]] = []
-    if names and all(isinstance(name, str) and name.startswith("token_id:") for name in names):
-        digits = [name.removeprefix("token_id:") for name in names]
-        found.append([int(one) if one.isdecimal() and len(one) < 16 else one for one in digits])
-    if choice.get("token_ids") is not None:
-        found.append(_list(choice, "token_ids"))
-    for ids in found:
-        if wrong := [one for one in ids if type(one) is not int or one < 0]:
-            raise Unusable(f"the server reports {_short(wrong[0])} as the id of a token")
-        if ids != found[0]:
-            raise Unusable("the server reports other ids of tokens than their names say")
-    return found[0] if found else None
 
 
 def _check_sampled(request: GenerationRequest, ids: list[int], counted: int | None, *, stopped: bool) -> None:
@@ -165,36 +204,8 @@ def _check_sampled(request: GenerationRequest, ids: list[int], counted: int | No
         raise Unusable("the answer begins with the prompt: the server echoes it")
     if count > request.sampling.max_tokens:
         raise Unusable(f"the server gives {count} tokens, and {request.sampling.max_tokens} were asked for")
-    if counted is not None and counted not in (count, count + stopped):  # the stop token may be left out
+    if counted not in (None, count, count + stopped):  # the stop token may be left out
         raise Unusable(f"the server gives {count} tokens, and says that it sampled {counted}")
-
-
-def _object(row: Answer, name: str) -> Answer:
-    value = row.get(name)
-    if not isinstance(value, Mapping | None):
-        raise Unusable(f"{name!r} of the answer is {_short(value)}, and no object")
-    return cast("Answer", value or {})
-
-
-def _list(row: Answer, name: str) -> list[Any]:
-    value = row.get(name)
-    if not isinstance(value, list | None):
-        raise Unusable(f"{name!r} of the answer is {_short(value)}, and no list")
-    return cast("list[Any]", value or [])
-
-
-def _whole(row: Answer, name: str) -> int | None:
-    value = row.get(name)
-    if value is not None and (type(value) is not int or value < 0):
-        raise Unusable(f"{name!r} of the answer is {_short(value)}, and no whole number")
-    return value
-
-
-def _logprob(value: Any) -> float:
-    """At most 0 (a little above it is rounding), or NaN."""
-    if type(value) not in (int, float) or value > _ROUNDING:
-        raise Unusable(f"the server reports {_short(value)} as a log-probability")
-    return 0.0 if value > 0 else float(max(value, -1.7e308) if isinstance(value, int) else value)
 
 
 def _short(value: Any) -> str:
@@ -205,9 +216,8 @@ def _short(value: Any) -> str:
 # refusals
 
 # of 4xx, those of one request alone (it is too long for the server), and those that another time may end well
-_ONE_REQUEST, _PASSING = (400, 413), (408, 409, 425, 429)
+_OF_ONE_REQUEST = (400, 413, 408, 409, 425, 429)
 _KEY = "set OPENAI_API_KEY to a key that it takes"
-_LONGEST_WAIT = 120.0  # seconds
 _CHECK = "use a server that takes prompts of token ids and vLLM's fields (vLLM does, `transformers serve` does not)"
 _ADVICE = {
     401: _KEY,
@@ -225,61 +235,21 @@ def status_of(error: Exception) -> int | None:
 def refusal(error: Exception, url: str) -> InputError | None:
     """The end of the run, if the error means that the server refuses every request of it; else None."""
     status = status_of(error)
-    if status is None or not 300 <= status < 500 or status in (*_ONE_REQUEST, *_PASSING):
+    if status is None or not 300 <= status < 500 or status in _OF_ONE_REQUEST:
         return None
     if status < 400:
         place = error.response.headers.get("location", "")  # pyright: ignore[reportAttributeAccessIssue]
         problem = one_line(f"the server redirects requests (HTTP {status}) to {place}")
         return InputError(problem, path=url, hint="give the URL of the server that answers them")
-    problem = f"the server refuses the request (HTTP {status}: {words_of(error)})"
-    return InputError(problem, path=url, hint=_ADVICE.get(status, _CHECK))
-
-
-def pause_before(error: Exception, tries: int) -> float | None:
-    """The seconds after which a request is tried again that failed `tries` times: what the server asks for
-    (`Retry-After`), or more each time. None where it would fail again, and where the server asks for too long."""
-    import openai
-
-    status, asked = status_of(error), ""
-    if status is None and not isinstance(error, openai.APIConnectionError):
-        return None
-    if status is not None:
-        if status < 500 and status not in _PASSING:
-            return None
-        asked = error.response.headers.get("retry-after", "")  # pyright: ignore[reportAttributeAccessIssue]
-    wait = float(asked) if asked.isdecimal() and len(asked) < 9 else min(8.0, 0.25 * 2**tries)
-    return wait if wait <= _LONGEST_WAIT else None
+    return InputError(f"the server refuses the request ({words_of(error)})", path=url, hint=_ADVICE.get(status, _CHECK))
 
 
 def words_of(error: Exception) -> str:
-    """The error message of the server, else that of the connection."""
-    if body := getattr(error, "body", None):
-        return _told(body)
-    cause = f" ({type(error.__cause__).__name__}: {error.__cause__})" if error.__cause__ is not None else ""
-    return one_line(f"{error}{cause}")
-
-
-def _told(body: Any) -> str:
-    """What the body of a refusal says."""
-    for _ in range(2):
-        if isinstance(body, Mapping):
-            row = cast("Mapping[str, Any]", body)
-            body = next((row[name] for name in ("message", "detail", "error") if row.get(name)), row)
-    try:
-        return one_line(body if isinstance(body, str) else json.dumps(body, default=str))
-    except (RecursionError, ValueError):
-        return f"a {type(body).__name__}"
-
-
-def fault_of(error: Exception) -> str:
-    """One line for a request that failed: what the server said, with its status."""
-    if isinstance(error, Unusable):
-        return one_line(str(error))
-    status, said = status_of(error), words_of(error)
-    if status is None:
-        return one_line(f"{type(error).__name__}: {said}")
-    wait = error.response.headers.get("retry-after")  # pyright: ignore[reportAttributeAccessIssue]
-    return one_line(f"HTTP {status}: {said}{f' (it asks to wait {wait} s)' if wait else ''}")
+    """One line for a request that failed: what the server said, with its status, or what the connection did."""
+    if (status := status_of(error)) is not None:
+        return one_line(f"HTTP {status}: {getattr(error, 'body', None) or error}")
+    cause = None if isinstance(error, Unusable) else error.__cause__
+    return one_line(str(error) if cause is None else f"{error} ({type(cause).__name__}: {cause})")
 
 
 def one_line(text: str) -> str:

@@ -11,74 +11,47 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
-import json
 import os
 import threading
 import time
 import weakref
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
-from turntree.core.config import at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.progress import notice
-from turntree.engine.answers import AnswerReader, Unusable, fault_of, one_line, pause_before, refusal, status_of
+from turntree.engine.answers import (
+    TOP_LOGPROBS,
+    Answer,
+    AnswerReader,
+    TooSlow,
+    answer_of,
+    one_line,
+    refusal,
+    status_of,
+    words_of,
+)
 from turntree.engine.hub import context_of
+from turntree.engine.limits import EndpointConfig
 from turntree.engine.requests import check_idle, check_requests
-from turntree.run.identity import CONNECTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _UNKNOWN_LENGTH = 10**7  # tokenizers that do not know their model's context say a huge number
-_MOST_WARNINGS = 5  # warnings; a server may answer with any number of names
+_MOST_WARNINGS = 5  # a server may answer with any number of names
 _SEED_BITS = 2**31 - 1  # what every server takes
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndpointConfig:
-    """A server that speaks OpenAI's completions API; a key, where one is needed, is OPENAI_API_KEY."""
-
-    url: str
-    """Sample from this server of --model, such as vLLM: the base of its API (http://host:8000/v1)."""
-    tokenizer: str
-    """With --endpoint: the tokenizer of the served model, a folder or a name on the Hub."""
-    max_context: int = 0
-    """Longest prompt plus completion, in tokens (0: what the tokenizer's folder says)."""
-    concurrency: int = 32
-    """Requests in flight."""
-    retries: int = 3
-    """How often a failed request is repeated, with growing pauses."""
-    timeout: float = 120.0
-    """Seconds of one try."""
-
-    def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"{self.url!r} is not a URL", field="endpoint", hint="write http://host:port/v1")
-        at_least(self, "endpoint.", max_context=0)
-        if self.concurrency < 1 or self.retries < 0 or self.timeout <= 0:
-            raise ConfigError("impossible endpoint settings", field="endpoint", hint="concurrency >= 1, timeout > 0")
-
-
-def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stage without how a server is reached: what decides the completions."""
-    device: Mapping[str, Any] = settings["device"]
-    engine = {key: value for key, value in device["engine"].items() if key not in CONNECTION}
-    endpoint = settings.get("endpoint")
-    if endpoint is not None:
-        endpoint = {key: endpoint[key] for key in ("tokenizer", "max_context")}
-    return {**settings, "device": {**device, "engine": engine}, "endpoint": endpoint}
 
 
 class Server:
     """One server of OpenAI's completions API: its connection, its places and its state.
 
     `url` is the base of its API; /v1 is added where it has no path. `model` is the name under which its weights are
-    asked for, and `places` bound the requests at it."""
+    asked for, and `places` bound the requests at it. What fails is tried again `retries` times by OpenAI's client,
+    after the pause that the server asks for."""
 
     def __init__(self, url: str, model: str = "", *, concurrency: int, timeout: float, retries: int = 0) -> None:
         try:
@@ -91,48 +64,31 @@ class Server:
         self.url = url.rstrip("/") if url.rstrip("/").count("/") > 2 else f"{url.rstrip('/')}/v1"
         self.root, self.model = self.url.removesuffix("/v1"), model
         self.places = asyncio.Semaphore(concurrency)
-        self._timeout, self._retries = timeout, retries
+        self._timeout = timeout
         self._client = openai.AsyncOpenAI(
             base_url=self.url,
             api_key=os.environ.get("OPENAI_API_KEY") or "none",  # also where it is empty
             timeout=timeout,
-            max_retries=0,
+            max_retries=retries,
             # a redirect would send prompts, or a request without them, to a server that nobody named
             default_headers=UNPACKED,
             http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [bound_later]}),
         )
 
-    async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The answer to one completion request of `model`, which is tried again where that may help."""
-        tries = 0
-        while True:
-            try:
-                return await self._ask(fields, self._timeout if timeout is None else timeout)
-            except Exception as error:
-                tries += 1
-                wait = pause_before(error, tries)
-                if tries > self._retries or wait is None:
-                    raise
-            await asyncio.sleep(wait)
-
-    async def _ask(self, fields: dict[str, Any], timeout: float) -> dict[str, Any]:
-        """Raises `Unusable` where the answer is no JSON object, and where it arrives piece by piece and is not whole in
-        time: the client's own time-out is of one wait for bytes, and comes first where there are none."""
-        limit, body = 2 * timeout, {"model": self.model, **fields}
+    async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> Answer:
+        """The answer to one completion request of `model`. Raises `Unusable` where it is none, and `TooSlow` where it
+        is not whole in time, retries included."""
+        limit, body = timeout or self._timeout, {"model": self.model, **fields}
         try:
             async with asyncio.timeout(limit):
-                text = await self._client.post("/completions", cast_to=str, body=body, options={"timeout": timeout})
-                answer = _json(text)
+                return answer_of(await self._client.post("/completions", cast_to=str, body=body))
         except TimeoutError as error:
-            raise Unusable(f"no whole answer in {limit:g} s") from error
-        if not isinstance(answer, dict):
-            raise Unusable("the answer is no JSON object: this is not a completions API")
-        return cast("dict[str, Any]", answer)
+            raise TooSlow(f"no whole answer in {limit:g} s") from error
 
-    async def healthy(self, timeout: float = 10.0) -> bool:
+    async def healthy(self) -> bool:
         """Whether it answers /health with success."""
         try:
-            await self._client.get(f"{self.root}/health", cast_to=str, options={"timeout": timeout})
+            await self._client.get(f"{self.root}/health", cast_to=str, options={"timeout": 10.0, "max_retries": 0})
         except Exception as error:  # whatever kept it from answering
             return status_of(error) == 404  # a server without that path answered
         return True
@@ -239,7 +195,7 @@ class ServerEngine:
         except Exception as error:  # the boundary to foreign software: whatever it was, there is no completion
             if (refused := refusal(error, self._servers[0].url)) is not None:
                 raise refused from error
-            return Finished(ticket=ticket, fault=fault_of(error))
+            return Finished(ticket=ticket, fault=words_of(error))
         self._reader.check_vocabulary(completion, self._servers[0].model)
         cost = dataclasses.replace(completion.cost, engine_seconds=seconds)
         return Finished(ticket=ticket, completion=dataclasses.replace(completion, cost=cost))
@@ -265,7 +221,7 @@ class ServerEngine:
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "seed": request.seed & _SEED_BITS,
-            "logprobs": self._reader.top_logprobs,
+            "logprobs": TOP_LOGPROBS,
             "stop_token_ids": sorted(self.stop_ids),
             "ignore_eos": True,  # the renderer's stop tokens end a turn, as in training, and no others
             "return_tokens_as_token_ids": True,
@@ -279,13 +235,11 @@ class EndpointEngine(ServerEngine):
     def __init__(
         self, config: EndpointConfig, model: str, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
     ) -> None:
-        server = Server(
-            config.url, model, concurrency=config.concurrency, timeout=config.timeout, retries=config.retries
-        )
+        settings = {"concurrency": config.concurrency, "timeout": config.timeout, "retries": config.retries}
+        self._server, self._warned = Server(config.url, model, **settings), set[str]()
         reader = AnswerReader(tokenizer, stop_ids)
-        super().__init__([server], reader, config.max_context or _context_of(tokenizer, Path(config.tokenizer)))
+        super().__init__([self._server], reader, config.max_context or _context_of(tokenizer, Path(config.tokenizer)))
         self.identity = f"endpoint:{model}"
-        self._server, self._warned = server, set[str]()
 
     def update_weights(self, model: Any, policy_version: int) -> None:
         raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
@@ -294,9 +248,8 @@ class EndpointEngine(ServerEngine):
         async with self._server.places:
             answer = await self._server.ask({**self._fields(request), "return_token_ids": True})
         completion = self._reader.read(request, answer, self._version)
-        asked, model = self._server.model, answer.get("model")
-        if model not in (None, asked):
-            self._warn_once(f"asked for the model {asked!r}, it answers with {one_line(repr(model))}")
+        if answer.model not in (None, asked := self._server.model):
+            self._warn_once(f"asked for the model {asked!r}, it answers with {one_line(repr(answer.model))}")
         if not self.exact:
             self._warn_once("gives text and no ids of tokens: read an action in it, but train on none of it")
         elif not self._reader.reported:
@@ -307,16 +260,6 @@ class EndpointEngine(ServerEngine):
         if what not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(what)
             notice(f"warning: {self._server.url} {what}")
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise Unusable("the answer is nested too deeply to read") from error
-    except ValueError as error:
-        begins = f"no complete JSON: it begins with {one_line(text[:60])!r}" if text.strip() else "empty"
-        raise Unusable(f"the answer is {begins}") from error
 
 
 def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, servers: Iterable[Server]) -> None:

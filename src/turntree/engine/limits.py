@@ -3,6 +3,7 @@ them. Torch is imported when an engine is built, so that configurations can be r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import StreamingEngine
+from turntree.run.identity import CONNECTION
 
 Prefixes = Literal["auto", "shared", "repeated"]
 
@@ -42,14 +44,12 @@ class VllmConfig:
     concurrency: int = 64
     """Requests in flight at one server; others wait."""
     timeout: float = 600.0
-    """Seconds after which a request counts as failed."""
+    """Seconds after which a request counts as failed, retries included."""
     patience: float = 600.0
     """Seconds to wait for a server that went away. Then the run stops and can be resumed."""
     tolerance: float | None = None
     """Most by which log-probabilities of server and trainer may differ after a change of weights. Default: 0.001 for
     float32 weights, 0.25 for others."""
-    top_logprobs: int = 5
-    """Log-probabilities asked for at each token; entropies are estimated from them."""
     max_context: int | None = None
     """Longest prompt plus completion, in tokens (default: the server's)."""
 
@@ -59,13 +59,48 @@ class VllmConfig:
                 raise ConfigError(f"{url!r} is not a URL", field="engine.url", hint="write http://host:port")
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError("names a server twice", field="engine.url")
-        if min(self.concurrency, self.top_logprobs) < 1 or min(self.timeout, self.patience) <= 0:
-            raise ConfigError("impossible settings", field="engine", hint="concurrency >= 1, timeout and patience > 0")
-        at_least(self, "engine.", max_context=1, tolerance=0)
+        if min(self.timeout, self.patience) <= 0:
+            raise ConfigError("impossible settings", field="engine", hint="timeout and patience > 0")
+        at_least(self, "engine.", concurrency=1, max_context=1, tolerance=0)
 
     @property
     def urls(self) -> tuple[str, ...]:
         return tuple(url.strip().rstrip("/") for url in self.url.split(","))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointConfig:
+    """A server that speaks OpenAI's completions API; a key, where one is needed, is OPENAI_API_KEY."""
+
+    url: str
+    """Sample from this server of --model, such as vLLM: the base of its API (http://host:8000/v1)."""
+    tokenizer: str
+    """With --endpoint: the tokenizer of the served model, a folder or a name on the Hub."""
+    max_context: int = 0
+    """Longest prompt plus completion, in tokens (0: what the tokenizer's folder says)."""
+    concurrency: int = 32
+    """Requests in flight."""
+    retries: int = 3
+    """How often a failed request is repeated, with growing pauses."""
+    timeout: float = 120.0
+    """Seconds after which a request counts as failed, retries included."""
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{self.url!r} is not a URL", field="endpoint", hint="write http://host:port/v1")
+        at_least(self, "endpoint.", max_context=0, concurrency=1, retries=0)
+        if self.timeout <= 0:
+            raise ConfigError("must be above 0", field="endpoint.timeout")
+
+
+def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a stage without how a server is reached: what decides the completions."""
+    device: Mapping[str, Any] = settings["device"]
+    engine = {key: value for key, value in device["engine"].items() if key not in CONNECTION}
+    endpoint = settings.get("endpoint")
+    if endpoint is not None:
+        endpoint = {key: endpoint[key] for key in ("tokenizer", "max_context")}
+    return {**settings, "device": {**device, "engine": engine}, "endpoint": endpoint}
 
 
 def hf(policy: Any, config: EngineConfig) -> StreamingEngine:

@@ -1,18 +1,17 @@
 """Sampling from any Transformers decoder with the cache that is its own: for models whose prefixes cannot be shared by
 position (linear attention, sliding windows, attention sinks, latent attention).
 
-Requests are answered in batches of rows that begin together, padded on the left. Equal prompts are prefilled once, and
-what the cache holds of them is copied for the siblings. A row that is done leaves the batch at once; requests that wait
-begin when the batch has ended. Nothing is kept for later turns: every turn prefills its whole prompt.
+Requests are answered in batches of rows that begin together, padded on the left, and a step is a whole batch. Equal
+prompts are prefilled once, and what the cache holds of them is copied for the siblings. A row that is done leaves the
+batch at once. Nothing is kept for later turns: every turn prefills its whole prompt.
 
-Shape suffixes: P distinct prompts, R rows of the batch, Q tokens of a prompt, L tokens so far, V vocabulary.
+Shape suffixes: P distinct prompts, R rows of the batch, Q tokens of a prompt, L tokens so far.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,36 +26,6 @@ from turntree.engine.limits import EngineConfig
 from turntree.engine.local import LocalEngine
 from turntree.engine.requests import cost_of
 from turntree.engine.sampling import SamplingBatch, draw
-
-
-@dataclass(eq=False)
-class _Row:
-    """A request in decoding. `prefilled` tokens of its prompt were computed for it."""
-
-    ticket: int
-    request: GenerationRequest
-    limit: int
-    prefilled: int
-    place: int  # among the requests of `_Batch.sampling`
-    seconds: float = 0.0
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    entropies: list[float] = field(default_factory=list[float])
-
-    @property
-    def cost(self) -> Cost:
-        return cost_of(self.request, decoded=len(self.tokens), prefilled=self.prefilled, seconds=self.seconds)
-
-
-@dataclass
-class _Batch:
-    """The rows in decoding, in the order of the cache. `logits_RV` follow what was fed so far."""
-
-    rows: list[_Row]
-    cache: Any  # a DynamicCache
-    mask_RL: Tensor  # 0 at the padding on the left
-    logits_RV: Tensor
-    sampling: SamplingBatch
 
 
 class PlainEngine(LocalEngine):
@@ -81,61 +50,78 @@ class PlainEngine(LocalEngine):
             raise InputError(problem, field="device.engine.max_context", hint=hint)
         super().__init__(model, stop_ids, config, positions=positions)
         check_positions(model, self.max_context, field="max_context")
-        self._batch: _Batch | None = None
         self._check("in padded batches")
 
     @property
     def _decoding(self) -> int:
-        return 0 if self._batch is None else len(self._batch.rows)
+        return 0  # between two steps
 
     def _stop(self, ticket: int) -> Cost:
-        rows = [] if self._batch is None else self._batch.rows
-        stopped = next((row for row in rows if row.ticket == ticket), None)
-        if stopped is None:
-            return NO_COST
-        self._keep([place for place, row in enumerate(rows) if row is not stopped])
-        return stopped.cost
-
-    def _abandon(self) -> None:
-        super()._abandon()
-        self._batch = None
+        return NO_COST
 
     def _step(self) -> None:
-        started = time.perf_counter()
-        if (batch := self._batch) is not None:
-            tokens_R1 = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self.model.device)
-            batch.mask_RL = torch.cat([batch.mask_RL, torch.ones_like(tokens_R1)], dim=1)
-            batch.logits_RV = self._logits(tokens_R1, batch.mask_RL, batch.cache)
-        elif self._queue:
-            self._batch = batch = self._begin()
-        if batch is not None:
-            self._draw(batch, started)
+        if not self._queue:
+            return
+        started, asked = time.perf_counter(), self._taken()
+        distinct = dict.fromkeys(request.prompt_ids for request in asked.values())
+        prompts = {ids: place for place, ids in enumerate(distinct)}
+        drawn = self._decode(list(asked.values()), prompts)
+        seconds = (time.perf_counter() - started) / len(asked)
+        for (ticket, request), columns in zip(asked.items(), drawn, strict=True):
+            tokens, logprobs, entropies = zip(*columns, strict=True)
+            prefilled = 0 if prompts.pop(request.prompt_ids, None) is None else len(request.prompt_ids)
+            cost = cost_of(request, decoded=len(tokens), prefilled=prefilled, seconds=seconds)
+            self._done[ticket] = self._completed(tokens, logprobs, entropies, cost)
 
-    def _begin(self) -> _Batch:
-        """Prefill what waits, in order of submission. The first request of a prompt pays for it; its siblings reuse."""
-        prompts: dict[tuple[int, ...], int] = {}
-        rows: list[_Row] = []
+    def _taken(self) -> dict[int, GenerationRequest]:
+        """The requests of the next batch, in order of submission."""
+        taken: dict[int, GenerationRequest] = {}
+        prompts = set[tuple[int, ...]]()
         for ticket, request in self._queue.items():
-            longest = max(map(len, [*prompts, request.prompt_ids]))
-            width = len(prompts.keys() | {request.prompt_ids}) * longest
-            if rows and (len(rows) == self.config.max_batch_rows or width > self.config.max_prefill_tokens):
+            prompts.add(request.prompt_ids)
+            width = len(prompts) * max(map(len, prompts))
+            if taken and (len(taken) == self.config.max_batch_rows or width > self.config.max_prefill_tokens):
                 break
-            prefilled = 0 if request.prompt_ids in prompts else len(request.prompt_ids)
-            prompts.setdefault(request.prompt_ids, len(prompts))
-            limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
-            rows.append(_Row(ticket, request, limit, prefilled, len(rows)))
-        for row in rows:
-            del self._queue[row.ticket]
+            taken[ticket] = request
+        for ticket in taken:
+            del self._queue[ticket]
+        return taken
+
+    def _decode(
+        self, requests: list[GenerationRequest], prompts: dict[tuple[int, ...], int]
+    ) -> list[list[tuple[int, float, float]]]:
+        """The tokens of every request, each with its log-probability and entropy."""
         longest, device = max(map(len, prompts)), self.model.device
         cache: Any = DynamicCache(config=self.model.config)
-        tokens_PQ = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts], device=device)
+        tokens_RQ = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts], device=device)
         sizes_P1 = torch.tensor([[len(ids)] for ids in prompts], device=device)
-        mask_PQ = (torch.arange(longest, device=device) >= longest - sizes_P1).long()
-        logits_PV = self._logits(tokens_PQ, mask_PQ, cache)
-        chosen_R = torch.tensor([prompts[row.request.prompt_ids] for row in rows], device=device)
-        cache.reorder_cache(chosen_R)
-        sampling = SamplingBatch.of([row.request for row in rows], [row.limit for row in rows], device)
-        return _Batch(rows, cache, mask_PQ[chosen_R], logits_PV[chosen_R], sampling)
+        mask_RL = (torch.arange(longest, device=device) >= longest - sizes_P1).long()
+        limits = [min(r.sampling.max_tokens, self.max_context - len(r.prompt_ids)) for r in requests]
+        sampling = SamplingBatch.of(requests, limits, device)
+        drawn = [list[tuple[int, float, float]]() for _ in requests]
+        logits_RV = self._logits(tokens_RQ, mask_RL, cache)
+        rows, places = list(range(len(requests))), [prompts[request.prompt_ids] for request in requests]
+        for count in range(max(limits)):
+            chosen_R = torch.tensor(places, device=device)  # of the rows of the cache
+            if count == 0 or len(places) < len(mask_RL):
+                cache.reorder_cache(chosen_R)
+                mask_RL = mask_RL[chosen_R]
+            if count > 0:
+                tokens_R1 = torch.tensor([[drawn[row][-1][0]] for row in rows], device=device)
+                mask_RL = torch.cat([mask_RL, torch.ones_like(tokens_R1)], dim=1)
+                logits_RV = self._logits(tokens_R1, mask_RL, cache)
+            else:
+                logits_RV = logits_RV[chosen_R]
+            rows_R = torch.tensor(rows, device=device)
+            found = draw(logits_RV, sampling, rows_R, torch.full_like(rows_R, count))
+            columns = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
+            for row, column in zip(rows, columns, strict=True):
+                drawn[row].append(column)
+            places = [k for k, r in enumerate(rows) if drawn[r][-1][0] not in self.stop_ids and count + 1 < limits[r]]
+            rows = [rows[place] for place in places]
+            if not rows:
+                break
+        return drawn
 
     def _logits(self, tokens_RQ: Tensor, mask_RL: Tensor, cache: Any) -> Tensor:
         """After the last token of each row."""
@@ -149,35 +135,3 @@ class PlainEngine(LocalEngine):
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-
-    def _draw(self, batch: _Batch, started: float) -> None:
-        """The next token of every row; those that are done leave."""
-        device = self.model.device
-        places_R = torch.tensor([row.place for row in batch.rows], device=device)
-        counts_R = torch.tensor([len(row.tokens) for row in batch.rows], device=device)
-        drawn = draw(batch.logits_RV, batch.sampling, places_R, counts_R)
-        columns = (drawn.tokens.tolist(), drawn.logprobs.tolist(), drawn.entropies.tolist())
-        seconds = (time.perf_counter() - started) / len(batch.rows)
-        going: list[int] = []
-        for place, (row, token, logprob, entropy) in enumerate(zip(batch.rows, *columns, strict=True)):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.entropies.append(entropy)
-            row.seconds += seconds
-            if token in self.stop_ids or len(row.tokens) == row.limit:
-                self._done[row.ticket] = self._completed(row.tokens, row.logprobs, row.entropies, row.cost)
-            else:
-                going.append(place)
-        if len(going) < len(batch.rows):
-            self._keep(going)
-
-    def _keep(self, places: list[int]) -> None:
-        """Only the rows at these places go on."""
-        batch = self._batch
-        if batch is None or not places:
-            self._batch = None
-            return
-        batch.rows = [batch.rows[place] for place in places]
-        chosen_R = torch.tensor(places, device=self.model.device)
-        batch.cache.reorder_cache(chosen_R)
-        batch.mask_RL, batch.logits_RV = batch.mask_RL[chosen_R], batch.logits_RV[chosen_R]

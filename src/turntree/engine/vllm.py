@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.progress import notice
-from turntree.engine.answers import AnswerReader, Unusable, choice_of, pause_before, refusal, status_of, words_of
+from turntree.engine.answers import Answer, AnswerReader, TooSlow, Unusable, refusal, status_of, words_of
 from turntree.engine.endpoint import Server, ServerEngine
 from turntree.engine.limits import VllmConfig
 from turntree.engine.requests import check_idle, hashes_of_prefixes
@@ -45,9 +45,7 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 _PROBE, _PROBED = 300, 8  # tokens of a probe: more than two blocks of any cache, and sampled behind it
 _LONGEST = 1024  # tokens of a served prompt that is probed
-_HEALTH = 10.0  # seconds between two looks at a server, and how long one may take
-_SICK = 3  # looks that fail in a row before a server counts as gone
-_TRIES = 3  # of a request that fails at a server that works
+_RETRIES = 2  # of what fails, before the server is asked whether it works
 _BLOCK = 16  # tokens of a block of a prompt, by which the server that has it is remembered ...
 _REMEMBERED = 2**19  # ... for this many blocks: 8 million tokens, which is more than servers keep
 _SPREAD, _SLACK = 2.0, 8  # a server with so many times the requests of the idlest one, and these more, is passed over
@@ -76,15 +74,14 @@ class _Weights:
 
 class VllmServer(Server):
     """One server of a run and what is known of it: the name of the model that it was started with (`base`), the
-    fingerprint of the process behind the address (`boot`), the requests at it (`asks`), and a prompt that it answered
-    (`recent`). It is not `up` from a failure until it works again and has the current weights; `why` says what failed.
+    fingerprint of the process behind the address (`boot`), and a prompt that it answered (`recent`). It is not `up`
+    from a failure until it works again and has the current weights; `why` says what failed.
     """
 
     def __init__(self, url: str, config: VllmConfig) -> None:
-        super().__init__(url, concurrency=config.concurrency, timeout=config.timeout)
+        super().__init__(url, concurrency=config.concurrency, timeout=config.timeout, retries=_RETRIES)
         self.base, self.boot, self.why = "", cast(Any, None), ""
         self.up = True
-        self.asks: set[asyncio.Task[Any]] = set()
         self.recent: tuple[int, ...] | None = None
         self.reviving: asyncio.Task[None] | None = None
 
@@ -149,7 +146,7 @@ class VllmServer(Server):
             raise
 
     async def _administer(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The JSON answer of a path below the server's root, None for text. Not tried again."""
+        """The JSON answer of a path below the server's root, None for text."""
         if body is None:
             text = await self._client.get(self.root + path, cast_to=str, options={"timeout": 30.0})
         else:
@@ -165,7 +162,7 @@ class VllmServer(Server):
             answer = await self.ask(probe, timeout=min(30.0, self._timeout))
         except Exception:  # whatever it was: a server that works answers this
             return False
-        return self.boot is None or answer.get("system_fingerprint") == self.boot
+        return self.boot is None or answer.system_fingerprint == self.boot
 
 
 class Router:
@@ -214,7 +211,7 @@ class VllmEngine(ServerEngine):
         stop_ids: Collection[int],
     ) -> None:
         servers = self._servers = tuple(VllmServer(url, config) for url in config.urls)
-        super().__init__(servers, AnswerReader(tokenizer, stop_ids, config.top_logprobs), 0)
+        super().__init__(servers, AnswerReader(tokenizer, stop_ids), 0)
         self._config, self._policy, self._router = config, model, Router()
         self._folder = _fresh_folder(config.folder)
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
@@ -225,14 +222,12 @@ class VllmEngine(ServerEngine):
         try:
             self._longest = min(self._context_of(server) for server in servers)
             self.max_context = min(self._longest, config.max_context or self._longest)
-            self._scaled = self._run(self._begin()).result()
+            self._run(self._begin()).result()
         except BaseException as error:
             self.close()
             if isinstance(error, TurntreeError) or not isinstance(error, Exception):
                 raise
             raise InputError(f"cannot be sampled from ({words_of(error)})", path=config.url, hint=_START) from error
-        for server in servers:
-            self._run(_watch(weakref.ref(self), server))
 
     def _context_of(self, server: VllmServer) -> int:
         longest = self._run(server.meet()).result() or self._policy.config.get_text_config().max_position_embeddings
@@ -253,9 +248,9 @@ class VllmEngine(ServerEngine):
         if before is not None:
             shutil.rmtree(before.folder, ignore_errors=True)
 
-    async def _begin(self) -> bool:
-        """Bring the servers to the policy's weights, where they do not have them from the start. Returns whether they
-        report log-probabilities at the temperature of a request."""
+    async def _begin(self) -> None:
+        """Bring the servers to the policy's weights, where they do not have them from the start. Raises `InputError`
+        for one that reports log-probabilities before the temperature is applied."""
         off = [await self._difference(server) for server in self._servers]
         if getattr(self._policy, "_hf_peft_config_loaded", False) or max(off) > self._tolerance:
             self._weights = await asyncio.to_thread(_written, self._policy, self._folder)
@@ -263,16 +258,10 @@ class VllmEngine(ServerEngine):
                 await server.install(self._weights)
         for server in self._servers:
             await self._check(server)
-        return max([await self._difference(server, 0.5) for server in self._servers]) <= 2 * self._tolerance
-
-    def submit(self, request: GenerationRequest) -> int:
-        if request.sampling.temperature not in (0.0, 1.0) and not self._scaled:
-            raise InputError(
-                "reports log-probabilities before the temperature is applied",
-                path=self._config.url,
-                hint="start it with --logprobs-mode processed_logprobs (`turntree serve` does), or sample at 1",
-            )
-        return super().submit(request)
+            if await self._difference(server, 0.5) > 2 * self._tolerance:
+                problem = "reports log-probabilities before the temperature is applied"
+                hint = "start it with --logprobs-mode processed_logprobs (`turntree serve` does)"
+                raise InputError(problem, path=server.url, hint=hint)
 
     async def _spread(self) -> None:
         """Bring every server to the current weights. Raises `ServersGone` where none is left."""
@@ -280,17 +269,15 @@ class VllmEngine(ServerEngine):
         await self._some_up()
 
     async def _bring(self, server: VllmServer) -> None:
-        for left in reversed(range(_TRIES)):
-            try:
-                await server.install(self._weights)
-                return await self._check(server)
-            except TurntreeError:
-                raise
-            except Exception as error:  # the boundary to foreign software
-                if await self._is_lost(server, error):
-                    return self._lose(server, words_of(error))
-                if not left:
-                    raise InputError(f"takes no weights ({words_of(error)})", path=server.url, hint=_START) from error
+        try:
+            await server.install(self._weights)
+            await self._check(server)
+        except TurntreeError:
+            raise
+        except Exception as error:  # the boundary to foreign software
+            if not await self._is_lost(server, error):
+                raise InputError(f"takes no weights ({words_of(error)})", path=server.url, hint=_START) from error
+            self._lose(server, words_of(error))
 
     # checks
 
@@ -314,9 +301,9 @@ class VllmEngine(ServerEngine):
                 continue
             prompt = prompt[: min(room, _LONGEST)]
             answer = await server.ask(self._probe(prompt, temperature), timeout=min(60.0, self._config.timeout))
-            server.boot = answer.get("system_fingerprint")
-            ids, statistics, exact = self._reader.tokens(choice_of(answer))
-            if not exact or len(ids) != _PROBED:
+            server.boot = answer.system_fingerprint
+            ids, statistics = self._reader.tokens(answer.choice)
+            if answer.choice.ids is None or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
             scored = await asyncio.to_thread(_scored, self._policy, prompt, ids, temperature)
@@ -332,54 +319,37 @@ class VllmEngine(ServerEngine):
     # one request
 
     async def _complete(self, request: GenerationRequest) -> Completion:
-        import openai
-
         fields = self._fields(request)
-        broken = 0  # tries of this request, at servers that work
         while True:
             server = self._router.choose(request.prompt_ids, await self._some_up())
             try:
                 async with server.places:
-                    completion = self._reader.read(request, await self._ask(server, fields), self._version)
+                    answer = await self._ask(server, fields)
             except _Lost:
-                continue
-            except Exception as error:
-                broken += 1
-                wait = pause_before(error, broken)
-                if broken == _TRIES or wait is None or isinstance(error, openai.APITimeoutError):
-                    raise
-                await asyncio.sleep(wait)
                 continue
             finally:
                 self._router.open[server] -= 1
+            completion = self._reader.read(request, answer, self._version)
             if not (self.exact and self._reader.reported):
                 problem = "the server does not report the id and the log-probability of every token"
                 raise InputError(problem, path=server.url, hint="use vLLM")
             server.recent = request.prompt_ids
             return completion
 
-    async def _ask(self, server: VllmServer, fields: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, server: VllmServer, fields: dict[str, Any]) -> Answer:
         """The server's answer. Raises `_Lost` where the server went away, and what was wrong with the request alone."""
         if not server.up:
             raise _Lost
-        asked = asyncio.ensure_future(server.ask(fields))
-        server.asks.add(asked)
         try:
-            answer = await asked
-        except asyncio.CancelledError:
-            if server.up or (task := asyncio.current_task()) is None or task.cancelling():
-                raise
-            raise _Lost from None  # `_lose` ended it
+            answer = await server.ask(fields)
         except Exception as error:
-            if await self._is_lost(server, error):
-                self._lose(server, words_of(error))
-                raise _Lost from error
-            raise
-        finally:
-            server.asks.discard(asked)
-        if (model := answer.get("model", server.model)) != server.model:
-            raise Unusable(f"asked for the model {server.model!r}, the server answers with {model!r}")
-        if answer.get("system_fingerprint") != server.boot:
+            if not await self._is_lost(server, error):
+                raise
+            self._lose(server, words_of(error))
+            raise _Lost from error
+        if answer.model not in (None, server.model):
+            raise Unusable(f"asked for the model {server.model!r}, the server answers with {answer.model!r}")
+        if answer.system_fingerprint != server.boot:
             self._lose(server, "another process answers at its address")
             raise _Lost
         return answer
@@ -409,7 +379,7 @@ class VllmEngine(ServerEngine):
         status = status_of(error)
         if status == 404:  # it was started again, without the adapter
             return server.model != server.base
-        broken = isinstance(error, openai.APIConnectionError) if status is None else status >= 500
+        broken = isinstance(error, openai.APIConnectionError | TooSlow) if status is None else status >= 500
         return broken and not await server.answers(self._probe((0,)))
 
     def _lose(self, server: VllmServer, why: str) -> None:
@@ -417,8 +387,6 @@ class VllmEngine(ServerEngine):
         if not server.up:
             return
         server.up, server.why, server.recent = False, why, None
-        for ask in server.asks:
-            ask.cancel()
         notice(f"{server.url} went away ({why}); its requests wait for it or go to another server")
         server.reviving = asyncio.ensure_future(self._revive(server))
 
@@ -439,19 +407,6 @@ class VllmEngine(ServerEngine):
             if weights is self._weights:
                 server.up, self._gone_since = True, None
                 notice(f"{server.url} is back, with the weights of version {self._version}")
-
-
-async def _watch(engine: weakref.ref[VllmEngine], server: VllmServer) -> None:
-    """Look at a server now and then while it has requests: a machine that was cut off refuses nothing. The engine is
-    not held meanwhile, so that it and its model go when nobody else holds them."""
-    failures = 0
-    while engine() is not None:
-        await asyncio.sleep(_HEALTH)
-        busy = server.up and bool(server.asks)
-        failures = failures + 1 if busy and not await server.healthy(_HEALTH) else 0
-        if failures >= _SICK and (found := engine()) is not None:
-            found._lose(server, f"{failures} health checks failed")
-            del found
 
 
 def _written(model: PreTrainedModel, above: Path) -> _Weights:

@@ -198,6 +198,25 @@ class Replayed(Recorded):
 Openings = Mapping[str, Mapping[str, Sequence[Message]]]  # what the tasks tell at their start, by split and id
 
 
+_PLACE = ("split", "count", "seed", "model", "task_id")
+
+
+def options_of_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options under which an environment has tasks like the one that a trace records (`Trace.environment`), so that
+    others of them can be played; None where that is not known. Recordings of `environment_record` hold them; for other
+    records the environment's class may have a method `options(record)`. A trace cannot name code: only environments
+    that are installed are looked up."""
+    name = record.get("name")
+    if not isinstance(name, str) or name not in parts.names("environments"):
+        return None
+    if "task_id" in record:
+        return {key: value for key, value in record.items() if key not in ("name", *_PLACE)}
+    options: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = getattr(
+        parts.load("environments", name).target, "options", None
+    )
+    return None if options is None else options(record)
+
+
 def same_tasks(told: Openings) -> list[str]:
     """The tasks of two splits that tell the same, whatever their ids are: held-out figures would be those of training.
     What several tasks of one split tell does not tell tasks apart, and is no sign."""

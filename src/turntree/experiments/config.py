@@ -68,12 +68,12 @@ class GateExperimentConfig(TrainOnlineConfig):
 
 def household_selection() -> SelectConfig:
     """The vetted selection of the embedded household policy (docs/results/quickstart.md)."""
-    return SelectConfig(threshold=1.0, max_per_kind=0.4, per_duplicate=0)
+    return SelectConfig(threshold=1.0, max_per_kind=0.4, anchor_share=0.0, per_duplicate=0)
 
 
 def household_own() -> OwnPathConfig:
     """The vetted search for own states of the embedded household policy (docs/results/own-states.md)."""
-    chosen = SelectConfig(threshold=1.0, weight="both")
+    chosen = SelectConfig(threshold=1.0, weight="both", max_per_kind=1.0, anchor_share=0.0)
     return OwnPathConfig(refresh=15, keep=0.5, tasks=192, greedy=0.5, max_turns=16, forks=2, measured=96, select=chosen)
 
 

@@ -20,8 +20,9 @@ from turntree.run.files import json_line, read_json, write_json
 from turntree.run.folder import RunDirectory
 from turntree.run.jsonl import read_lines, replacing
 from turntree.run.statistics import crossed_interval, sign_flip, t_interval
+from turntree.stages import held_out
 from turntree.stages.policy import policy_name, resolve
-from turntree.stages.train_online import HELD_OUT, TrainOnlineConfig, run_train_online
+from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 
 
 def arm_folder(out: Path, seed: int, arm: str) -> Path:
@@ -51,7 +52,7 @@ OUTCOMES = "outcomes.jsonl"
 def held_out_checks(folder: Path) -> dict[int, dict[str, float]]:
     """Success by task at every check of a run, by its iteration or step; tasks without an outcome are left out."""
     found: dict[int, dict[str, float]] = {}
-    for row in json_rows(folder / HELD_OUT):
+    for row in json_rows(folder / held_out.FILE_NAME):
         tasks = found.setdefault(row["iteration"], {})
         if row["rewards"]:
             tasks[row["task"]] = sum(row["rewards"]) / len(row["rewards"])
@@ -63,7 +64,9 @@ def held_out_outcomes(folder: Path, iteration: int | None = None) -> dict[str, f
     kept none."""
     checks = held_out_checks(folder)
     if not checks:
-        raise InputError("has no outcomes by task", path=folder / HELD_OUT, hint="run this arm again in a new folder")
+        raise InputError(
+            "has no outcomes by task", path=folder / held_out.FILE_NAME, hint="run this arm again in a new folder"
+        )
     return checks[max(checks) if iteration is None else iteration]
 
 

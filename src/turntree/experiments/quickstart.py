@@ -33,7 +33,7 @@ from turntree.run.files import write_json
 from turntree.run.folder import open_folder
 from turntree.run.workers import die_with_parent, without_interrupts
 from turntree.stages import evaluate, profile, select, sft, train_pivot
-from turntree.stages.config import CheckConfig, TrainPivotConfig
+from turntree.stages.config import CheckConfig, SuccessConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.profile import ProfileStageConfig
@@ -59,7 +59,7 @@ CANDIDATES = 5000  # most that are profiled
 SFT = SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4))
 PIVOTRL = household_pivots(check_every=20)
 OWN_STEPS = 30  # training steps on own states; everything else is as in PIVOTRL
-CHECK = CheckConfig(states=150, tasks=60, max_tokens=COMMAND.max_tokens)
+CHECK = CheckConfig(states=150, tasks=60, max_turns=16, max_tokens=COMMAND.max_tokens)
 TEST = EvaluateConfig(count=400, max_tokens=COMMAND.max_tokens, skills_per_kind=100)
 
 
@@ -137,7 +137,8 @@ def _together(workers: int, jobs: Sequence[Job]) -> None:
 
 def _base_and_sft(seed: int, out: Path) -> None:
     _evaluate(seed, "default", out / "evaluation" / "base.json")
-    stage = SFTStageConfig(traces=str(out / "traces.jsonl"), sft=replace(SFT, seed=seed))
+    traces, training = str(out / "traces.jsonl"), replace(SFT, seed=seed)
+    stage = SFTStageConfig(traces=traces, sft=training, check=SuccessConfig(tasks=0))
     sft.run_sft(stage, out / "sft", overwrite=True)
     _evaluate(seed, str(out / "sft" / "model"), out / "evaluation" / "sft.json")
 

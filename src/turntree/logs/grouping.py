@@ -8,41 +8,31 @@ would pass for a task with a gradient.
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
-from array import array
+import pickle
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, disk_is_full
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
 from turntree.run.jsonl import read_lines
-from turntree.run.opening import PACKED, opened
-
-Key = tuple[int | None, str]
 
 
 def by_rows(
     read: Callable[[dict[str, Any]], LoggedRow], paths: Sequence[Path], report: ReadReport
 ) -> Iterator[LoggedGroup]:
-    """The groups of JSON lines of one rollout each. Every file is read twice: for the group of every line, then for the
-    lines of one group after the other. A group whose rollouts lie in several files is several groups, which is said."""
+    """The groups of JSON lines of one rollout each. A group whose rollouts lie in several files is several groups,
+    which is said."""
     before: set[int] = set()
     for path in paths:
         report.files += 1
         here: set[int] = set()
-        with LineIndex(path) as index:
-            row = partial(_row, read)
-            keys = _keys(path, row, index, report)
-            yield from grouped(
-                _noted(keys, here) if len(paths) > 1 else keys, partial(index.row, read=row), path, report
-            )
+        rows = _rows(read, path, report)
+        yield from grouped(_noted(rows, here) if len(paths) > 1 else rows, path, report)
         if not before.isdisjoint(here):
             report.note(
                 "rollouts of one group and iteration lie in several files, each of which was read as a group of its own"
@@ -50,54 +40,32 @@ def by_rows(
         before |= here
 
 
-def _noted(keys: Iterable[Key], here: set[int]) -> Iterator[Key]:
-    """The keys, of which those that name their iteration are remembered as numbers."""
-    for key in keys:
-        if key[0] is not None:
-            here.add(hash(key))
-        yield key
-
-
-def _row(read: Callable[[dict[str, Any]], LoggedRow], line: bytes) -> LoggedRow:
-    try:
-        return read(parse_row(line))
-    except RecursionError as error:
-        raise RowRefused("nested too deeply to read") from error
-
-
-def _keys(path: Path, row: Callable[[bytes], LoggedRow], index: LineIndex, report: ReadReport) -> Iterator[Key]:
+def _rows(read: Callable[[dict[str, Any]], LoggedRow], path: Path, report: ReadReport) -> Iterator[LoggedRow]:
     for number, line in read_lines(path):
         report.saw_line()
         try:
-            found = row(line)
+            yield read(parse_row(line))
         except RowRefused as refused:
             report.drop(refused.reason, path, number, detail=refused.detail)
-            continue
-        index.add(number, line)
-        yield found.iteration, found.group
+        except RecursionError:
+            report.drop("nested too deeply to read", path, number)
 
 
-def grouped(
-    keys: Iterable[Key], row_at: Callable[[int], LoggedRow], path: Path, report: ReadReport
-) -> Iterator[LoggedGroup]:
+def _noted(rows: Iterable[LoggedRow], here: set[int]) -> Iterator[LoggedRow]:
+    """The rows; the groups of those that name their iteration are remembered as numbers."""
+    for row in rows:
+        if row.iteration is not None:
+            here.add(hash((row.iteration, row.group)))
+        yield row
+
+
+def grouped(rows: Iterable[LoggedRow], path: Path, report: ReadReport) -> Iterator[LoggedGroup]:
     """The groups in order of iteration, then of first appearance (stable: a log in order stays in order).
 
-    `keys`: iteration and group of every row. `row_at(i)` reads the i-th row, which is asked for when its group comes:
-    asynchronous frameworks log rollouts in order of completion, so the rows of a group may lie anywhere in a file.
+    Asynchronous frameworks log rollouts in order of completion, so the rows of a group may lie anywhere in a file. They
+    wait in a temporary file (of SQLite, in TMPDIR) until their group comes.
     """
-    numbers: dict[Key, int] = {}
-    group_of_row = array("q", (numbers.setdefault(key, len(numbers)) for key in keys))
-    iterations = np.array([iteration or 0 for iteration, _ in numbers], dtype=np.int64)
-    del numbers
-    order = np.argsort(iterations, kind="stable")
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    rows = np.argsort(place[np.asarray(group_of_row)], kind="stable")
-    ends = np.cumsum(np.bincount(group_of_row)[order]) if len(order) else []
-    start = 0
-    for end in ends:
-        members = [row_at(int(i)) for i in rows[start:end]]
-        start = end
+    for members in _gathered(rows, path):
         for number, (told, alike) in enumerate(_apart(members, path, report).items(), start=1):
             most = max(alike, key=lambda row: len(row.facts))  # a row may lack what others know
             report.saw_group(len(alike))
@@ -109,6 +77,34 @@ def grouped(
                 iteration=most.iteration,
                 task_type=most.task_type,
             )
+
+
+def _gathered(rows: Iterable[LoggedRow], path: Path) -> Iterator[list[LoggedRow]]:
+    numbers: dict[tuple[int | None, str], int] = {}
+    try:
+        with contextlib.closing(sqlite3.connect("")) as waiting:
+            waiting.execute("create table waiting (iteration integer, number integer, row blob)")
+            waiting.executemany(
+                "insert into waiting values (?, ?, ?)",
+                (
+                    (
+                        row.iteration or 0,
+                        numbers.setdefault((row.iteration, row.group), len(numbers)),
+                        pickle.dumps(row, pickle.HIGHEST_PROTOCOL),
+                    )
+                    for row in rows
+                ),
+            )
+            numbers.clear()
+            waiting.execute("create index place on waiting (iteration, number)")
+            found = waiting.execute("select number, row from waiting order by iteration, number, rowid")
+            for _, members in groupby(found, key=lambda pair: pair[0]):
+                yield [pickle.loads(row) for _, row in members]
+    except sqlite3.Error as error:
+        if not disk_is_full(error):
+            raise
+        problem = "cannot be put into groups: the disk of temporary files is full"
+        raise InputError(problem, path=path, hint="set TMPDIR to a folder with more room") from error
 
 
 class _Told(NamedTuple):
@@ -144,53 +140,3 @@ def _apart(members: Sequence[LoggedRow], path: Path, report: ReadReport) -> dict
         what = differing or ["uid" if len({told.name for told in groups}) > 1 else "rollout index"]
         report.apart[f"rows of one group that differ in {', '.join(what)}"] += 1
     return groups
-
-
-class LineIndex:
-    """Where the lines of a file begin, so that they can be read again in any order: 8 bytes a line. What is compressed
-    cannot be entered in the middle and is unpacked into a temporary file (in TMPDIR)."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._starts = path, array("q")
-        self._copied = path.suffix in PACKED
-        self._held = contextlib.ExitStack()
-        unpacked = tempfile.TemporaryFile() if self._copied else opened(path, packed=False)  # noqa: SIM115
-        self._file: IO[bytes] = self._held.enter_context(unpacked)
-        self._at = self._line = 0
-
-    def __enter__(self) -> LineIndex:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
-
-    def add(self, number: int, line: bytes) -> None:
-        """Remember line `number` (from 1, in ascending order), which a reader has just read."""
-        if self._copied:
-            self._starts.append(self._at)
-            self._at += self._write(line if line.endswith(b"\n") else line + b"\n")
-            return
-        while self._line < number:
-            start, self._line = self._at, self._line + 1
-            self._at += len(self._file.readline())
-            if self._line == number:
-                self._starts.append(start)
-
-    def _write(self, line: bytes) -> int:
-        try:
-            return self._file.write(line)
-        except OSError as error:
-            free = shutil.disk_usage(tempfile.gettempdir()).free // 1_000_000
-            problem = f"cannot be unpacked into {tempfile.gettempdir()} ({free} MB are free)"
-            raise InputError(problem, path=self._path, hint="set TMPDIR to a folder with more room") from error
-
-    def __getitem__(self, i: int) -> bytes:
-        """The i-th line that was added."""
-        self._file.seek(self._starts[i])
-        return self._file.readline()
-
-    def row(self, i: int, read: Callable[[bytes], LoggedRow]) -> LoggedRow:
-        try:
-            return read(self[i])
-        except RowRefused as error:  # it was read before
-            raise InputError("changed while it was read", path=self._path, hint="wait until it is written") from error

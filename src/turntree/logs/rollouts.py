@@ -14,18 +14,9 @@ from turntree.core.tree import Node, RolloutTree, StopReason
 from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
 from turntree.logs.rows import ReadReport
 from turntree.run import jsonl
-from turntree.run.files import json_line, writing
 
 SCHEMA = "turntree.rollout/1"
 FILE_NAME = "rollouts.jsonl"
-
-
-def append_groups(path: Path, groups: Iterable[LoggedGroup]) -> None:
-    """Write finished groups at the end of a rollout log. A line that a crash cut off is counted when it is read."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path), path.open("a", encoding="utf-8") as handle:
-        for group in groups:
-            handle.write(json_line(group_to_json(group)))
 
 
 def group_to_json(group: LoggedGroup) -> dict[str, Any]:

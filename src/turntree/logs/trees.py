@@ -6,7 +6,7 @@ run directory (`run.folder`): an iteration is in it whole or not at all, and a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -207,17 +207,6 @@ class Trees:
                 group = kept.group()
                 report.saw_group(len(group.rollouts))
                 yield group
-
-
-def bytes_per_trained_token(
-    run: Path, metrics: Sequence[Mapping[str, Any]], iterations: int, keep: int | None
-) -> float | None:
-    """The size of a run's trees over the unique token positions that its kept iterations trained on, prompts included
-    (`core.cost`); None where nothing was kept or trained."""
-    path = run / FILE_NAME
-    kept = (row for row in metrics if row["step"] and is_kept(row["step"], iterations, keep))
-    trained = sum(row.get("trained_tokens", 0) for row in kept)
-    return path.stat().st_size / trained if trained and path.exists() else None
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

@@ -1,15 +1,19 @@
 """Select pivots from a profile (PivotRL, Eq. 5), the random baseline, and anchors (mastered turns).
 
-Why anchors: the low-mean filter removes the kinds of action that the policy masters, and a policy trained on the rest
-forgets them (docs/results/quickstart.md). An anchor is a mastered turn that stays in the training mix, where the KL
-term and rare failures keep the policy from drifting on it.
+Why a share of each kind of action is bounded, and why anchors are: the filter keeps what is learned at the moment and
+removes the kinds that the policy masters or never gets right. A policy trained on what is left turns into it: at hard
+games two thirds of the pivots are searches, and a policy that does nothing but search is paid more there than the one
+that it began as, while it wins no game (docs/results/hard.md). An anchor is a mastered turn that stays in the mix,
+where the KL term and rare failures keep the policy from drifting on it. Neither is in the paper: `max_per_kind=1`
+with `anchor_share=0` is its form.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from turntree.core import seeds
@@ -26,29 +30,24 @@ Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 
 @dataclass(frozen=True, kw_only=True)
 class SelectConfig:
-    """Limits on the pivots, applied in this order: `per_duplicate`, `per_trajectory`, `per_action`, `quota`,
-    `max_per_kind`. What is dropped is chosen by seed and counted."""
+    """Which turns are trained on, and how often each is drawn."""
 
     rule: Literal["pivots", "random"] = "pivots"
     """Keep the pivots (variance above zero, mean below lambda), or the same number of candidates drawn at random."""
     threshold: float = 0.6
     """lambda_diff: keep reward means below this."""
-    anchor_share: float = 0.0
-    """Share of mastered turns (mean at or above lambda) in the training mix, spread evenly over action kinds."""
+    max_per_kind: float = 0.3
+    """Largest share of one kind of action in the draws of pivots (1: no limit, as in the paper). Too few kinds
+    for it have equal shares."""
+    anchor_share: float = 0.3
+    """Share of mastered turns (mean at or above lambda) in the draws, the same for every kind of action that has some
+    (0: none, as in the paper)."""
     per_duplicate: int = 1
-    """Most pivots of equal demonstrated actions at equal states (0: no limit)."""
-    per_trajectory: int = 0
-    """Most pivots of one trace (0: no limit)."""
-    per_action: int = 0
-    """Most pivots that demonstrate the same action (0: no limit)."""
-    quota: dict[str, int] = field(default_factory=dict[str, int])
-    """Most pivots of one action kind, by kind; '*' is every kind not named."""
-    max_per_kind: float = 1.0
-    """Largest share of one action kind among the pivots, rounded to whole pivots."""
+    """Most pivots of equal demonstrated actions at equal states (0: no limit). What is dropped is chosen by seed."""
     weight: Literal["equal", "variance", "importance", "both"] = "equal"
     """How heavy a pivot is in the draws of training: all alike, by its reward variance, by its importance (what
-    `turntree importance` measured), or by the product of both. Anchors have the mean weight of the pivots. A step draws
-    distinct pivots: in proportion to the weights where it draws few of them, nearly all alike where it draws most."""
+    `turntree importance` measured), or by the product of both. A step draws distinct turns: in proportion to the
+    weights where it draws few of them, nearly all alike where it draws most."""
     seed: int = 0
     """Seed for choosing what is dropped at a limit."""
 
@@ -61,12 +60,8 @@ class SelectConfig:
             raise ConfigError("is outside (0, 1]", field="max_per_kind", hint="1: no limit")
         if self.rule == "random" and self.weight != "equal":
             raise ConfigError("does not go with rule random, which draws blindly", field="weight", hint="use equal")
-        for name in ("per_duplicate", "per_trajectory", "per_action"):
-            if getattr(self, name) < 0:
-                raise ConfigError("must not be negative", field=name, hint="0 means no limit")
-        for kind, number in self.quota.items():
-            if number < 0:
-                raise ConfigError("must not be negative", field=f"quota.{kind}", hint="0 drops the kind")
+        if self.per_duplicate < 0:
+            raise ConfigError("must not be negative", field="per_duplicate", hint="0 means no limit")
 
 
 @dataclass(frozen=True)
@@ -94,136 +89,97 @@ def classify(row: Row, threshold: float) -> str:
 
 
 def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
-    """Choose the training states. Deterministic for a seed; every candidate is counted under one reason."""
+    """Choose the training states. Deterministic for a seed; every candidate is counted under one reason. Raises
+    `ConfigError` where no importance was measured and the weights need it."""
     classes = [classify(row, config.threshold) for row in rows]
-    pivots = [row for row, kind in zip(rows, classes, strict=True) if kind == "pivot"]
     counts = Counter(classes)
-    chosen = _capped(_thinned(pivots, config, counts), config, counts)
-    mastered = [row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)]
-    wanted = round(len(chosen) * config.anchor_share / (1 - config.anchor_share))
-    anchors = _spread(mastered, wanted, config.seed)
+    pivots = [row for row, kind in zip(rows, classes, strict=True) if kind == "pivot"]
     if config.rule == "random":
         rng = seeds.generator(config.seed, "random pivots")
         judged = [row for row, kind in zip(rows, classes, strict=True) if kind != "unjudged"]
-        drawn = rng.sample(judged, min(len(judged), len(chosen) + len(anchors)))
+        drawn = rng.sample(judged, len(_distinct(pivots, config)))
         blind = {"drawn": len(drawn), "not drawn": len(judged) - len(drawn), "unjudged": len(rows) - len(judged)}
         return Selection(tuple(_marked(row, "random") for row in drawn), blind)
-    weights = _weights(chosen, config)
-    selected = [_marked(row, "pivot") | weight for row, weight in zip(chosen, weights, strict=True)]
-    selected += [_marked(row, "anchor") for row in anchors]
-    return Selection(tuple(selected), counts)
-
-
-def _thinned(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> list[Row]:
-    """The pivots within the absolute limits, in order; each dropped pivot is counted under the limit that it
-    exceeds."""
-
-    def duplicate(row: Row) -> Hashable:
-        return (row["state"], row["demonstrated"]) if "state" in row else id(row)
-
-    def action(row: Row) -> Hashable:
-        return row.get("demonstrated", id(row))
-
-    quota, others = config.quota, config.quota.get("*")
-    limits: list[tuple[str, Callable[[Row], Hashable], Callable[[Row], int | None]]] = [
-        ("pivot that is a duplicate", duplicate, lambda _: config.per_duplicate or None),
-        ("pivot over its trajectory's limit", lambda row: row["trace_id"], lambda _: config.per_trajectory or None),
-        ("pivot over its action's limit", action, lambda _: config.per_action or None),
-        ("pivot over its kind's quota", lambda row: row["kind"], lambda row: quota.get(row["kind"], others)),
-    ]
-    for reason, key, limit in limits:
-        groups: dict[Hashable, list[Row]] = defaultdict(list)
-        for row in pivots:
-            groups[key(row)].append(row)
-        rng = seeds.generator(config.seed, reason)
-        kept: set[int] = set()
-        for group in groups.values():
-            most = limit(group[0])
-            kept |= {id(row) for row in (group if most is None or len(group) <= most else rng.sample(group, most))}
-        _count_dropped(counts, reason, len(pivots) - len(kept))
-        pivots = [row for row in pivots if id(row) in kept]
-    return pivots
-
-
-def _count_dropped(counts: Counter[str], reason: str, dropped: int) -> None:
-    if dropped:
+    chosen = _distinct(pivots, config)
+    if dropped := len(pivots) - len(chosen):
         counts["pivot"] -= dropped
-        counts[reason] += dropped
+        counts["pivot that is a duplicate"] = dropped
+    anchors: list[Row] = []
+    if chosen and config.anchor_share:
+        anchors = [row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)]
+    of_pivots = 1 - config.anchor_share if anchors else 1.0
+    shares = [of_pivots * share for share in _pivot_shares(chosen, config)]
+    shares += [config.anchor_share * share for share in _anchor_shares(anchors)]
+    marked = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
+    weights = [share * len(shares) for share in shares]
+    if all(math.isclose(weight, 1.0) for weight in weights):  # training goes through turns of equal weight in epochs
+        return Selection(tuple(marked), counts)
+    return Selection(tuple(row | {"weight": weight} for row, weight in zip(marked, weights, strict=True)), counts)
 
 
-def _capped(pivots: list[Row], config: SelectConfig, counts: Counter[str]) -> list[Row]:
-    """At most `max_per_kind` of the kept pivots may be of one kind; what is dropped is counted.
-
-    The limit L solves sum_k min(n_k, L) = L / cap: kinds above it are cut to it, the others stay whole. Raises
-    `ConfigError` when there are too few kinds for any such set.
-    """
-    if config.max_per_kind >= 1 or not pivots:
+def _distinct(pivots: list[Row], config: SelectConfig) -> list[Row]:
+    """The pivots, in order, with at most `per_duplicate` of equal actions at equal states."""
+    if not config.per_duplicate:
         return pivots
-    by_kind: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[Hashable, list[Row]] = defaultdict(list)
     for row in pivots:
-        by_kind[row["kind"]].append(row)
-    if len(by_kind) * config.max_per_kind < 1:
-        raise ConfigError(
-            f"{len(by_kind)} kinds of action cannot all stay below {config.max_per_kind:.0%}",
-            field="max_per_kind",
-            hint="raise it, or profile more candidates",
-        )
-    limit = _limit(sorted((len(group) for group in by_kind.values()), reverse=True), config.max_per_kind)
-    rng = seeds.generator(config.seed, "cap")
-    kept: set[int] = set()
-    for kind in sorted(by_kind):
-        group = by_kind[kind]
-        kept |= {id(row) for row in (rng.sample(group, limit) if len(group) > limit else group)}
-    _count_dropped(counts, "pivot over its kind's cap", len(pivots) - len(kept))
+        groups[(row["state"], row["demonstrated"]) if "state" in row else id(row)].append(row)
+    rng = seeds.generator(config.seed, "pivot that is a duplicate")
+    most = config.per_duplicate
+    kept = {id(row) for group in groups.values() for row in (rng.sample(group, most) if len(group) > most else group)}
     return [row for row in pivots if id(row) in kept]
 
 
-def _limit(sizes: Sequence[int], cap: float) -> int:
-    """The most that one kind may keep; `sizes` are sorted descending. With c kinds cut to L and `rest` whole, L = cap
-    (c L + rest)."""
-    if sizes[0] <= cap * sum(sizes):
-        return sizes[0]
-    for cut in range(1, len(sizes) + 1):
-        if cut * cap >= 1:
-            return sizes[cut - 1]
-        limit = cap * sum(sizes[cut:]) / (1 - cut * cap)
-        if cut == len(sizes) or limit >= sizes[cut]:
-            return max(1, round(limit))
-    raise AssertionError("some kind is small enough to stay whole")
+def _pivot_shares(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
+    """The share of each pivot in the draws of pivots: by its value, with no kind above `max_per_kind`."""
+    values = _values(pivots, config)
+    by_kind: dict[str, float] = defaultdict(float)
+    for row, value in zip(pivots, values, strict=True):
+        by_kind[row["kind"]] += value
+    shares = capped_shares(by_kind, config.max_per_kind)
+    return [value * shares[row["kind"]] / by_kind[row["kind"]] for row, value in zip(pivots, values, strict=True)]
 
 
-def _spread(rows: list[Row], wanted: int, seed: int) -> list[Row]:
-    """`wanted` rows, taken from the action kinds in turn, so that rare kinds are included."""
-    by_kind: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_kind[row["kind"]].append(row)
-    for kind, group in by_kind.items():
-        seeds.generator(seed, "anchors", kind).shuffle(group)
-    taken: list[Row] = []
-    while len(taken) < wanted and any(by_kind.values()):
-        for kind in sorted(by_kind):
-            if by_kind[kind] and len(taken) < wanted:
-                taken.append(by_kind[kind].pop())
-    return taken
+def _anchor_shares(anchors: Sequence[Row]) -> list[float]:
+    """The share of each anchor in the draws of anchors: every kind has the same."""
+    sizes = Counter(row["kind"] for row in anchors)
+    return [1 / len(sizes) / sizes[row["kind"]] for row in anchors]
 
 
-def _weights(pivots: Sequence[Row], config: SelectConfig) -> list[dict[str, float]]:
-    """The weight of every pivot with a mean of 1, as a field of its row; no field where all are alike. Importance
-    counts as at least a twentieth of the highest, because it is never certain that nothing hangs on a state. Raises
-    `ConfigError` where no importance was measured."""
-    if config.weight == "equal" or not pivots:
-        return [{} for _ in pivots]
-    values = [float(row["reward_var"]) if config.weight != "importance" else 1.0 for row in pivots]
-    if config.weight != "variance":
+def capped_shares(sizes: Mapping[str, float], cap: float) -> dict[str, float]:
+    """Shares that add up to 1, in proportion to `sizes` but none above `cap` (or 1 over their number, where the cap is
+    lower): what the kinds above it lose goes to the others in proportion.
+
+    >>> capped_shares({"go": 8, "open": 1, "take": 1}, 0.5)
+    {'go': 0.5, 'open': 0.25, 'take': 0.25}
+    """
+    cap = max(cap, 1 / max(1, len(sizes)))
+    full: set[str] = set()
+    while True:
+        rest = sum(size for kind, size in sizes.items() if kind not in full)
+        left = 1 - cap * len(full)
+        shares = {kind: cap if kind in full else left * size / rest for kind, size in sizes.items()}
+        above = {kind for kind, share in shares.items() if share > cap * (1 + 1e-9)} - full
+        if not above:
+            return shares
+        full |= above
+
+
+def _values(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
+    """The value of every pivot by `weight`. Importance counts as at least a twentieth of the highest, because it is
+    never certain that nothing hangs on a state."""
+    values = [float(row["reward_var"]) if config.weight in ("variance", "both") else 1.0 for row in pivots]
+    if config.weight in ("importance", "both") and pivots:
         measured = [row.get("importance") for row in pivots]
-        if not any(one and one["difference"] is not None for one in measured):
+        if not any(each and each["difference"] is not None for each in measured):
             hint = "measure it with `turntree importance`, or use --weight variance"
             raise ConfigError("needs the importance of the pivots", field="weight", hint=hint)
-        found = shrunk([row["kind"] for row in pivots], measured)
-        least = _LEAST * max(found)
-        values = [value * (max(least, one) if least > 0 else 1.0) for value, one in zip(values, found, strict=True)]
-    mean = sum(values) / len(values)
-    return [{"weight": value / mean} for value in values]
+        importance = shrunk([row["kind"] for row in pivots], measured)
+        least = _LEAST * max(importance)
+        values = [
+            value * (max(least, each) if least > 0 else 1.0) for value, each in zip(values, importance, strict=True)
+        ]
+    return values
 
 
 def _marked(row: Row, role: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -62,7 +61,6 @@ LOOPS: dict[str, list[Message]] = {
     "loop side by side": [BRIEF, ASK, TWO_CALLS, RESULT, SECOND_RESULT, CALL, RESULT, SAY],
     "a second question": [*_LOOP, TURNS["reasoning"], replace(ASK, content="And now?"), SAY],
 }
-WORDS = "special tokens in words"
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,11 @@ class Finding:
 
 
 def examine(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
-    """One finding a case, in the order of `TURNS`, `LOOPS` and `WORDS`."""
+    """One finding a case, in the order of `TURNS` and `LOOPS`."""
     findings = [_tried(case, lambda turn=turn: turn_law(renderer, turn)) for case, turn in TURNS.items()]
     for case, messages in LOOPS.items():
         findings.append(_tried(case, lambda messages=messages: loop_law(renderer, tokenizer, messages)))
-    return [*findings, _tried(WORDS, lambda: words_law(renderer, tokenizer))]
+    return findings
 
 
 def shown(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
@@ -121,27 +119,6 @@ def turn_law(renderer: Renderer, turn: Message) -> str:
         return "left out: the form has no place for it"
     if read.reasoning.strip() != turn.reasoning:
         raise AssertionError(f"the reasoning {turn.reasoning!r} is read as {read.reasoning!r}")
-    return ""
-
-
-def words_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> str:
-    """What users, tools and system messages say is text, also where it spells a special token. Raises `AssertionError`
-    naming the tokens that come of it; a kind of message that the renderer refuses anyway is left out."""
-    special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    spelled = " ".join(special.values())
-    for messages in ([BRIEF, ASK], [ASK], [ASK, SAY, ASK], [ASK, CALL, RESULT]):
-        tools = _tools(messages)
-        said = [*messages[:-1], replace(messages[-1], content=f"A {spelled} map.")]
-        if messages[0] is BRIEF:
-            said = [replace(BRIEF, content=spelled), ASK]
-        try:
-            expected = Counter(id for id in renderer.prompt(messages, tools) if id in special)
-        except InputError:
-            continue
-        found = Counter(id for id in renderer.prompt(said, tools) if id in special)
-        if found != expected:
-            more = ", ".join(special[id] for id in (found - expected) | (expected - found))
-            raise AssertionError(f"words that spell special tokens become them: {more[:80]}")
     return ""
 
 

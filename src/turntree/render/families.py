@@ -7,7 +7,6 @@ That package writes messages as token ids, reads sampled ids and bridges to the 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 from collections.abc import Sequence
@@ -17,10 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, whole_characters
-from turntree.render import harmony
 from turntree.render.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.render.tool_calls import can_be_logged
-from turntree.render.turns import Ids, Tools, TurnByTurn, check_complete, key_of, split
+from turntree.render.turns import Ids, Tools, TurnByTurn, check_complete, check_read, key_of, split
 from turntree.render.words import Words
 
 if TYPE_CHECKING:
@@ -139,8 +137,7 @@ def _source(tokenizer: Words, name: str, given: dict[str, Any]) -> Any:
         raise ConfigError(f"{name} has no option {unknown[0]!r}", field=f"renderer.{unknown[0]}", hint=hint)
     try:
         settings = config(**given)
-        with harmony.vocabulary(tokenizer) if name == "gpt-oss" else contextlib.nullcontext():
-            return base.create_renderer(tokenizer, settings)
+        return base.create_renderer(tokenizer, settings)
     except Exception as error:  # the boundary to foreign code
         problem = f"the tokenizer cannot be that of {name} ({_first_line(error)})"
         raise InputError(problem, field="renderer", hint="choose another family, or none") from error
@@ -284,7 +281,7 @@ class FamilyRenderer(TurnByTurn):
             raise InputError(problem, field="tool_calls" if len(message.tool_calls) > 1 else "content")
         else:
             ids = ids[: ends[0] + 1]
-        _check_read(self.name, message, self.parse(ids, _declared(message)))
+        check_read(message, self.parse(ids, _declared(message)))
         return ids
 
     def _spoken(self, message: Message) -> Ids:
@@ -439,23 +436,6 @@ def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> di
                 return None
             read[key] = _PYTHON[value]
     return read
-
-
-def _check_read(name: str, message: Message, read: Message) -> None:
-    """Raise `InputError` where the message is read otherwise than it was said."""
-    for field_name, said, found in (
-        ("tool_calls", _calls(message), _calls(read)),
-        ("reasoning_content", message.reasoning.strip(), read.reasoning.strip()),
-        ("content", message.content.strip(), read.content.strip()),
-    ):
-        if said != found:
-            problem = f"{name} would read {found!r:.80} where the message has {said!r:.80}"
-            raise InputError(problem, field=field_name, hint="no policy can say this in the form of its family")
-
-
-def _calls(message: Message) -> list[str]:
-    """Comparable as JSON: in Python, 1 equals true."""
-    return [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in message.tool_calls]
 
 
 _PYTHON = {"True": True, "False": False, "None": None}

@@ -6,14 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
-from unicodedata import normalize
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, whole_characters
+from turntree.core.messages import Message
 from turntree.render.probes import ASK, CALL, SAY, TOOL
 from turntree.render.segments import SegmentedTemplate
 from turntree.render.tool_calls import ToolFormat, detect_format, parse_message
-from turntree.render.turns import Ids, Round, Tools, TurnByTurn, key_of, split
+from turntree.render.turns import Ids, Round, Tools, TurnByTurn, check_read, key_of, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -142,47 +141,10 @@ class ChatRenderer(TurnByTurn):
             )
         ids = (*ids, template.stops[said.stop])
         if not message.tool_calls or self._tool_format != "none":
-            self._check_read(message, self.parse(ids), said.text)
+            thinks = self.thinks and bool(message.reasoning)
+            closed = self._template.marks[1] if self.thinks else ""
+            check_read(message, self.parse(ids), thinks=thinks, closed=closed)
         return ids
-
-    def _check_read(self, message: Message, read: Message, text: str) -> None:
-        """Raise `InputError` where a message is read otherwise than it was said: a demonstration would teach something
-        else, and no rollout could match it."""
-        if message.tool_calls and read.reasoning and not (read.content or read.tool_calls or message.reasoning):
-            raise InputError(
-                f"the calls of an assistant message stand inside a thought that does not end, {text[:80]!r}",
-                field="content",
-                hint="end the thought in the file, or put it into reasoning_content",
-            )
-        if message.tool_calls and _calls(read) != _calls(message):
-            raise InputError(
-                f"the calls of an assistant message are not found again in {text[:80]!r}",
-                field="tool_calls",
-                hint=f"the template does not write calls in the format {self._tool_format!r}; "
-                "give the right one with --set device.renderer.tool_format=hermes, json or none",
-            )
-        if read.tool_calls and not message.tool_calls:
-            raise InputError(
-                f"the text of an assistant message, {text[:80]!r}, is read as a call",
-                field="content",
-                hint="put the call into tool_calls, or quote it otherwise",
-            )
-        said = [message.content]
-        if self.thinks and not message.reasoning:  # files may have the thought in the content
-            said.append(message.content.rpartition(self._template.marks[1])[2])
-        if _plain(read.content) not in map(_plain, said):
-            raise InputError(
-                f"the chat template's {text[:80]!r} is read as {read.content!r:.80}, not as {message.content!r:.80}",
-                field="content",
-                hint="no policy can say this in the form of the template; leave it out, or edit chat_template.jinja",
-            )
-        if self.thinks and message.reasoning and _plain(read.reasoning) != _plain(message.reasoning):
-            raise InputError(
-                f"the chat template's {text[:80]!r} is read as the thought {read.reasoning!r:.80}, "
-                f"not {message.reasoning!r:.80}",
-                field="reasoning_content",
-                hint="no policy can say this in the form of the template",
-            )
 
     def _closing(self, message: Message) -> Ids:
         stops = self._template.stops
@@ -192,12 +154,3 @@ class ChatRenderer(TurnByTurn):
 
     def _encode(self, text: str, after: str = "") -> Ids:
         return tuple(self._template.words.encode(text, after))
-
-
-def _plain(text: str) -> str:
-    """Without what templates (white space at the ends) and tokenizers (the composition of letters) may change."""
-    return normalize("NFC", whole_characters(text)).strip()
-
-
-def _calls(message: Message) -> list[object]:
-    return [(call.name, call.arguments) for call in message.tool_calls]

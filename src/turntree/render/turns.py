@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from unicodedata import normalize
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import Message, whole_characters
 
 Ids = tuple[int, ...]
 Tools = Sequence[dict[str, Any]]
@@ -141,6 +142,40 @@ def check_complete(
             continue
         if without == whole:
             raise left_out(f"message {offset + place} ({message.role})", "messages")
+
+
+_HINTS = {
+    "tool_calls": "let calls stand outside of a thought that does not end, or name their form with --set "
+    "device.renderer.tool_format=hermes, json or none",
+    "content": "no policy can say this in this form: put a call into tool_calls, quote it otherwise, or leave it out",
+    "reasoning_content": "no policy can say this in this form",
+}
+
+
+def check_read(message: Message, read: Message, *, thinks: bool = True, closed: str = "") -> None:
+    """Raise `InputError` where a message is read otherwise than it was said: a demonstration would teach something
+    else, and no rollout could match it. `closed` ends a thought, which files may have in the content."""
+    said = message.content
+    if closed and not message.reasoning and _plain(said.rpartition(closed)[2]) == _plain(read.content):
+        said = read.content
+    for field, meant, found in (
+        ("tool_calls" if message.tool_calls else "content", _calls(message), _calls(read)),
+        ("content", _plain(said), _plain(read.content)),
+        ("reasoning_content", _plain(message.reasoning), _plain(read.reasoning)),
+    ):
+        if meant != found and (thinks or field != "reasoning_content"):
+            problem = f"is read as {found!r:.80} where the message has {meant!r:.80}"
+            raise InputError(problem, field=field, hint=_HINTS[field])
+
+
+def _calls(message: Message) -> list[str]:
+    """Comparable as JSON: in Python, 1 equals true."""
+    return [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in message.tool_calls]
+
+
+def _plain(text: str) -> str:
+    """Without what templates (white space at the ends) and tokenizers (the composition of letters) may change."""
+    return normalize("NFC", whole_characters(text)).strip()
 
 
 def left_out(what: str, field: str) -> InputError:

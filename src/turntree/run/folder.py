@@ -2,8 +2,7 @@
 
 `config.json` is written first, `metrics.jsonl` (and the stage's other logs) grow, `checkpoints` hold what a killed run
 needs to resume, `model` is the result. `cost.json` is written last: where it exists, the run is finished. A checkpoint
-records the length of the logs and their checksums, so a resumed run cuts them back to that length, and notices rows
-that are missing or changed.
+records the length of the logs, so a resumed run cuts them back to that length, and notices rows that are missing.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from typing import Any
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.run import files
-from turntree.run.identity import FREE, file_digest, locked, require_same
+from turntree.run.identity import FREE, locked, require_same
 from turntree.run.jsonl import read_lines
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`run.loggers`)
 _LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl", "pass_rates.jsonl")  # of all stages
-_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", LOGGER_MARKS)
+_OWN = ("config.json", "metrics.jsonl", "cost.json", "pass_rates.jsonl", "model", "best", LOGGER_MARKS)
 
-Logged = dict[str, dict[str, Any]]  # by file name: {"rows", "bytes", "digest"}
+Logged = dict[str, int]  # by file name: its bytes
 
 
 class RunDirectory:
@@ -40,9 +39,7 @@ class RunDirectory:
         self.logs = ("metrics.jsonl", *logs)  # what the stage appends to
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         self.identity: dict[str, Any] = {}  # of the run in this folder; `begin` sets it
-        self._config, self._metrics, self._cost = (
-            self.path / name for name in ("config.json", "metrics.jsonl", "cost.json")
-        )
+        self._config, self._cost = self.path / "config.json", self.path / "cost.json"
 
     @property
     def finished(self) -> bool:
@@ -64,27 +61,28 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows logged so far. Raises `InputError` for a line that is not JSON."""
-        return [files.parse_line(text, self._metrics, number) for number, text in read_lines(self._metrics)]
+        return self.rows("metrics.jsonl")
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The rows of one of `logs` so far; none where nothing was appended. Raises as `metrics` does."""
+        path = self.path / name
+        return [files.parse_line(text, path, number) for number, text in read_lines(path)] if path.exists() else []
 
     def logged(self) -> Logged:
-        """Rows, bytes and checksum of every log, for the checkpoint that is being saved."""
-        found: Logged = {}
-        for path in (self.path / name for name in self.logs):
-            if path.exists():
-                checksum, rows, size = file_digest(path, flush=True)
-                found[path.name] = {"rows": rows, "bytes": size, "digest": checksum}
-        return found
+        """The length of every log, for the checkpoint that is being saved."""
+        paths = [self.path / name for name in self.logs]
+        return {path.name: path.stat().st_size for path in paths if path.exists()}
 
     def rewind(self, logged: Logged | None) -> None:
         """Cut the logs back to their length at a checkpoint (None: no checkpoint, so to nothing): what a killed process
         wrote after it will be written again. Raises `InputError`, before anything is cut, where rows from before the
-        checkpoint are missing or changed."""
-        known = logged or {}
-        for name, seen in known.items():
-            _check_rows(self.path / name, seen)
+        checkpoint are missing."""
+        lengths = logged or {}
+        for name, length in lengths.items():
+            _check_length(self.path / name, length)
         for path in (self.path / name for name in self.logs):
-            if path.name in known:
-                os.truncate(path, known[path.name]["bytes"])
+            if path.name in lengths:
+                os.truncate(path, lengths[path.name])
             else:
                 path.unlink(missing_ok=True)
 
@@ -139,7 +137,7 @@ class RunDirectory:
         self._cost.unlink(missing_ok=True)
         for name in (LOGGER_MARKS, *_LOGS, "report.html"):
             (self.path / name).unlink(missing_ok=True)
-        for folder in (self.checkpoints, self.model, self.path / "own"):
+        for folder in (self.checkpoints, self.model, self.path / "own", self.path / "best"):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -191,11 +189,14 @@ def _read_config(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_rows(path: Path, seen: dict[str, Any]) -> None:
+def _check_length(path: Path, length: int) -> None:
+    """Raise `InputError` where the file does not have `length` bytes that end with a row."""
+    size = path.stat().st_size if path.exists() else 0
     hint = "put the file back as it was, or pass --overwrite to start again"
-    checksum, held, _ = file_digest(path, seen["bytes"]) if path.exists() else ("", 0, 0)
-    if held < seen["rows"]:
-        problem = f"holds {held} of the {seen['rows']} rows that the run had written when it was saved"
-        raise InputError(f"{problem}: {seen['rows'] - held} are missing", path=path, hint=hint)
-    if checksum != seen["digest"]:
-        raise InputError(f"its first {seen['rows']} rows are not those that the run wrote", path=path, hint=hint)
+    if size < length:
+        problem = f"has {size} bytes of the {length} that the run had written when it was saved: rows are missing"
+        raise InputError(problem, path=path, hint=hint)
+    with path.open("rb") as handle:
+        handle.seek(max(0, length - 1))
+        if length and handle.read(1) != b"\n":
+            raise InputError(f"has no row that ends at byte {length}: rows were changed", path=path, hint=hint)

@@ -23,7 +23,6 @@ FREE = (
     *("config.checkpoints", "config.workers", "config.cluster", "config.loggers"),
     *(f"config.device.engine.{key}" for key in CONNECTION),
 )
-_BLOCK = 2**20
 _MOST_KEYS = 8  # in a message
 _MOST_SHOWN = 60  # characters of a value in a message
 
@@ -65,18 +64,10 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def file_digest(path: Path, most: int | None = None, *, flush: bool = False) -> tuple[str, int, int]:
-    """Checksum, number of lines and number of bytes of a file, or of its first `most` bytes. `flush` syncs it to disk
-    first."""
-    found, lines, size = hashlib.blake2b(digest_size=16), 0, 0
+def file_digest(path: Path) -> str:
+    """Checksum of a file."""
     with path.open("rb") as handle:
-        if flush:
-            os.fsync(handle.fileno())
-        while block := handle.read(_BLOCK if most is None else min(_BLOCK, most - size)):
-            found.update(block)
-            lines += block.count(b"\n")
-            size += len(block)
-    return found.hexdigest(), lines, size
+        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _short(value: Any) -> str:

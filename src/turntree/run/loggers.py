@@ -1,4 +1,4 @@
-"""Loggers: copy the metrics of a run to another tool (TensorBoard, trackio, W&B, MLflow, or your own).
+"""Loggers: copy the metrics of a run to another tool (TensorBoard, trackio, W&B, or your own).
 
 A logger (`core.parts`, kind `loggers`) is built by a factory with the options that its configuration gives, and with
 `run` (`RunInfo`) where it declares that. `metrics.jsonl` stays the reference:
@@ -18,9 +18,7 @@ import importlib.util
 import inspect
 import json
 import os
-import re
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +32,6 @@ from turntree.core.foreign import reason_of
 from turntree.core.progress import notice
 from turntree.run import files
 from turntree.run.folder import LOGGER_MARKS, RunDirectory
-
-_NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
 
 
 class Logger(Protocol):
@@ -172,31 +168,23 @@ class TensorBoard:
     package = "tensorboard"
 
     def __init__(self, run: RunInfo) -> None:
-        from tensorboard.plugins.text.summary_v2 import text_pb  # pyright: ignore[reportMissingImports]
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore[reportMissingImports]
+        from torch.utils.tensorboard import SummaryWriter
 
         folder = run.folder / "tensorboard"
         if not run.resumed:  # of a run that was overwritten
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
-        self._writer = EventFileWriter(str(folder))
+        self._writer = SummaryWriter(str(folder))
         if not run.resumed:
-            self._add(text_pb("config", f"```\n{json.dumps(dict(run.config), indent=2)}\n```"), 0)
+            self._writer.add_text("config", f"```\n{json.dumps(dict(run.config), indent=2)}\n```", 0)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb  # pyright: ignore[reportMissingImports]
-
         for name, value in metrics.items():
-            self._add(scalar_pb(name, float(value)), step)
+            self._writer.add_scalar(name, value, step)
         self._writer.flush()  # a killed run has sent what it logged
 
     def close(self) -> None:
         self._writer.close()
-
-    def _add(self, summary: Any, step: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports]
-
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
 class _Tracked:
@@ -260,46 +248,3 @@ class WandB(_Tracked):
             resume="allow",
             settings=wandb.Settings(console="off"),
         )
-
-
-class MLflow:
-    """A run of MLflow in the store `RUN/mlflow.db` (`mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db`), or in
-    that of `uri` or `MLFLOW_TRACKING_URI`. The configuration is its artifact `config.json`.
-
-    Args:
-        experiment: The experiment that the run belongs to.
-        uri: Where the store is.
-    """
-
-    package = "mlflow"
-
-    def __init__(self, run: RunInfo, *, experiment: str = "turntree", uri: str | None = None) -> None:
-        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
-
-        own = f"sqlite:///{run.folder / 'mlflow.db'}"
-        uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or own
-        self._client = MlflowClient(uri)
-        found = self._client.get_experiment_by_name(experiment)
-        if found is not None:
-            place = found.experiment_id
-        else:
-            where = (run.folder / "mlflow").as_uri() if uri == own else None
-            place = self._client.create_experiment(experiment, artifact_location=where)
-        held = self._client.search_runs([place], f"tags.turntree = '{run.id}'") if run.resumed else []
-        if held:
-            self._id = held[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-        else:
-            tags = {"turntree": run.id, "stage": run.stage}
-            self._id = self._client.create_run(place, run_name=run.name, tags=tags).info.run_id
-            self._client.log_dict(self._id, dict(run.config), "config.json")
-
-    def log(self, metrics: Mapping[str, float], step: int) -> None:
-        from mlflow.entities import Metric  # pyright: ignore[reportMissingImports]
-
-        now = int(time.time() * 1000)
-        named = {_NOT_IN_MLFLOW.sub("_", name): float(value) for name, value in metrics.items()}
-        self._client.log_batch(self._id, [Metric(name, value, now, step) for name, value in named.items()])
-
-    def close(self) -> None:
-        self._client.set_terminated(self._id)

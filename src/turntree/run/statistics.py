@@ -1,4 +1,4 @@
-"""Intervals for shares, means and paired differences, rank statistics, and the bootstrap over tasks.
+"""Intervals for shares, means and paired differences, and the bootstrap over tasks.
 
 The unit of every interval is what was drawn independently: tasks for a claim about these policies on other tasks, seeds
 and tasks for a claim about training. Coverage is simulated in tests/run/test_coverage.py.
@@ -169,31 +169,6 @@ def successes_needed(trials: int, floor: float, confidence: float = 0.95) -> NDA
 
     counts = np.arange(trials + 1)
     return np.asarray(binom.isf(1 - confidence, counts, floor), dtype=np.int64) + 1
-
-
-def auroc(scores: Sequence[float] | NDArray[Any], positive: Sequence[bool] | NDArray[Any]) -> float | None:
-    """Chance that a positive scores higher than a negative, ties counting half; None where one class is empty.
-
-    >>> auroc([0.1, 0.4, 0.4, 0.9], [False, False, True, True])
-    0.875
-    """
-    from scipy.stats import rankdata
-
-    labels = np.asarray(positive, dtype=bool)
-    ones, zeros = int(labels.sum()), int((~labels).sum())
-    if not ones or not zeros:
-        return None
-    return float((rankdata(scores)[labels].sum() - ones * (ones + 1) / 2) / (ones * zeros))
-
-
-def spearman(first: Sequence[float] | NDArray[Any], second: Sequence[float] | NDArray[Any]) -> float | None:
-    """Spearman's rank correlation (ties share their mean rank); None where one side is constant."""
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(values) for values in (first, second)]
-    if any(np.ptp(rank) == 0 for rank in ranks):
-        return None
-    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def resampled(clusters: Sequence[Hashable], *, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:

@@ -15,8 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
-from turntree.engine.endpoint import EndpointConfig
-from turntree.engine.limits import Prefixes
+from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.logs import trees
 from turntree.pivots.profile import ProfileConfig
@@ -99,7 +98,7 @@ class Training:
     """What changes weights."""
 
     loggers: tuple[Part, ...] = ()
-    """Log to tensorboard, trackio, wandb or mlflow as well, or to your own module:object (repeatable)."""
+    """Log to tensorboard, trackio or wandb as well, or to your own module:object (repeatable)."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     device: Device = field(default_factory=Device)
@@ -119,6 +118,42 @@ class ReinforcedTraining(Training):
             raise ConfigError(problem, field="cluster.workers", hint="use 1 with --engine vllm, and more servers")
 
 
+@dataclass(frozen=True, kw_only=True)
+class SuccessConfig:
+    """Whole tasks that are played before, during and after a training on turns, whose reward may run away from success
+    (docs/results/hard.md)."""
+
+    environment: Part | None = None
+    """The environment of the held-out tasks. Default: that of --environment, or the one that the traces name."""
+    tasks: int | None = None
+    """Number of tasks of the split "dev" to play (0: none). Default: 64 where an environment is known, else none."""
+    task_seed: int = 0
+    """Seed for environments that draw their tasks."""
+    max_turns: int | None = None
+    """Longest episode (default: own.max_turns, or the longest of the traces)."""
+    max_tokens: int | None = None
+    """Longest completion of one turn (default: that of training, train.sampling.max_tokens; 256 for sft)."""
+    max_context: int = 4096
+    """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "check.", tasks=0, max_turns=1, max_tokens=1, max_context=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig(SuccessConfig):
+    """Held-out figures during training: success on whole tasks, and acceptance at states of the traces."""
+
+    states: int = 0
+    """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
+    samples: int = 4
+    """Rollouts per development candidate."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "check.", states=0, samples=1)
+
+
 # the stages
 
 
@@ -133,6 +168,7 @@ class SFTStageConfig(Training):
     split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
     sft: SFTConfig = field(default_factory=SFTConfig)
+    check: SuccessConfig = field(default_factory=SuccessConfig)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
 
     def __post_init__(self) -> None:
@@ -210,32 +246,6 @@ class ImportanceConfig(FromProfile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckConfig:
-    """Held-out figures during training. Pivot reward alone misleads (docs/results/quickstart.md)."""
-
-    states: int = 0
-    """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
-    samples: int = 4
-    """Rollouts per development candidate."""
-    environment: Part | None = None
-    """The environment of the held-out tasks. Default: that of --environment, or the embedded games."""
-    tasks: int = 0
-    """Number of tasks of the split "dev" to play (0: none)."""
-    task_seed: int = 0
-    """Seed for environments that draw their tasks."""
-    max_turns: int = 16
-    """Longest episode."""
-    max_tokens: int | None = None
-    """Longest completion of one turn (default: that of training, train.sampling.max_tokens)."""
-    max_context: int = 4096
-    """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
-
-    def __post_init__(self) -> None:
-        least = {"states": 0, "tasks": 0, "samples": 1, "max_turns": 1, "max_tokens": 1, "max_context": 1}
-        at_least(self, "check.", **least)
-
-
-@dataclass(frozen=True, kw_only=True)
 class OwnPathConfig:
     """Pivots on the policy's own path: the policy plays training tasks, a teacher labels the states that it reached,
     and these are profiled and selected like those of traces."""
@@ -245,7 +255,7 @@ class OwnPathConfig:
     keep: float = 0.0
     """Share of the weight that pivots of earlier searches keep (0: new pivots replace them). It is their share of the
     draws where a step draws few of the pivots; it draws distinct ones, so where new pivots are few, earlier ones fill
-    it up. A mastered state is not selected again, and may be forgotten."""
+    it up."""
     tasks: int = 32
     """Tasks that a search plays, each once."""
     count: int = 400
@@ -261,9 +271,6 @@ class OwnPathConfig:
     """Longest prompt plus completion, in tokens, beside the engine's own limit."""
     candidates: int | None = None
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
-    others: Literal["drop", "kind"] = "drop"
-    """States that were not profiled are left out, or are pivots with the mean weight of the profiled states of their
-    kind of action (in which those that were not selected weigh 0)."""
     rollouts: int = 8
     """Rollouts of the profile at every state; with adaptive profiling the maximum."""
     adaptive: bool = False
@@ -277,8 +284,6 @@ class OwnPathConfig:
 
     def __post_init__(self) -> None:
         at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, measured=1, candidates=1)
-        if self.others == "kind":
-            self._check_others(self.select)
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
@@ -293,15 +298,6 @@ class OwnPathConfig:
     @property
     def stopping(self) -> AdaptiveConfig | None:
         return AdaptiveConfig(threshold=self.select.threshold) if self.adaptive else None
-
-    @staticmethod
-    def _check_others(chosen: SelectConfig) -> None:
-        if chosen.weight == "equal":
-            raise ConfigError("needs a weight", field="others", hint="set own.select.weight=both, or variance")
-        limits = (chosen.per_trajectory, chosen.per_action, chosen.quota, chosen.anchor_share, chosen.max_per_kind < 1)
-        if any(limits):
-            problem = "draws states that were not profiled by their kind, without limits and anchors"
-            raise ConfigError(problem, field="others", hint="leave the limits of own.select out")
 
 
 @dataclass(frozen=True, kw_only=True)

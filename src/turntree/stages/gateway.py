@@ -15,7 +15,7 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
-from turntree.engine.endpoint import EndpointConfig
+from turntree.engine.limits import EndpointConfig
 from turntree.gateway.config import ServingConfig
 from turntree.gateway.merge import merge
 from turntree.gateway.sampling import EngineDriver

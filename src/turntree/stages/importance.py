@@ -13,7 +13,7 @@ from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
-from turntree.engine.endpoint import connection_free
+from turntree.engine.limits import connection_free
 from turntree.pivots.importance import weigh
 from turntree.pivots.rows import StoredProfile
 from turntree.pivots.select import is_mixed

@@ -26,7 +26,7 @@ from turntree.pivots.samples import Sampler, together
 from turntree.pivots.select import is_mixed, is_pivot, select
 from turntree.pivots.stopping import Prior
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.local import Limits, Prompted, judge_demonstrated, that_fit
+from turntree.rollout.local import Limits, Prompted, that_fit
 from turntree.rollout.outcome import PlayOn
 from turntree.rollout.rebuild import Rebuilder
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
@@ -41,7 +41,6 @@ from turntree.train.pivot import Drawn, Pivot
 from turntree.verify.strict import StrictMatch
 
 _WAVE = 32  # states that are sampled together
-_SHRINKAGE = 2.0  # profiled states that what is known of all kinds is worth, beside those of one kind
 Row = dict[str, Any]
 
 
@@ -123,8 +122,6 @@ class OwnStates:
         rows, profiled = self._profile(prompted, seed)
         measured, forked = self._measure(prompted, rows, seed)
         chosen = self._select(step, rows)
-        if self.config.own.others == "kind":
-            chosen = [*chosen, *self._by_kind(visited, rows, chosen, skipped)]
         self.folder.mkdir(exist_ok=True)
         write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
         write_lines(self._pivots(step), chosen)
@@ -244,37 +241,14 @@ class OwnStates:
         return counts, cost
 
     def _select(self, step: int, rows: Sequence[Row]) -> Sequence[Row]:
-        """The selected rows. Where few states were found, a limit or a weight may have nothing to go by: then all are
-        drawn alike, which is said."""
+        """The selected rows. Where no importance could be measured, the weights have nothing to go by: then it is left
+        out of them, which is said."""
         config = self.config.own.select
         try:
             return select(rows, config).rows
         except ConfigError as error:
-            notice(f"step {step}: {error}; the states of this search are drawn alike")
-            return select(rows, replace(config, weight="equal", max_per_kind=1.0)).rows
-
-    def _by_kind(
-        self, visited: Sequence[Prompted], rows: Sequence[Row], chosen: Sequence[Row], skipped: Counter[str]
-    ) -> list[Row]:
-        """Rows of the states that were not profiled. What was learned of their kind from few states is shrunk towards
-        all kinds."""
-        profiled, weights = Counter(row["kind"] for row in rows), Counter[str]()
-        for row in chosen:
-            weights[row["kind"]] += row.get("weight", 1.0)  # no anchors: the configuration refuses them
-        overall = weights.total() / max(1, len(rows))
-        known = {(row["trace_id"], row["turn"]) for row in rows}
-        found: list[Row] = []
-        for state in (item.state for item in visited):
-            if (state.trace_id, state.turn) in known:
-                continue
-            said = judge_demonstrated(self.verifier, state)
-            if self.verifier.compares and not said.reward:
-                skipped[f"dropped state: the verifier refuses the label ({said.reason})"] += 1
-                continue
-            weight = (weights[said.kind] + _SHRINKAGE * overall) / (profiled[said.kind] + _SHRINKAGE)
-            row = {"trace_id": state.trace_id, "turn": state.turn, "kind": said.kind, "role": "pivot"}
-            found += [{**row, "weight": weight}] if weight else []
-        return found
+            notice(f"step {step}: {error}; the states of this search are drawn by their kind alone")
+            return select(rows, replace(config, weight="equal")).rows
 
     def _pivots_of(self, prompted: Sequence[Prompted], rows: Sequence[Row]) -> list[Pivot]:
         by_place = {(item.state.trace_id, item.state.turn): item for item in prompted}

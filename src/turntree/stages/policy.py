@@ -20,9 +20,9 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engine.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
-from turntree.engine.endpoint import EndpointConfig, EndpointEngine
+from turntree.engine.endpoint import EndpointEngine
 from turntree.engine.hub import folder_of
-from turntree.engine.limits import Prefixes
+from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.pack.attention import set_tree_attention
 from turntree.render.families import FamilyRenderer
 from turntree.render.template import ChatRenderer

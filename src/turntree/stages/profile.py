@@ -22,7 +22,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import action_kind
 from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState
-from turntree.engine.endpoint import connection_free
+from turntree.engine.limits import connection_free
 from turntree.pivots.profile import Judge, profile_wave
 from turntree.pivots.rows import PUBLISHED, StoredProfile, moments
 from turntree.pivots.samples import Sampler, one_by_one, together

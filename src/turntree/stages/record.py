@@ -19,7 +19,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher, task_of
 from turntree.core.verdict import Verdict
-from turntree.engine.endpoint import connection_free
+from turntree.engine.limits import connection_free
 from turntree.env.tasks import TaskSet, environment_record, identity, open_tasks
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from turntree.core import parts
 from turntree.core.config import Between, Part
@@ -27,7 +27,7 @@ from turntree.traces.formats.row import chat_tools
 from turntree.traces.schema import Split, check_schemas, check_tools
 from turntree.verify.audit import audit_verifier
 from turntree.verify.judge import agreement
-from turntree.verify.strict import MALFORMED
+from turntree.verify.strict import MALFORMED, unreadable
 
 _HINT = "write a chat message, Responses items, or {messages: [..., the action], tools?}; one a line"
 
@@ -67,14 +67,12 @@ class AuditConfig:
     """For a verifier that plays actions (executed)."""
 
 
-@dataclass(frozen=True)
-class Said:
-    """An action of a file, with the state that its line gives."""
+class Line(NamedTuple):
+    """An action of a file, with what its line says of the state."""
 
     action: Message
     history: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
-    malformed: bool = False
 
 
 def score(config: ScoreConfig) -> dict[str, Any]:
@@ -86,13 +84,16 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     if len(gold) != len(tried):
         problem = f"has {len(tried)} actions, and {config.gold} {len(gold)}"
         raise InputError(problem, path=config.candidate, hint="one candidate for every demonstrated action")
-    declared = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
-    shared: dict[str, tuple[dict[str, Any], ...]] = {}
-    states = [_state(n, one, other, declared, shared) for n, (one, other) in enumerate(zip(gold, tried, strict=True))]
+    for_all = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
+    pairs: list[tuple[TurnState, Message]] = []
+    for n, (one, other) in enumerate(zip(gold, tried, strict=True), 1):
+        tools, history = one.tools or other.tools or for_all, one.history or other.history
+        pairs.append((TurnState(f"line {n}", 0, history, one.action, tools), other.action))
+    verdicts = [unreadable(*pair) for pair in pairs]
+    readable = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is None]
     with open_verifier(config.verifier, config.environment) as verifier:
-        verdicts = _judged(verifier, states, gold, tried)
-        name = verifier.name
-    return _scored(name, verdicts, config)
+        judged = iter(judge_turns(verifier, readable, cut_turns="judge"))
+        return _scored(verifier.name, [verdict or next(judged) for verdict in verdicts], config)
 
 
 def _scored(name: str, verdicts: Sequence[Verdict], config: ScoreConfig) -> dict[str, Any]:
@@ -137,23 +138,6 @@ def _episode(
         raise InputError(error.problem, path=path, line=line, field=error.field, hint=error.hint) from error
 
 
-def _judged(verifier: TurnVerifier, states: list[TurnState], gold: list[Said], tried: list[Said]) -> list[Verdict]:
-    whole = [place for place in range(len(states)) if not gold[place].malformed]
-    verdicts = [Verdict(None, "unjudgeable demonstration: its arguments are not JSON")] * len(states)
-    found = judge_turns(verifier, [(states[place], tried[place].action) for place in whole], cut_turns="judge")
-    for place, verdict in zip(whole, found, strict=True):
-        verdicts[place] = verdict
-    return verdicts
-
-
-def _state(
-    place: int, gold: Said, tried: Said, declared: tuple[dict[str, Any], ...], shared: dict[str, Any]
-) -> TurnState:
-    tools = gold.tools or tried.tools or declared
-    tools = shared.setdefault(json.dumps(tools, sort_keys=True), tools)  # read once where lines repeat them
-    return TurnState(f"line {place + 1}", 0, gold.history or tried.history, gold.action, tools)
-
-
 def run_audit(config: AuditConfig) -> dict[str, Any]:
     """The verifier's verdicts on the demonstrations and on broken copies of them."""
     chosen = survey(config.traces, config.split).draw(config.limit, seed=0)
@@ -168,11 +152,11 @@ def run_audit(config: AuditConfig) -> dict[str, Any]:
 # reading actions
 
 
-def read_actions(path: Path) -> Iterator[Said]:
+def read_actions(path: Path) -> Iterator[Line]:
     """The actions of a JSONL file. Raises `InputError` with the line that is not an action."""
     for _, number, row in _rows(path):
         try:
-            yield _said(row)
+            yield _line(row)
         except InputError as error:
             raise InputError(error.problem, path=path, line=number, field=error.field, hint=error.hint) from error
 
@@ -181,54 +165,36 @@ def _rows(path: Path) -> Iterator[tuple[Path, int, Any]]:
     return ((path, number, parse_json(line, path, number)) for number, line in read_lines(path))
 
 
-def _said(value: Any) -> Said:
-    if isinstance(value, str):
-        return Said(Message("assistant", value))
-    if isinstance(value, list):
-        return _of_items(cast("list[Any]", value), ())
-    if not isinstance(value, dict):
-        raise InputError("is no action", hint=_HINT)
-    row = cast("dict[str, Any]", value)
+def _line(value: Any) -> Line:
+    row = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     tools = _tools(row["tools"], "tools") if row.get("tools") else ()
-    request: Any = row.get("responses_create_params")
-    if isinstance(request, dict) and request.get("tools"):
-        tools = tools or _tools(request["tools"], "responses_create_params.tools")
-    for key in ("message", "action", "expected_action", "response"):
-        if isinstance(row.get(key), dict | list):
-            inner = _said(row[key])
-            return Said(inner.action, inner.history or _history(row), inner.tools or tools, inner.malformed)
-    if isinstance(row.get("messages"), list) and row["messages"]:
-        *before, last = row["messages"]
-        inner = _said(last)
-        return Said(inner.action, tuple(map(Message.from_chat, before)), tools, inner.malformed)
+    messages: Any = row.get("messages")
+    if isinstance(messages, list) and messages:
+        *before, last = cast("list[Any]", messages)
+        return Line(_action(last), tuple(map(Message.from_chat, before)), tools)
+    return Line(_action(row.get("message", value)), (), tools)
+
+
+def _action(value: Any) -> Message:
+    if isinstance(value, list):
+        return _of_items(cast("list[Any]", value))
+    row = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if isinstance(row.get("output"), list):
-        return _of_items(row["output"], tools)
-    if "type" in row and row.get("type") != "function":
-        calls: Any = row.get("calls")
-        items = cast("list[Any]", calls) if row["type"] == "function_call_batch" and isinstance(calls, list) else [row]
-        return _of_items(items, tools)
-    if "role" in row or "content" in row or "tool_calls" in row or "function_call" in row:
-        return _of_chat(row, tools)
-    raise InputError("is no action", hint=_HINT)
-
-
-def _history(row: dict[str, Any]) -> tuple[Message, ...]:
-    found: Any = row.get("messages") or row.get("history") or []
-    return tuple(map(Message.from_chat, found)) if isinstance(found, list) else ()
-
-
-def _of_chat(row: dict[str, Any], tools: tuple[dict[str, Any], ...]) -> Said:
+        return _of_items(row["output"])
+    if row.get("type", "function") != "function":
+        return _of_items([row])
+    if not row.keys() & {"role", "content", "tool_calls"}:
+        raise InputError("is no action", hint=_HINT)
     if row.get("role", "assistant") != "assistant":
         raise InputError(f"is {row['role']!r}", field="role", hint="an action is an assistant message")
-    calls: Any = row.get("tool_calls") or ([{"function": row["function_call"]}] if row.get("function_call") else [])
-    if not isinstance(calls, list):
-        raise InputError("is not a list", field="tool_calls", hint=_HINT)
-    read = [_call(call) for call in cast("list[Any]", calls)]
+    calls: Any = row.get("tool_calls") or []
+    if not isinstance(calls, list) or "function_call" in row:
+        raise InputError("is not a list of calls", field="tool_calls", hint="write {tool_calls: [{function: ...}]}")
     text = Message.from_chat({"role": "assistant", "content": row.get("content")}).content
-    return Said(Message("assistant", text, tuple(read)), (), tools, any(MALFORMED in c.arguments for c in read))
+    return Message("assistant", text, tuple(map(_call, cast("list[Any]", calls))))
 
 
-def _of_items(items: Sequence[Any], tools: tuple[dict[str, Any], ...]) -> Said:
+def _of_items(items: Sequence[Any]) -> Message:
     """Responses items of one turn: texts are joined, reasoning is left out."""
     texts: list[str] = []
     calls: list[ToolCall] = []
@@ -238,12 +204,9 @@ def _of_items(items: Sequence[Any], tools: tuple[dict[str, Any], ...]) -> Said:
             calls.append(_call({key: item[key] for key in item if key not in (*EVERY_ITEM, "call_id")}))
         elif kind == "message":
             texts.append(Message.from_chat({"role": "assistant", "content": item.get("content")}).content)
-        elif kind == "output_text":
-            texts.append(str(item.get("text", "")))
         elif kind != "reasoning":
             raise InputError(f"holds an item of type {kind!r}", hint=_HINT)
-    malformed = any(MALFORMED in call.arguments for call in calls)
-    return Said(Message("assistant", "\n".join(texts), tuple(calls)), (), tools, malformed)
+    return Message("assistant", "\n".join(texts), tuple(calls))
 
 
 def _call(call: Any) -> ToolCall:
@@ -270,9 +233,9 @@ def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def _labels(path: Path, count: int) -> list[float | None]:
-    found: list[Any] = [parse_json(line, path, n) for n, line in read_lines(path) if line.strip()]
-    found = [value.get("label") if isinstance(value, dict) else value for value in found]
-    right: Callable[[Any], bool] = lambda v: v is None or (isinstance(v, int | float) and 0 <= v <= 1)  # noqa: E731
-    if len(found) != count or not all(map(right, found)):
+    rows: list[Any] = [parse_json(line, path, n) for n, line in read_lines(path) if line.strip()]
+    labels = [row.get("label") if isinstance(row, dict) else row for row in rows]
+    wrong = any(label is not None and not (isinstance(label, int | float) and 0 <= label <= 1) for label in labels)
+    if wrong or len(labels) != count:
         raise InputError(f"are not {count} numbers from 0 to 1", path=path, hint="one a line: 1, 0 or null")
-    return [None if value is None else float(value) for value in found]
+    return [None if label is None else float(label) for label in labels]

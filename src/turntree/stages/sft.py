@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
@@ -16,11 +19,15 @@ from turntree.engine.compatibility import check_positions, positions_of
 from turntree.run import loggers
 from turntree.run.files import file_hash
 from turntree.run.folder import open_run
+from turntree.stages import held_out
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
+from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
+from turntree.stages.policy import Policy
 from turntree.stages.training import finish, open_policy, run_algorithm
 from turntree.traces.schema import Trace, read_traces
 from turntree.train.group import SINGLE, ProcessGroup
+from turntree.train.loop import Checked, Row
 from turntree.train.sft import SFT, Example, check_head, examples
 
 
@@ -44,9 +51,18 @@ def run_sft(
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
     config.sft.optimizer.require_steps(config.sft.steps(len(learned.examples)), "sft.optimizer.schedule")
-    with open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite) as run:
+    trained_on = TrainedOn(Sampling(max_tokens=_MAX_TOKENS), traces=config.traces)
+    with contextlib.ExitStack() as stack:
+        tasks = stack.enter_context(open_held_out(config.check, trained_on, policy))
+        if tasks is not None:
+            inputs |= {"check": tasks.identity}
+        logs = (held_out.FILE_NAME,)
+        run = stack.enter_context(open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, logs=logs))
+        success = None if tasks is None else SuccessCheck(run, policy, tasks)
         algorithm = SFT(policy.model, learned.examples, config.sft, group)
-        finish(run, policy, run_algorithm(run, policy, algorithm, config, shown=("loss",)))
+        check = None if success is None else partial(_check, policy, success)
+        trained = run_algorithm(run, policy, algorithm, config, shown=("loss",), check=check)
+        finish(run, policy, trained)
         last = run.metrics()[-1]
     return {
         "model": str(run.model),
@@ -55,9 +71,18 @@ def run_sft(
         "dropped": dict(sorted(learned.dropped.items())),
         "steps": last["step"],
         "loss": last["loss"],
+        "success": None if success is None else success.result(config.model),
+        "stopped": trained.stopped,
     }
 
 
+def _check(policy: Policy, success: SuccessCheck, step: int, row: Row) -> Checked:
+    """The engine, which SFT does not sample from, gets the weights of now."""
+    policy.engine.update_weights(policy.model, step)
+    return success(step, row)
+
+
+_MAX_TOKENS = 256  # of a turn of a held-out task
 _FOREIGN = "example_outside_vocabulary"
 
 

@@ -30,16 +30,15 @@ from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory, open_run
+from turntree.stages import held_out
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
+from turntree.stages.held_out import held_out_figures, keep_outcomes
 from turntree.stages.policy import Policy, policy_name
 from turntree.stages.training import (
-    HELD_OUT,
     finish,
-    held_out_figures,
     open_policy,
-    play_held_out,
     run_algorithm,
     trainee,
 )
@@ -52,7 +51,7 @@ from turntree.train.loop import Checked, Row, Trainee
 from turntree.train.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
 
 GATE_LOG = "gate.jsonl"
-LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, held_out.FILE_NAME)
 
 
 @on_ranks
@@ -106,7 +105,6 @@ def run_train_online(
     rows = run.metrics()
     require_rewards(rows)
     last = rows[-1]
-    kept = trees.bytes_per_trained_token(run.path, rows, config.train.iterations, config.keep_trees)
     return {
         "model": str(run.model),
         "iterations": last["step"],
@@ -117,7 +115,6 @@ def run_train_online(
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
         "read": list(playing.opened.read),
         "saved": algorithm.savings.counts(),
-        "trees_bytes_per_trained_token": kept,
         "cost": trained.cost.counts(),
     }
 
@@ -295,13 +292,13 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
 
 
 def _splits(config: TrainOnlineConfig) -> dict[str, int]:
-    held_out = {config.held_out_split: config.held_out_count} if config.held_out_count else {}
-    return {TRAIN: config.count, **held_out}
+    played = {config.held_out_split: config.held_out_count} if config.held_out_count else {}
+    return {TRAIN: config.count, **played}
 
 
 def _check(
     run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig, overlap: _Overlap
-) -> Callable[[int], Checked] | None:
+) -> Callable[[int, Row], Checked] | None:
     """Play of the held-out tasks, their outcomes kept task by task; None where there are none."""
     if not config.held_out_count:
         return None
@@ -315,8 +312,9 @@ def _check(
     )
     evaluator = Evaluator(policy, settings, opened.of(split), opened.pool)
 
-    def check(iteration: int) -> Checked:
-        played = play_held_out(run, iteration, evaluator, config.held_out_temperature, config.held_out_samples)
+    def check(iteration: int, row: Row) -> Checked:
+        played = evaluator.play(config.held_out_temperature, config.held_out_samples, quiet=True)
+        keep_outcomes(run, iteration, played)
         overlap.add(split, (kept.tree for kept in played.trees))
         return Checked(held_out_figures(played, "success", "turns_per_episode"), played.cost)
 

@@ -20,7 +20,6 @@ from turntree.core.labels import Credit, Rewards
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
-from turntree.env.tasks import DEV, TRAIN, TaskSet, identity, open_tasks
 from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
@@ -41,25 +40,22 @@ from turntree.run import loggers
 from turntree.run.artifacts import PASS_RATES, POLICY, policy_of
 from turntree.run.files import file_hash
 from turntree.run.folder import RunDirectory, open_run
+from turntree.stages import held_out
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
-from turntree.stages.config import EvaluateConfig, TrainPivotConfig
-from turntree.stages.evaluate import Evaluator
+from turntree.stages.config import TrainPivotConfig
+from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy
 from turntree.stages.training import (
-    HELD_OUT,
     finish,
-    held_out_figures,
     open_policy,
-    play_held_out,
     run_algorithm,
     trainee,
 )
 from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
-from turntree.traces.schema import read_traces
 from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Checked, Row
@@ -90,20 +86,21 @@ def run_train_pivot(
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
-        tasks = stack.enter_context(_development_tasks(config, policy, given.traces))
+        tasks = stack.enter_context(open_held_out(config.check, trained_on(config, given.traces), policy))
         inputs = {
             **policy.identity,
             **parts.identities(config),
             **given.hashes,
             "verifier": verifier.name,
             **({} if own is None else own.identity),
-            **({} if tasks is None else {"check": identity(_checked_environment(config), tasks)}),
+            **({} if tasks is None else {"check": tasks.identity}),
         }
-        logs = (trees.FILE_NAME, HELD_OUT)
+        logs = (trees.FILE_NAME, held_out.FILE_NAME)
         run = stack.enter_context(
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
-        checks = [_check_states(config, policy, verifier, given.traces), _check_tasks(config, policy, tasks, run)]
+        success = None if tasks is None else SuccessCheck(run, policy, tasks)
+        checks = [_check_states(config, policy, verifier, given.traces), success]
         crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(given.verifier)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
         learner = trainee(policy, config.train, shared, group)
@@ -133,11 +130,23 @@ def run_train_pivot(
         "kl": last.get("kl"),
         "censored": reasons(rows),
         "rollouts": sum(row.get("rollouts", 0) for row in rows),
-        "trees_bytes_per_trained_token": trees.bytes_per_trained_token(
-            run.path, rows, config.train.steps, config.keep_trees
-        ),
         "cost": trained.cost.counts(),
+        "success": None if success is None else success.result(config.model),
+        "stopped": trained.stopped,
     }
+
+
+def trained_on(config: TrainPivotConfig, traces: str) -> TrainedOn:
+    """What the held-out tasks depend on. The policy plays training tasks where it trains on its own states."""
+    plays = config.states != "expert"
+    return TrainedOn(
+        config.train.sampling,
+        config.environment,
+        traces,
+        tasks=config.own.count if plays else 0,
+        turns=config.own.max_turns if plays else 0,
+        cut_turns=config.train.cut_turns,
+    )
 
 
 @dataclass(frozen=True)
@@ -303,7 +312,7 @@ def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier
         )
 
 
-Check = Callable[[int], Checked]
+Check = Callable[[int, Row], Checked]
 
 
 def _together(checks: Sequence[Check]) -> Check | None:
@@ -311,11 +320,12 @@ def _together(checks: Sequence[Check]) -> Check | None:
     if not checks:
         return None
 
-    def check(step: int) -> Checked:
-        found = [each(step) for each in checks]
+    def check(step: int, row: Row) -> Checked:
+        results = [each(step, row) for each in checks]
         return Checked(
-            {name: value for each in found for name, value in each.figures.items()},
-            sum((each.cost for each in found), NO_COST),
+            {name: value for each in results for name, value in each.figures.items()},
+            sum((each.cost for each in results), NO_COST),
+            next((each.stop for each in results if each.stop), ""),
         )
 
     return check
@@ -332,7 +342,7 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
     states = [item.state for item in prompted]
     kinds = [judge_demonstrated(verifier, state).kind for state in states]
 
-    def check(step: int) -> Checked:
+    def check(step: int, row: Row) -> Checked:
         grown = sample_local(
             prompted, policy.engine, policy.renderer, config.train.sampling, config.check.samples, seed=1
         )
@@ -340,26 +350,6 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
         rewards = score_wave(pairs, verifier, cut_turns=config.train.cut_turns, seed=1)
         cost = sum((*(tree.cost for tree in grown), *(each.cost for each in rewards)), NO_COST)
         return Checked({"held_out_acceptance": _acceptance(kinds, rewards)}, cost)
-
-    return check
-
-
-def _check_tasks(config: TrainPivotConfig, policy: Policy, opened: TaskSet | None, run: RunDirectory) -> Check | None:
-    """Success on held-out tasks, whose outcomes are kept in `held_out.jsonl`."""
-    if opened is None:
-        return None
-    sampling = config.train.sampling
-    settings = EvaluateConfig(
-        max_turns=config.check.max_turns,
-        max_tokens=config.check.max_tokens or sampling.max_tokens,
-        max_context=config.check.max_context,
-        cut_turns=config.train.cut_turns,
-    )
-    evaluator = Evaluator(policy, settings, opened.of(DEV), opened.pool)
-
-    def check(step: int) -> Checked:
-        played = play_held_out(run, step, evaluator, sampling.temperature, 1)
-        return Checked(held_out_figures(played, "success"), played.cost)
 
     return check
 
@@ -374,49 +364,6 @@ def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -
             raise InputError(why, field="check.states", hint="see turntree check model")
         notice(f"{why}; they are left out of the checks")
     return [item for _, item in fitting]
-
-
-def _checked_environment(config: TrainPivotConfig) -> Part:
-    return parts.resolve("environments", config.check.environment or config.environment or parts.DEFAULT)
-
-
-@contextlib.contextmanager
-def _development_tasks(config: TrainPivotConfig, policy: Policy, traces: str) -> Iterator[TaskSet | None]:
-    """Tasks that are not trained on: an environment that divides a file is told how many of it were. Those that the
-    traces have seen all the same are left out, and counted."""
-    settings = config.check
-    if not settings.tasks:
-        yield None
-        return
-    environment = _checked_environment(config)
-    seen, trained = _seen(traces, environment.name) if traces else (frozenset[str](), 0)
-    if config.states != "expert":
-        trained = max(trained, config.own.count)
-    splits = ({TRAIN: trained} if trained else {}) | {DEV: settings.tasks}
-    with open_tasks(environment, splits, seed=settings.task_seed, model=policy.source) as opened:
-        fresh = [task for task in opened.of(DEV) if task.task_id not in seen]
-        if known := len(opened.of(DEV)) - len(fresh):
-            told = f"{known} of {len(opened.of(DEV))} held-out tasks are among those of the traces"
-            if not fresh:
-                raise InputError(
-                    told, field="check.tasks", hint="set it to 0, or name other games as check.environment"
-                )
-            notice(f"{told}; they are left out of the checks")
-        yield replace(opened, tasks={DEV: fresh})
-
-
-def _seen(traces: str, environment: str) -> tuple[frozenset[str], int]:
-    """The ids of the tasks that the traces were made of, and of how many tasks they were drawn, but for traces that
-    were recorded in another environment."""
-    ids: set[str] = set()
-    drawn = count = 0
-    for trace in read_traces(traces):
-        record = trace.environment or {}
-        if record.get("name", environment) == environment:
-            ids |= {trace.id, str(record.get("task_id", trace.id))}
-            told: Any = record.get("count")  # of a recording; the record may be a user's own
-            drawn, count = max(drawn, told if isinstance(told, int) else 0), count + 1
-    return frozenset(ids), max(drawn, count)
 
 
 def _acceptance(kinds: Sequence[str], rewards: Sequence[Rewards]) -> dict[str, float]:

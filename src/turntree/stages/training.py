@@ -13,7 +13,6 @@ from turntree.engine.checkpoint import save_model
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory
 from turntree.stages.config import Training
-from turntree.stages.evaluate import Evaluation, Evaluator
 from turntree.stages.policy import Policy, load_policy, load_trained
 from turntree.stages.unrewarded import Beginning
 from turntree.train.checkpoints import resume
@@ -21,7 +20,6 @@ from turntree.train.config import ReinforcedConfig
 from turntree.train.group import ProcessGroup
 from turntree.train.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, Trainee, train
 
-HELD_OUT = "held_out.jsonl"
 Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
 
 
@@ -46,7 +44,7 @@ def run_algorithm(
     *,
     shown: Sequence[str],
     keep: Keep = lambda step, groups, credits: None,
-    check: Callable[[int], Checked] | None = None,
+    check: Callable[[int, Row], Checked] | None = None,
     warnings: Callable[[Row], Iterable[str]] = lambda row: (),
 ) -> Trained:
     """Train from the run's current state to its end. `warnings` are those of a row; the bar shows its figures `shown`.
@@ -72,6 +70,8 @@ def run_algorithm(
         trained = train(algorithm, Hooks(log, check, keep, checkpoints))
     if beginning and (warning := beginning.at_the_end()):
         notice(warning)
+    if trained.stopped:
+        notice(f"stopped early: {trained.stopped}")
     return trained
 
 
@@ -79,18 +79,3 @@ def finish(run: RunDirectory, policy: Policy, trained: Trained) -> None:
     """Write the model, and last the cost, which marks the run as finished."""
     save_model(policy.model, policy.tokenizer, run.model)
     run.write_cost(trained.cost, checks=trained.checks)
-
-
-def play_held_out(run: RunDirectory, step: int, evaluator: Evaluator, temperature: float, samples: int) -> Evaluation:
-    """Play held-out tasks and keep the outcome of every one at the check after `step`."""
-    played = evaluator.play(temperature, samples, quiet=True)
-    outcomes = played.summary["outcomes"]
-    run.append(HELD_OUT, [{"iteration": step, "task": row["task"], "rewards": row["rewards"]} for row in outcomes])
-    return played
-
-
-def held_out_figures(played: Evaluation, *names: str) -> Row:
-    """These figures of the play, and what the tasks count for themselves."""
-    return {
-        f"held_out_{name}": value for name, value in played.summary.items() if name in names or name.endswith("_share")
-    }

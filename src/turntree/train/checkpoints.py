@@ -31,16 +31,9 @@ from turntree.run.jsonl import read_bytes
 from turntree.train.config import CheckpointConfig
 from turntree.train.trainer import Trainers
 
-SCHEMA = "turntree.checkpoint/4"
+SCHEMA = "turntree.checkpoint/5"
 _STATE = "state.json"
 _GO_ON = "delete its folder to resume from the checkpoint before"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Log:
-    rows: int
-    bytes: Annotated[int, Between(0)]
-    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +42,7 @@ class _Held:
 
     schema: str
     identity: dict[str, Any]
-    logs: dict[str, _Log]
+    logs: dict[str, Annotated[int, Between(0)]]  # in bytes
     files: dict[str, str]
     state: dict[str, Any]
 
@@ -117,7 +110,7 @@ class Checkpoints:
         for name, wanted in held["files"].items():
             if not (folder / name).exists():
                 raise InputError("is missing", path=folder / name, hint=_GO_ON)
-            if file_digest(folder / name)[0] != wanted:
+            if file_digest(folder / name) != wanted:
                 problem = "is damaged: its checksum differs"
                 raise InputError(problem, path=folder / name, hint=_GO_ON)
         try:

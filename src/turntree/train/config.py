@@ -158,8 +158,9 @@ class PivotConfig(ReinforcedConfig):
     """States of one step, the paper's B."""
     group_size: int = 8
     """Rollouts of one state, the paper's G."""
-    check_every: int = 0
-    """Steps between held-out checks (0: only before the first and after the last step)."""
+    check_every: int | None = None
+    """Steps between held-out checks (0: only before the first and after the last step). Default: a quarter of the
+    steps."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
     cut_turns: CutTurns = "fail"

@@ -42,29 +42,32 @@ G = TypeVar("G", bound=Group)
 
 @dataclass(frozen=True)
 class Checked:
-    """The figures of a held-out check, and its cost."""
+    """The figures of a held-out check, its cost, and why the run ends with it (empty: it goes on)."""
 
     figures: Row
     cost: Cost = NO_COST
+    stop: str = ""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a run tells, and where it saves. `log` gets one row a step, with the figures of `check` where one is due.
+    """What a run tells, and where it saves. `log` gets one row a step, with the figures of `check` where one is due;
+    `check` gets the step and its row so far.
     Before it, `keep` gets all groups of the step with the credit of those that were trained on (None: the others)."""
 
     log: Callable[[Row], None]
-    check: Callable[[int], Checked] | None = None
+    check: Callable[[int, Row], Checked] | None = None
     keep: Callable[[int, Sequence[Any], Sequence[Credit | None]], None] = lambda step, groups, credits: None
     checkpoints: Checkpoints | None = None
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The cost of a run, and the separate cost of its checks."""
+    """The cost of a run, the separate cost of its checks, and why it ended before its last step (empty: it did not)."""
 
     cost: Cost
     checks: Cost
+    stopped: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,23 +114,26 @@ def train(algorithm: Algorithm, hooks: Hooks) -> Trained:
         done, checks = state["step"], Cost(**state["checks"])
         algorithm.restore(state)
 
-    def check(step: int) -> Row:
+    def check(step: int, row: Row) -> Checked:
         nonlocal checks
         if hooks.check is None:
-            return {}
-        checked = hooks.check(step)
+            return Checked({})
+        checked = hooks.check(step, row)
         checks += checked.cost
         algorithm.after_check()
-        return checked.figures
+        return checked
 
     if done == 0 and hooks.check is not None:
-        hooks.log({"step": 0, **check(0)})
+        hooks.log({"step": 0, **check(0, {}).figures})
     for step in range(done + 1, algorithm.steps + 1):
         result = algorithm.step(step)
         if result.groups:
             hooks.keep(step, result.groups, result.credits)
         due = step == algorithm.steps or (algorithm.check_every > 0 and step % algorithm.check_every == 0)
-        hooks.log({"step": step, **result.row, **(check(step) if due else {})})
+        checked = check(step, result.row) if due else Checked({})
+        hooks.log({"step": step, **result.row, **checked.figures})
+        if checked.stop:
+            return Trained(algorithm.cost, checks, checked.stop)
         if checkpoints is not None and checkpoints.due(step):
             saved = {**algorithm.state(), "checks": dataclasses.asdict(checks)}
             checkpoints.save(step, algorithm.trainers, saved)

@@ -65,7 +65,7 @@ class Trainer:
         with _plain_errors():
             state_dict_saver.save(tensors, storage_writer=writer, **self._ranks())
         own = sorted(folder.glob(f"shard-{self.group.rank + 1:05d}-*.safetensors"))
-        files = self.group.collect({path.name: file_digest(path)[0] for path in own})
+        files = self.group.collect({path.name: file_digest(path) for path in own})
         return {name: checksum for of_rank in files for name, checksum in of_rank.items()}
 
     def load(self, folder: Path) -> None:

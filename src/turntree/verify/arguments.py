@@ -31,6 +31,7 @@ _ENDLESS = ('"pattern":"', '"patternProperties":{', '"$ref":"', '"$dynamicRef":"
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _workers = Workers("turntree.verify.arguments:answer")
 _NOTHING: dict[str, Any] = {}
+_by_declaration: dict[int, tuple[Any, ArgumentRules | BoundedRules]] = {}
 # keywords that `_fits` decides, and those that decide nothing
 _PLAIN = {"type", "properties", "required", "items", "enum", "additionalProperties"}
 _PLAIN |= {"default", "description", "title", "examples"}
@@ -170,7 +171,14 @@ def answer(question: list[str]) -> tuple[str, Any]:
 
 def rules_of(parameters: Mapping[str, Any] | None) -> ArgumentRules | BoundedRules:
     """The rules of a tool's declared parameters (None: any object). Raises `SchemaUnusable`."""
-    return _rules(canonical_json(parameters or {"type": "object"}))
+    seen = _by_declaration.get(id(parameters))
+    if seen is not None and seen[0] is parameters:
+        return seen[1]
+    rules = _rules(canonical_json(parameters or {"type": "object"}))
+    if len(_by_declaration) >= 4096:
+        _by_declaration.clear()
+    _by_declaration[id(parameters)] = (parameters, rules)  # kept alive with its id; it is not changed in place
+    return rules
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -13,7 +12,7 @@ import re
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +89,7 @@ class Asking(TurnVerifier):
         """The votes on every prompt, which ask for one of `words`. All requests are made at the same time, as far as
         `concurrency` allows; safe to call from many threads."""
         asked = [(prompt, vote) for prompt in prompts for vote in range(self.votes)]
-        votes = list(self._threads.map(lambda each: self._ask(*each, words), asked))
+        votes = list(self._threads.map(lambda each: self._ask(each[0], each[1], words), asked))
         return [votes[start : start + self.votes] for start in range(0, len(votes), self.votes)]
 
     def _ask(self, prompt: str, vote: int, words: Sequence[str]) -> Vote:
@@ -170,9 +169,9 @@ def quoted(value: Any) -> str:
     return text if text.isascii() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def digest(text: str) -> str:
-    """A short digest, for names."""
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=4).hexdigest()
+def digest(text: str, size: int = 4) -> str:
+    """A digest; by default a short one, for names."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=size).hexdigest()
 
 
 def _client(url: str) -> OpenAI:
@@ -196,34 +195,25 @@ class _Cache:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock, self._path = threading.Lock(), path
         try:
-            self._file = sqlite3.connect(path, check_same_thread=False, timeout=30)
+            self._file = sqlite3.connect(path, check_same_thread=False, timeout=30, isolation_level=None)
             self._file.execute("create table if not exists answers (question text primary key, answer text not null)")
-            self._file.commit()
         except sqlite3.Error as error:
             raise InputError(f"is not a judge cache ({error})", path=path, hint="name another file") from error
 
     def get(self, key: str) -> str | None:
-        with self._using():
-            row = self._file.execute("select answer from answers where question = ?", (_digest(key),)).fetchone()
+        row = self._run("select answer from answers where question = ?", digest(key, 32))
         return row[0] if row is not None and isinstance(row[0], str) else None  # else it is damaged: ask again
 
     def put(self, key: str, answer: str) -> None:
-        with self._using():
-            self._file.execute("insert or replace into answers values (?, ?)", (_digest(key), answer))
-            self._file.commit()
+        self._run("insert or replace into answers values (?, ?)", digest(key, 32), answer)
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[None]:
+    def _run(self, command: str, *values: str) -> tuple[Any, ...] | None:
         try:
             with self._lock:
-                yield
+                return self._file.execute(command, values).fetchone()
         except sqlite3.Error as error:
             hint = "free some space, or name another file"
             raise InputError(f"cannot be used as the judge's cache ({error})", path=self._path, hint=hint) from error
 
     def close(self) -> None:
         self._file.close()
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -158,7 +158,9 @@ def empty_arguments(state: TurnState) -> Message | None:
 def changed_value(state: TurnState) -> Message | None:
     """The last acting text or number of the first call is another one."""
     call = _first_call(state)
-    for name in [] if call is None else reversed(_acting(call, state)):
+    if call is None:
+        return None
+    for name in reversed(_acting(call, state)):
         value: Any = call.arguments[name]
         if isinstance(value, str) and value.strip():
             return _with_arguments(state, {**call.arguments, name: f"{value.rstrip()}x"})

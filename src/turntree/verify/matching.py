@@ -9,21 +9,15 @@ T = TypeVar("T")
 
 
 def most_pairs(shown: Sequence[T], tried: Sequence[T], same: Callable[[T, T], bool]) -> int:
-    """The most demonstrated calls that can be paired with a call of their own (maximum bipartite matching by
-    augmenting paths). Needed where `same` is not an equivalence, so that a call could be spent on the wrong one."""
-    near = [[k for k, other in enumerate(tried) if same(one, other)] for one in shown]
-    owner: dict[int, int] = {}
+    """The most demonstrated calls that can be paired with a call of their own. Needed where `same` is not an
+    equivalence, so that a call could be spent on the wrong one."""
+    from scipy.sparse import csr_array  # slow to import, and rarely needed
+    from scipy.sparse.csgraph import maximum_bipartite_matching
 
-    def place(one: int, seen: set[int]) -> bool:
-        for k in near[one]:
-            if k not in seen:
-                seen.add(k)
-                if k not in owner or place(owner[k], seen):
-                    owner[k] = one
-                    return True
-        return False
-
-    return sum(place(one, set()) for one in range(len(shown)))
+    if not shown or not tried:
+        return 0
+    near = csr_array([[int(same(call, other)) for other in tried] for call in shown])
+    return int((maximum_bipartite_matching(near) >= 0).sum())
 
 
 def perfect_matching(shown: Sequence[T], tried: Sequence[T], same: Callable[[T, T], bool]) -> bool:

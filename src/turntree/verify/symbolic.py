@@ -7,8 +7,6 @@ that can be killed (`workers`).
 from __future__ import annotations
 
 import importlib.util
-import os
-from functools import lru_cache
 
 from turntree.core.errors import TurntreeError
 from turntree.verify import latex
@@ -16,6 +14,8 @@ from turntree.verify.workers import Workers
 
 SECONDS = 3.0
 _MOST_CHARACTERS = 400
+_MOST_REMEMBERED = 65_536
+_decided: dict[tuple[str, ...], bool] = {}
 _workers = Workers("turntree.verify.symbolic_worker:answer")
 
 
@@ -44,24 +44,12 @@ def readable(text: str) -> bool:
     return bool(plain) and latex.known(plain) and _asked(plain) is True
 
 
-class _Undecided(Exception):
-    """In time, that is: another time it may be, so this is not kept."""
-
-
-@lru_cache(maxsize=65_536)
-def _decided(*texts: str) -> bool:
+def _asked(*texts: str) -> bool | None:
+    """What a process decides. What it does not decide in time is not remembered: another time it may."""
     if importlib.util.find_spec("latex2sympy2_extended") is None:
         raise TurntreeError("needs an extra: pip install 'turntree[math]'")
-    if (answer := _workers.ask(texts, SECONDS)) is None:
-        raise _Undecided
-    return answer
-
-
-def _asked(*texts: str) -> bool | None:
-    try:
-        return _decided(*texts)
-    except _Undecided:
-        return None
-
-
-os.register_at_fork(after_in_child=_decided.cache_clear)
+    if (decided := _decided.get(texts)) is None and (decided := _workers.ask(texts, SECONDS)) is not None:
+        if len(_decided) >= _MOST_REMEMBERED:
+            _decided.clear()
+        _decided[texts] = decided
+    return decided

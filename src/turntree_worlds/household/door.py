@@ -119,6 +119,12 @@ class Household:
         """The task of a trace of `turntree traces household`."""
         return HouseholdEnvironment(build_game(record))
 
+    @staticmethod
+    def options(record: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The options under which there are games like that of a trace; None for a game of a file, which may be one
+        that was trained on."""
+        return {"difficulty": record["difficulty"]} if "difficulty" in record else None
+
     def _games(self, split: str, count: int, first: bool) -> GamesConfig:
         source, offset = (self.games, self.offset) if first else (self.held_out, 0)
         return GamesConfig(

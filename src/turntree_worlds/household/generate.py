@@ -1,23 +1,23 @@
-"""Seeded household games of graded difficulty, in the format of ALFWorld's own game files.
+"""Seeded household games of graded difficulty, made of the facts that ALFWorld's own game files state.
 
 Every game is solvable by construction: the target lies outside its destination, the destination admits it, and
-the appliance or lamp that the task needs is in the room. The text is a function of (seed, task type, difficulty).
+the appliance or lamp that the task needs is in the room. A game is a function of (seed, task type, difficulty).
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree_worlds.household.catalogue import LAMP_HOLDERS, LAMP_KIND, OBJECT_KINDS, OPENABLE_KINDS, ObjectKind
-from turntree_worlds.household.parse import parse_game
+from turntree_worlds.household.parse import game_of_facts
 from turntree_worlds.household.tasks import PROPERTY_FACTS, TASK_KINDS, TASK_TYPES, Task, draw_task
-from turntree_worlds.household.world import Game
+from turntree_worlds.household.world import Game, Goal
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,19 @@ HARD = Difficulty("hard", (20, 30), (20, 36), closed_fraction=0.55, shared_locat
 
 @dataclass(frozen=True)
 class GeneratedGame:
-    """The text of one game file, as `pddl_problem` and `grammar` of an official `game.tw-pddl`."""
+    """The initial facts of one game (predicate, arguments), its goal, and the sentence that says it."""
 
     id: str
     task_type: str
-    pddl_problem: str
-    grammar: str
+    facts: tuple[tuple[str, ...], ...]
+    goal: Goal
+    task: str
 
     def parse(self) -> Game:
-        return parse_game(self.pddl_problem, self.grammar, id=self.id, task_type=self.task_type)
+        facts: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+        for predicate, *arguments in self.facts:
+            facts[predicate.lower()].append(tuple(argument.lower() for argument in arguments))
+        return game_of_facts(facts, self.goal, self.task, _HELP, id=self.id, task_type=self.task_type)
 
 
 def generate_game(seed: int, *, task_type: str | None = None, difficulty: Difficulty = EASY) -> GeneratedGame:
@@ -80,8 +84,9 @@ def generate_game(seed: int, *, task_type: str | None = None, difficulty: Diffic
     return GeneratedGame(
         id=f"{difficulty.name}/{name}/seed_{seed}",
         task_type=task_type,
-        pddl_problem=render_problem(f"seed_{seed}", _declarations(layout), _facts(layout), task.goal()),
-        grammar=render_grammar(task.sentence(rng)),
+        facts=tuple(_facts(layout)),
+        goal=task.goal,
+        task=task.sentence(rng),
     )
 
 
@@ -196,16 +201,8 @@ def _lay_out(
     )
 
 
-def _declarations(layout: _Layout) -> list[tuple[str, str]]:
-    typed = [(f"{kind}Type", "otype") for kind in layout.kinds]
-    typed += [(f"{kind}Type", "rtype") for kind in layout.furniture]
-    typed += [(entity, "object") for entity in layout.objects]
-    typed += [(entity, "receptacle") for entity in layout.receptacles]
-    return typed + [(spot, "location") for spot in layout.spots]
-
-
 def _facts(layout: _Layout) -> list[tuple[str, ...]]:
-    facts: list[tuple[str, ...]] = [("atLocation", AGENT, layout.spots[-1])]
+    facts: list[tuple[str, ...]] = [("atLocation", "agent1", layout.spots[-1])]
     for entity, kind, spot in zip(layout.receptacles, layout.furniture, layout.spots, strict=False):
         facts += [("receptacleType", entity, f"{kind}Type"), ("receptacleAtLocation", entity, spot)]
         if kind in OPENABLE_KINDS:
@@ -223,45 +220,6 @@ def _facts(layout: _Layout) -> list[tuple[str, ...]]:
         places = sorted(present.intersection(OBJECT_KINDS[kind].places))
         facts += [("canContain", f"{place}Type", f"{kind}Type") for place in places]
     return facts
-
-
-# The text of a game file: a PDDL problem over ALFRED's domain and the TextWorld grammar that words it. Both are what
-# `game.tw-pddl` holds besides the domain, so the official `alfworld` package, given its own `alfred.pddl`, reads these
-# games as it reads its own. Only what differs between games is passed in.
-
-AGENT = "agent1"
-# Named as constants inside ALFRED's actions, so that every problem has to declare them.
-_DOMAIN_CONSTANTS = (
-    ("SinkType", "rtype"),
-    ("SinkBasinType", "rtype"),
-    ("MicrowaveType", "rtype"),
-    ("FridgeType", "rtype"),
-    ("KnifeType", "otype"),
-    ("ButterKnifeType", "otype"),
-)
-
-_SEEN_IN = "[{o.indefinite + ' ' + o.name | inreceptacle(o:object, r:receptacle)}]"
-_FACED = "atlocation(a:agent, l:location) & receptacleatlocation(r:receptacle, l:location)"
-_LOOSE = f"{_FACED} & objectatlocation(o:object, l:location) & not_inreceptacle(o:object, r:receptacle)"
-
-# action -> command; then symbol -> cases (condition, text), tried in order; "" holds always.
-_COMMANDS = {
-    "GotoLocation": "go to [{r.name | receptacleatlocation(r:receptacle, lend:location)}]",
-    "OpenObject": "open {r}",
-    "CloseObject": "close {r}",
-    "PickupObject": "take {o} from {r}",
-    "PutObject": "move {o} to {r}",
-    "CleanObject": "clean {o} with {r}",
-    "HeatObject": "heat {o} with {r}",
-    "CoolObject": "cool {o} with {r}",
-    "ToggleObject": "use {o}",
-    "SliceObject": "slice {co} with {ko}",
-    "examineReceptacle": "examine {r}",
-    "examineObject": "examine {o}",
-    "inventory": "inventory",
-    "look": "look",
-    "help": "help",
-}
 
 
 _HELP = "Available commands:\n" + "\n".join(
@@ -282,106 +240,3 @@ _HELP = "Available commands:\n" + "\n".join(
         "slice (object) with (object)",
     )
 )
-
-
-def _states() -> list[tuple[str, str]]:
-    """Cases of examining an object: temperature and cleanliness in every combination, most specific first."""
-    cases = []
-    for sliced in (True, False):
-        for clean in (True, False):
-            for fact, word in (("ishot", "hot"), ("iscool", "cool"), ("", "")):
-                facts = [f for f, on in (("isclean", clean), (fact, fact), ("issliced", sliced)) if on]
-                if not facts or facts == ["issliced"]:
-                    continue
-                # The official wording says "cold" for this one state and "cool" elsewhere.
-                heat = "cold" if facts == ["iscool"] else word
-                words = " and ".join(w for w in (heat, "clean" if clean else "") if w)
-                condition = " & ".join(f"{f}(o:object)" for f in facts)
-                cases.append((condition, f"This is a {words}{' sliced' if sliced else ''} {{o.name}}."))
-    return cases
-
-
-_SYMBOLS: dict[str, list[tuple[str, str]]] = {
-    "intro": [("", "-= Welcome to TextWorld, ALFRED! =-\n\n#look.feedback#\n\n#task#")],
-    "notImplemented": [("", "TODO")],
-    "GotoLocation.feedback": [("", "You arrive at {r.name}. #examineReceptacle.feedback#")],
-    "OpenObject.feedback": [("", "You open the {r.name}. #examineReceptacle.feedback#")],
-    "CloseObject.feedback": [("", "You close the {r.name}.")],
-    "PickupObject.feedback": [("", "You pick up the {o.name} from the {r.name}.")],
-    "PutObject.feedback": [("", "You move the {o.name} to the {r.name}.")],
-    "CleanObject.feedback": [("", "You clean the {o.name} using the {r.name}.")],
-    "HeatObject.feedback": [("", "You heat the {o.name} using the {r.name}.")],
-    "CoolObject.feedback": [("", "You cool the {o.name} using the {r.name}.")],
-    "SliceObject.feedback": [("", "You sliced the {co.name} with the {ko.name}.")],
-    "ToggleObject.feedback": [
-        ("toggleable(o:object) & istoggled(o:object)", "You turn on the {o.name}."),
-        ("toggleable(o:object)", "You turn off the {o.name}."),
-        ("", "You don't see any switch on the {o.name}."),
-    ],
-    "help.feedback": [("", _HELP)],
-    "inventory.feedback": [
-        ("holdsany(a:agent)", "You are carrying: [{o.indefinite + ' ' + o.name | holds(a:agent, o:object)}]."),
-        ("", "You are not carrying anything."),
-    ],
-    "examineReceptacle.feedback": [
-        ("openable(r:receptacle) & opened(r:receptacle)", f"The {{r.name}} is open. In it, you see {_SEEN_IN}."),
-        ("openable(r:receptacle)", "The {r.name} is closed."),
-        ("", f"On the {{r.name}}, you see {_SEEN_IN}."),
-    ],
-    "examineObject.feedback": [
-        (
-            "isreceptacleobject(o:object)",
-            "This is a normal {o.name}. In it, you see"
-            " [{o2.indefinite + ' ' + o2.name | inreceptacleobject(o2:object, o:object)}].",
-        ),
-        *_states(),
-        ("toggleable(o:object) & istoggled(o:object)", "This {o.name} is on."),
-        ("toggleable(o:object) & not_istoggled(o:object)", "This {o.name} is off."),
-        ("sliceable(o:object) & issliced(o:object)", "This is a sliced {o.name}."),
-        ("", "There's nothing special about {o.name}."),
-    ],
-    "look.feedback": [
-        (_FACED, f"You are facing the [{{r.name | {_FACED}}}]. Next to it, you see #loose#."),
-        ("", "You are in the middle of a room. Looking quickly around you, you see #appliances#."),
-    ],
-    "loose": [(_LOOSE, f"[{{#overview(o)# | {_LOOSE}}}]"), ("", "nothing")],
-    "appliances": [
-        (
-            "receptacleatlocation(r:receptacle, l:location)",
-            "[{#overview(r)# | receptacleatlocation(r:receptacle, l:location)}]",
-        ),
-        ("", "nothing"),
-    ],
-    "overview(o)": [("", "{o.indefinite} {o.name}")],
-    "overview(r)": [("", "{r.indefinite} {r.name or r.id}")],
-    "list_empty": [("", "nothing")],
-    "list_separator": [("", ", ")],
-    "list_last_separator": [("", ", and ")],
-}
-
-
-def _case(condition: str, text: str) -> dict[str, str]:
-    return {"condition": condition, "rhs": text} if condition else {"rhs": text}
-
-
-def render_grammar(task: str) -> str:
-    """The grammar of a game whose task sentence is `task`, such as "put a mug in desk."."""
-    symbols = {**_SYMBOLS, "task": [("", f"Your task is to: {task}")]}
-    table = {name: [_case(*case) for case in cases] for name, cases in symbols.items()}
-    actions = "".join(
-        f'action {name} {{\n    template :: "{command}";\n    feedback :: "#{name}.feedback#";\n}}\n\n'
-        for name, command in _COMMANDS.items()
-    )
-    return f'grammar :: """\n{json.dumps(table, indent=1)}\n""";\n\n{actions}'
-
-
-def render_problem(
-    name: str, declarations: Iterable[tuple[str, str]], facts: Sequence[tuple[str, ...]], goal: str
-) -> str:
-    """The PDDL problem `name`: typed constants (name, type), facts of the initial state, and the goal formula."""
-    constants = sorted({*declarations, *_DOMAIN_CONSTANTS, (AGENT, "agent")})
-    objects = "\n".join(f"    {constant} - {kind}" for constant, kind in constants)
-    init = "\n".join(f"    ({' '.join(fact)})" for fact in facts)
-    return (
-        f"(define (problem {name})\n(:domain alfred)\n(:objects\n{objects}\n)\n(:init\n{init}\n)\n(:goal {goal})\n)\n"
-    )

@@ -54,6 +54,13 @@ def parse_game(pddl_problem: str, grammar: str, *, id: str, task_type: str = "")
     """
     source = f"game {id}"
     facts = _parse_facts(pddl_problem, source)
+    task, goal = _parse_task(grammar, source), _parse_goal(pddl_problem, source)
+    return game_of_facts(facts, goal, task, _parse_help(grammar), id=id, task_type=task_type)
+
+
+def game_of_facts(facts: Facts, goal: Goal, task: str, help_text: str, *, id: str, task_type: str) -> Game:
+    """The game whose initial facts these are, by predicate, all in lower case. Raises `InputError`."""
+    source = f"game {id}"
     names = _readable_names(facts)
     receptacles = _parse_receptacles(facts, names, source)
     things = _parse_things(facts, names)
@@ -63,14 +70,14 @@ def parse_game(pddl_problem: str, grammar: str, *, id: str, task_type: str = "")
     return Game(
         id=id,
         task_type=task_type,
-        task=_parse_task(grammar, source),
-        goal=_parse_goal(pddl_problem, source),
+        task=task,
+        goal=goal,
         receptacles=receptacles,
         things=things,
         can_contain=_parse_can_contain(facts, receptacles, things),
         start=start,
         traits=frozenset((trait, names[i]) for fact, trait in _TRAITS.items() for i in _ones(facts, fact)),
-        help_text=_parse_help(grammar),
+        help_text=help_text,
     )
 
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 
 from turntree_worlds.household.catalogue import LAMP_HOLDERS, LAMP_KIND, ROOMS, ObjectKind, Room
+from turntree_worlds.household.world import Goal
 
 # What can be done to an object kind -> the fact that says so in a game file.
 PROPERTY_FACTS = {
@@ -21,9 +22,9 @@ PROPERTY_FACTS = {
 class TaskKind:
     """A task type. `{o}` and `{r}` of a sentence are the target and its destination (or the lamp).
 
-    count: how many targets the goal needs; treatment, appliance, treated: what must be done to the target, with
-    which receptacle kind, and the fact that it leaves ("" when nothing is done); by_lamp: whether the goal is to
-    hold the target beside a lit lamp.
+    count: how many targets the goal needs; treatment, appliance, trait: what must be done to the target ("" for
+    nothing), with which receptacle kind, and what it then is; by_lamp: whether the goal is to hold the target beside a
+    lit lamp.
     """
 
     rooms: tuple[str, ...]
@@ -31,7 +32,7 @@ class TaskKind:
     count: int = 1
     treatment: str = ""
     appliance: str = ""
-    treated: str = ""
+    trait: str | None = None
     by_lamp: bool = False
 
 
@@ -48,21 +49,21 @@ TASK_KINDS = {
         ("put a clean {o} in {r}.", "clean some {o} and put it in {r}."),
         treatment="clean",
         appliance="SinkBasin",
-        treated="isClean",
+        trait="clean",
     ),
     "pick_heat_then_place_in_recep": TaskKind(
         ("kitchen",),
         ("put a hot {o} in {r}.", "heat some {o} and put it in {r}."),
         treatment="heat",
         appliance="Microwave",
-        treated="isHot",
+        trait="hot",
     ),
     "pick_cool_then_place_in_recep": TaskKind(
         ("kitchen",),
         ("put a cool {o} in {r}.", "cool some {o} and put it in {r}."),
         treatment="cool",
         appliance="Fridge",
-        treated="isCool",
+        trait="cool",
     ),
     "pick_two_obj_and_place": TaskKind(
         _EVERY_ROOM, ("put two {o} in {r}.", "find two {o} and put them in {r}."), count=2
@@ -92,32 +93,11 @@ class Task:
     def sentence(self, rng: random.Random) -> str:
         return rng.choice(self.kind.sentences).format(o=self.target.name.lower(), r=self.goal_name.lower())
 
-    def goal(self) -> str:
-        """The PDDL goal, in the shapes of the official games."""
+    @property
+    def goal(self) -> Goal:
         if self.kind.by_lamp:
-            return (
-                "(and (exists (?ot - object ?r - receptacle ?a - agent ?l - location) (and"
-                f" (objectType ?ot {LAMP_KIND}Type) (toggleable ?ot) (isToggled ?ot)"
-                " (receptacleAtLocation ?r ?l) (atLocation ?a ?l) (inReceptacle ?ot ?r)))"
-                f" (exists (?o - object ?a - agent) (and (objectType ?o {self.target.name}Type) (holds ?a ?o))))"
-            )
-        if self.kind.count == 2:
-            second = f"(exists (?o2 - object) (and (not (= ?o1 ?o2)) {self._delivered('?o2')}))"
-            inner = f"(exists (?o1 - object) (and {self._delivered('?o1')} {second}))"
-        else:
-            inner = f"(exists (?o - object) (and {self._delivered('?o')}))"
-        return f"(and (exists (?r - receptacle) {inner}))"
-
-    def _delivered(self, variable: str) -> str:
-        """That `variable` is a target, treated as asked, inside a destination ?r."""
-        facts = [
-            ("objectType", variable, f"{self.target.name}Type"),
-            ("receptacleType", "?r", f"{self.destination}Type"),
-        ]
-        if self.kind.treatment:
-            facts += [(PROPERTY_FACTS[self.kind.treatment], variable), (self.kind.treated, variable)]
-        facts.append(("inReceptacle", variable, "?r"))
-        return " ".join(f"({' '.join(fact)})" for fact in facts)
+            return Goal(self.target.name.lower(), lamp_kind=LAMP_KIND.lower())
+        return Goal(self.target.name.lower(), self.destination.lower(), trait=self.kind.trait, count=self.kind.count)
 
 
 def draw_task(rng: random.Random, kind: TaskKind) -> Task:

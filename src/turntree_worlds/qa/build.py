@@ -73,8 +73,7 @@ def open_tools(
     with Sandbox(sandbox) as box:
         searching = SearchTool(index, count=search.count, passage_chars=search.passage_chars)
         pages = [OpenTool(index), FindTool(index)] if search.pages else []
-        cached = runtime is not None and runtime.cached_programs
-        yield ToolRuntime([searching, *pages, SandboxTool(box, cached=cached)], runtime)
+        yield ToolRuntime([searching, *pages, SandboxTool(box)], runtime)
 
 
 def environments(

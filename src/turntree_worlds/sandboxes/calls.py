@@ -2,13 +2,12 @@
 
 Every call in it is one that containers may make by default (tests/sandboxes/test_calls.py compares it with the profile
 that podman and docker have). Left out of that profile is what reaches past a box or outlives a program: budgets of the
-machine (asynchronous I/O, watches, locked memory), memory that is not counted as address space, descriptors in flight
-between sockets, and what else ordinary programs do not need. A call that is not listed does not exist for a program.
+machine (asynchronous I/O, watches, locked memory), memory that is not counted as address space, and what else ordinary
+programs do not need. A call that is not listed does not exist for a program.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import os
@@ -27,8 +26,8 @@ splice stat statfs statx symlink symlinkat tee truncate umask unlink unlinkat ut
 epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 pipe pipe2 poll ppoll pselect6
 select signalfd signalfd4 timerfd_create timerfd_gettime timerfd_settime
 
-accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendto setsockopt
-shutdown
+accept accept4 bind connect getpeername getsockname getsockopt listen recvfrom recvmmsg recvmsg sendmsg sendto
+setsockopt shutdown
 
 brk madvise membarrier mmap mprotect mremap msync munmap
 
@@ -44,8 +43,6 @@ sched_get_priority_min sched_getscheduler sched_rr_get_interval sched_yield seti
 timer_delete timer_getoverrun timer_gettime timer_settime uname
 """
 _ALLOWED = _WORDS.split()
-_ALLOW, _ERRNO, _BAD_ARCHITECTURE, _OPTIMIZE = 0x7FFF0000, 0x00050000, 2, 8
-_DIFFERENT, _EQUAL, _MASKED = 1, 4, 7
 _AF_UNIX, _NEW_NAMESPACES = 1, 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
 _LOCKS = (5, 6, 7, 36, 37, 38)  # F_GETLK, F_SETLK, F_SETLKW and those of open file descriptions
 _DESCRIPTORS = (0, 1, 2, 3, 4, 1030, 1032)  # duplicates and flags, and the size of a pipe; no leases, signals, watches
@@ -63,50 +60,41 @@ _BY_ARGUMENT: list[tuple[str, int, int | None, tuple[int, ...]]] = [
 ]
 
 
-class _Comparison(ctypes.Structure):
-    _fields_ = (
-        ("argument", ctypes.c_uint), ("operator", ctypes.c_int), ("first", ctypes.c_uint64), ("second", ctypes.c_uint64)
-    )  # fmt: skip
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    try:
-        library = ctypes.CDLL("libseccomp.so.2", use_errno=True)
-    except OSError as error:
-        raise InputError("libseccomp is not installed") from error
-    library.seccomp_init.restype = ctypes.c_void_p
-    return library
-
-
 @functools.cache
 def compiled() -> bytes:
-    """The filter as the kernel takes it. Raises `InputError` where there is no libseccomp."""
-    library = _library()
-    filtered = ctypes.c_void_p(library.seccomp_init(_ERRNO | errno.ENOSYS))
+    """The filter as bubblewrap takes it. Raises `InputError` where there is no libseccomp."""
     try:
-        library.seccomp_attr_set(filtered, _BAD_ARCHITECTURE, ctypes.c_uint32(_ERRNO | errno.ENOSYS))
-        library.seccomp_attr_set(filtered, _OPTIMIZE, ctypes.c_uint32(2))  # refused by a libseccomp before 2.5
+        import pyseccomp
+    except (ImportError, RuntimeError, OSError) as error:
+        raise InputError("libseccomp is not installed") from error
+    Arg, refused = pyseccomp.Arg, pyseccomp.ERRNO(errno.ENOSYS)
+    rules = pyseccomp.SyscallFilter(refused)
+    rules.set_attr(pyseccomp.Attr.ACT_BADARCH, refused)
+    known = {name for name in {*_ALLOWED, *(name for name, *_ in _BY_ARGUMENT)} if _exists(name)}
+    try:
         for name in _ALLOWED:
-            _rule(library, filtered, _ALLOW, name)
+            if name in known:
+                rules.add_rule(pyseccomp.ALLOW, name)
         for name, argument, mask, values in _BY_ARGUMENT:
-            for value in values:
-                first, second = (value, 0) if mask is None else (mask, value)
-                comparison = _Comparison(argument, _EQUAL if mask is None else _MASKED, first, second)
-                _rule(library, filtered, _ALLOW, name, comparison)
-        _rule(library, filtered, _ERRNO | errno.EPERM, "socket", _Comparison(0, _DIFFERENT, _AF_UNIX, 0))
+            for value in values if name in known else ():
+                equal = Arg(argument, pyseccomp.EQ, value)
+                rules.add_rule(
+                    pyseccomp.ALLOW, name, equal if mask is None else Arg(argument, pyseccomp.MASKED_EQ, mask, value)
+                )
+        rules.add_rule(pyseccomp.ERRNO(errno.EPERM), "socket", Arg(0, pyseccomp.NE, _AF_UNIX))
         with tempfile.TemporaryFile() as file:
-            if library.seccomp_export_bpf(filtered, file.fileno()) < 0:
-                raise InputError(f"libseccomp compiles no filter for {os.uname().machine}")
+            rules.export_bpf(file)
             file.seek(0)
             return file.read()
-    finally:
-        library.seccomp_release(filtered)
+    except OSError as error:
+        raise InputError(f"libseccomp compiles no filter for {os.uname().machine}") from error
 
 
-def _rule(library: ctypes.CDLL, filtered: ctypes.c_void_p, action: int, name: str, *comparison: _Comparison) -> None:
+def _exists(name: str) -> bool:
     """A call that this machine or its libseccomp does not know stays refused."""
-    number = library.seccomp_syscall_resolve_name(name.encode())
-    array = (_Comparison * len(comparison))(*comparison)
-    if number >= 0 and library.seccomp_rule_add_array(filtered, action, number, len(comparison), array) < 0:
-        raise InputError(f"libseccomp refuses a rule for {name}")
+    import pyseccomp
+
+    try:
+        return pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) >= 0
+    except ValueError:
+        return False

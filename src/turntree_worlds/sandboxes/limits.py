@@ -41,19 +41,13 @@ class Limits:
     """Processes of a box, threads included."""
     disk_bytes: int = field(default=32 * 2**20, metadata=FIXED)
     """Size of the whole scratch folder."""
-    files: int = field(default=4096, metadata=FIXED)
-    """Files of the scratch folder, folders included."""
-    open_files: int = field(default=64, metadata=FIXED)
-    """Files that are open at once."""
     output_bytes: int = field(default=16 * 2**10, metadata=FIXED)
     """Bytes of each stream that are kept."""
 
     def __post_init__(self) -> None:
-        sizes = (self.memory_bytes, self.processes, self.disk_bytes, self.files, self.output_bytes)
+        sizes = (self.memory_bytes, self.processes, self.disk_bytes, self.output_bytes)
         if min(self.seconds, *sizes) <= 0:
             raise ConfigError(f"impossible limits {self}", hint="every limit must be positive")
-        if self.open_files < 16:
-            raise ConfigError("is too small for an interpreter", field="open_files", hint="use 16 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +59,6 @@ class SandboxConfig:
     """Executions that may run at once."""
     packages: tuple[str, ...] = ()
     """Folders of importable packages that programs may read."""
-    preload: tuple[str, ...] = field(
-        default=("math", "cmath", "json", "re", "itertools", "collections", "fractions", "datetime"), metadata=FIXED
-    )
-    """Modules imported once, before any program runs."""
 
     def __post_init__(self) -> None:
         if self.boxes < 1:
@@ -78,8 +68,8 @@ class SandboxConfig:
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """The result of one program. `value` is the repr of a last line that is an expression (Python only; None when there
-    is none or it is None). A negative `exit_code` is the signal that ended the program; None: it was ended for its time
-    or amount of output, or it ends its boxes (`lost`)."""
+    is none or it is None). `exit_code` is 128 + n where signal n ended the program, and None where it was ended for its
+    time or amount of output."""
 
     stdout: str
     stderr: str
@@ -88,17 +78,9 @@ class Execution:
     timed_out: bool
     exit_code: int | None
     seconds: float
-    lost: bool = False
-    alone: bool = False  # no other box of its sandbox ran a program meanwhile
     files: Files | None = None  # of a program that ran among files: what became of them
     not_kept: str | None = None  # why they cannot be kept, where that is so
 
     @property
     def failed(self) -> bool:
         return self.exit_code != 0
-
-    @property
-    def repeatable(self) -> bool:
-        """Whether the same program will give the same answer: it ran alone, and ended without an error (an error may
-        come from a limit, a signal or the state of the machine)."""
-        return self.alone and self.exit_code == 0 and not self.timed_out

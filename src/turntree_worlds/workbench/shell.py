@@ -41,8 +41,8 @@ class Shell:
         said = [done.stdout.rstrip("\n")]
         if done.truncated:
             said.append("[output cut]")
-        if done.timed_out or done.lost or done.exit_code is None:
-            why = "took too long" if done.timed_out else "ended its sandbox" if done.lost else "wrote too much"
+        if done.exit_code is None:
+            why = "took too long" if done.timed_out else "wrote too much"
             said.append(f"[stopped: it {why}; no file was changed]")
         elif done.files is None:
             said.append(f"[no file was changed: {done.not_kept}]")

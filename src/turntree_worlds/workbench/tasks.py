@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
-from turntree_worlds.sandboxes.host import SandboxLost
+from turntree_worlds.sandboxes.box import SandboxLost
 from turntree_worlds.sandboxes.limits import Execution, File, Files, Language
 from turntree_worlds.sandboxes.sandbox import Sandbox
 

@@ -1,8 +1,7 @@
 """Environments of verifiers for the tests: one turn, a game, tools, a reward function that fails."""
 
-from datasets import Dataset
-
 import verifiers as vf
+from datasets import Dataset
 
 ROWS = [{"question": f"What is {n} plus 1?", "answer": str(n + 1)} for n in range(40)]
 

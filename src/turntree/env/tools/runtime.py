@@ -83,8 +83,6 @@ class ToolRuntimeConfig:
     """Most characters of an answer."""
     cached_answers: int = field(default=100_000, metadata=FIXED)
     """Number of cached answers of pure tools."""
-    cached_programs: bool = False
-    """Take `python` for a pure tool: programs that ran while no other did are answered from the cache."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0 or min(self.retries, self.pause_seconds, self.cached_answers) < 0:
