@@ -23,7 +23,7 @@ quickstart: install  ## The main job end to end on the embedded policy (about 7 
 	$(BIN)/turntree quickstart --out runs/quickstart
 
 CHECKED := tests/core tests/credit tests/contracts tests/laws tests/structure tests/decide tests/pivots
-check: install  ## Units, laws and contracts, for the inner loop (below 90 seconds on 2 cores)
+check: install  ## Units, laws and contracts, for the inner loop
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(CHECKED)
 
 test: install  ## The whole suite, in two processes (about 12 minutes on 2 cores)

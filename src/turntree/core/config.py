@@ -147,8 +147,9 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    made = field.default_factory is not dataclasses.MISSING
-    return to_value(field.default_factory() if made else field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return to_value(field.default_factory())
+    return to_value(field.default)
 
 
 def nested(dotted: str, value: Any) -> dict[str, Any]:
