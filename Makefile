@@ -33,9 +33,9 @@ test-alfworld: install  ## Parity with the official ALFWorld package (installs i
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,alfworld]'
 	$(BIN)/python -m pytest tests/parity -s --timeout 7200
 
-# Two environments, because verifiers needs another major version of the MCP package than our own client.
+# Two environments, because verifiers and openenv need another major version of the MCP package than our own client.
 ENVS := .venv-environments
-MCP1 := gymnasium,verifiers
+MCP1 := gymnasium,verifiers,openenv
 MCP2 := gymnasium,mcp
 test-environments:  ## Environments of other packages, on the real packages (installs them into .venv-environments)
 	for extras in $(MCP1) $(MCP2); do \

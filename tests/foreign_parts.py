@@ -311,6 +311,36 @@ for _name in ("step", *AT):
     part(f"`gymnasium:` `{_name}`")(_gymnasium(_name))
 
 
+def _openenv(place: str) -> Callable[[Behave], str]:
+    from turntree_interop.openenv import OpenEnvGame
+
+    def play(behave: Behave) -> str:
+        class Client:
+            def __init__(self, **_: Any) -> None: ...
+
+            async def reset(self, **_: Any) -> Any:
+                return SimpleNamespace(observation={"text": "hello"})
+
+            async def step(self, payload: Any) -> Any:
+                if behave is FAULTS["hangs"]:
+                    await asyncio.sleep(60)
+                if place == "step":
+                    return behave()
+                return SimpleNamespace(**{"observation": {"text": "on"}, "reward": None, "done": True, place: behave()})
+
+            async def close(self) -> None: ...
+
+        with modules(openenv__core={"GenericEnvClient": Client}):
+            game = partial(OpenEnvGame, "http://x", {}, "text", "", None, 1.0, SECONDS - 10)
+            return scheduled(AdaptedEnvironment(game, task_id="openenv", can_copy=False))
+
+    return play
+
+
+for _name in ("step", "reward", "done"):
+    part(f"`openenv:` `{_name}`", limited=True)(_openenv(_name))
+
+
 class Client:
     __abstractmethods__: frozenset[str] = frozenset()
 
@@ -714,6 +744,9 @@ _JUST: dict[str, Any] = {  # what every part should give
     "`gymnasium:` `reward`": 1.0,
     "`gymnasium:` `terminated`": True,
     "`gymnasium:` `truncated`": True,
+    "`openenv:` `step`": SimpleNamespace(observation={"text": "on"}, reward=1.0, done=True),
+    "`openenv:` `reward`": 1.0,
+    "`openenv:` `done`": False,
     "`verifiers:` the rubric's reward": 1.0,
     "`tau2:` an assertion": True,
     "`mcp:` a tool": ToolOutput("pressed"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,44 @@ class TestMcp:
             twin = task.fork()
             assert twin.step(Message("assistant", told.messages[0].content)).success is True
             assert task.step(Message("assistant", "7000")).success is False
+
+
+class TestOpenEnv:
+    @pytest.fixture(params=["guess", "mcp"])
+    def server(self, request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+        pytest.importorskip("openenv.core.env_server")
+        port = {"guess": 18763, "mcp": 18764}[request.param]
+        command = [sys.executable, str(SERVERS / "openenv_server.py"), request.param, str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(240):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                    break
+                except OSError:
+                    time.sleep(0.5)
+            yield request.param, f"openenv:http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()
+
+    def test_laws_and_an_episode(self, server: tuple[str, str]) -> None:
+        kind, name = server
+        assert grave(opened(name, count=1)) == []
+        task = opened(name, show="text" if kind == "guess" else "result")[0]
+        if kind == "guess":
+            assert task.reset()[0].content == "guess a number from 0 to 9"
+            told = [task.step(Message("assistant", str(number))) for number in range(10) if not task_over(task)]
+            assert [one.success for one in told if one.done] == [True]
+            return
+        assert task.tools[0]["function"]["name"] == "add"
+        assert "5" in played(task, ToolCall("add", {"a": 2, "b": 3}, "c")).messages[0].content
+
+    def test_no_server_is_one_line(self) -> None:
+        pytest.importorskip("openenv.core")
+        with pytest.raises(InputError, match="no OpenEnv server answers"):
+            opened("openenv:http://127.0.0.1:1")
+
+
+def task_over(task: Any) -> bool:
+    return task._answers[-1].done

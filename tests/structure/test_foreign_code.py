@@ -16,6 +16,7 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "rollout/cluster/pool.py _serve": "our own thread: who waits for it is told",
     "rollout/cluster/worker.py _reply": "our own stage: who waits for it is told",
     "core/foreign.py described": "the text of an error",
+    "openenv.py _actions": "the standard library's request",
     "tau2.py end": "tau2's own gold, whose look-ups may fail; faults of the machine are raised again",
     "engine/*": "engines are parts whose failure ends the run (docs/how-to/engine.md)",
     "env/tool_environment.py tool_schemas": "Transformers' reader of signatures",
@@ -88,7 +89,7 @@ def test_every_place_that_is_listed_as_not_foreign_is_there() -> None:
 
 def test_only_two_modules_know_what_a_reward_or_a_flag_may_be() -> None:
     """`float(...)` of a foreign value takes texts, and `bool(...)` takes everything."""
-    for name in ("gymnasium", "mcp", "tau2", "verifiers", "adapted"):
+    for name in ("gymnasium", "mcp", "openenv", "tau2", "verifiers", "adapted"):
         folder = PACKAGES[0] / "env" if name == "adapted" else PACKAGES[1]
         tree = ast.parse((folder / f"{name}.py").read_text())
         for node in ast.walk(tree):

@@ -118,7 +118,7 @@ def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:
     upstream = Upstream(config.upstream.url, writer)
     with listening(config.host, config.port) as bound:
         notice(f"requests to {url_of(bound)}/v1 pass through to {config.upstream.url}; traces: {traces}")
-        server_of(upstream.app, most=config.serving.limits.waiting).run(sockets=[bound])
+        server_of(upstream.app, most=config.serving.limits.connections).run(sockets=[bound])
     return dict(writer.counts)
 
 
