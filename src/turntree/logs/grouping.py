@@ -8,7 +8,7 @@ would pass for a task with a gradient.
 from __future__ import annotations
 
 import contextlib
-import pickle
+import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from turntree.core.errors import InputError, disk_is_full
-from turntree.logs.groups import LoggedGroup
+from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
 from turntree.run.jsonl import read_lines
 
@@ -83,14 +83,14 @@ def _gathered(rows: Iterable[LoggedRow], path: Path) -> Iterator[list[LoggedRow]
     numbers: dict[tuple[int | None, str], int] = {}
     try:
         with contextlib.closing(sqlite3.connect("")) as waiting:
-            waiting.execute("create table waiting (iteration integer, number integer, row blob)")
+            waiting.execute("create table waiting (iteration integer, number integer, row text)")
             waiting.executemany(
                 "insert into waiting values (?, ?, ?)",
                 (
                     (
                         row.iteration or 0,
                         numbers.setdefault((row.iteration, row.group), len(numbers)),
-                        pickle.dumps(row, pickle.HIGHEST_PROTOCOL),
+                        _packed(row),
                     )
                     for row in rows
                 ),
@@ -99,12 +99,23 @@ def _gathered(rows: Iterable[LoggedRow], path: Path) -> Iterator[list[LoggedRow]
             waiting.execute("create index place on waiting (iteration, number)")
             found = waiting.execute("select number, row from waiting order by iteration, number, rowid")
             for _, members in groupby(found, key=lambda pair: pair[0]):
-                yield [pickle.loads(row) for _, row in members]
+                yield [_unpacked(row) for _, row in members]
     except sqlite3.Error as error:
         if not disk_is_full(error):
             raise
         problem = "cannot be put into groups: the disk of temporary files is full"
         raise InputError(problem, path=path, hint="set TMPDIR to a folder with more room") from error
+
+
+def _packed(row: LoggedRow) -> str:
+    held = {**vars(row), "facts": dict(row.facts), "rollout": vars(row.rollout)}
+    return json.dumps(held, default=lambda value: value.item())  # a number of numpy
+
+
+def _unpacked(text: str) -> LoggedRow:
+    held = json.loads(text)
+    rollout = {name: tuple(value) if isinstance(value, list) else value for name, value in held["rollout"].items()}
+    return LoggedRow(**{**held, "rollout": LoggedRollout(**rollout)})
 
 
 class _Told(NamedTuple):
