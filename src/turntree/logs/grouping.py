@@ -114,7 +114,8 @@ def _packed(row: LoggedRow) -> str:
 
 def _unpacked(text: str) -> LoggedRow:
     held = json.loads(text)
-    rollout = {name: tuple(value) if isinstance(value, list) else value for name, value in held["rollout"].items()}
+    rollout: dict[str, Any] = held["rollout"]
+    rollout |= {name: tuple(value) for name, value in rollout.items() if isinstance(value, list)}
     return LoggedRow(**{**held, "rollout": LoggedRollout(**rollout)})
 
 
