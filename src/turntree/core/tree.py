@@ -126,6 +126,21 @@ class Rollout:
     loss_mask: tuple[bool, ...]
     logprobs: tuple[float | None, ...]
 
+    @classmethod
+    def along(cls, nodes: tuple[Node, ...], stop: StopReason | None) -> Rollout:
+        """The rollout of a path from the root to a leaf."""
+        logprobs: list[float | None] = []
+        for node in nodes:
+            logprobs.extend(node.logprobs if node.logprobs is not None else [None] * len(node.token_ids))
+        return cls(
+            leaf=nodes[-1].id,
+            nodes=nodes,
+            stop=stop,
+            token_ids=tuple(token for node in nodes for token in node.token_ids),
+            loss_mask=tuple(node.sampled for node in nodes for _ in node.token_ids),
+            logprobs=tuple(logprobs),
+        )
+
     @property
     def turns(self) -> int:
         return self.nodes[-1].turn
@@ -340,18 +355,7 @@ class RolloutTree:
         return tuple(reversed(found))
 
     def rollout(self, leaf: int) -> Rollout:
-        nodes = self.path(leaf)
-        logprobs: list[float | None] = []
-        for node in nodes:
-            logprobs.extend(node.logprobs if node.logprobs is not None else [None] * len(node.token_ids))
-        return Rollout(
-            leaf=leaf,
-            nodes=nodes,
-            stop=self._stops.get(leaf),
-            token_ids=tuple(token for node in nodes for token in node.token_ids),
-            loss_mask=tuple(node.sampled for node in nodes for _ in node.token_ids),
-            logprobs=tuple(logprobs),
-        )
+        return Rollout.along(self.path(leaf), self._stops.get(leaf))
 
     def rollouts(self) -> tuple[Rollout, ...]:
         return tuple(self.rollout(leaf) for leaf in self.leaves())
@@ -377,17 +381,7 @@ class RolloutTree:
     def from_json(cls, value: dict[str, Any]) -> RolloutTree:
         tree = cls(value["task_id"])
         for row in value["nodes"]:
-            tree.add(
-                row["parent"],
-                NodeKind(row["kind"]),
-                tuple(row["token_ids"]),
-                logprobs=None if row.get("logprobs") is None else tuple(row["logprobs"]),
-                entropies=None if row.get("entropies") is None else tuple(row["entropies"]),
-                policy_version=row.get("policy_version"),
-                messages=tuple(Message.from_chat(message) for message in row.get("messages", ())),
-                cost=Cost(**row.get("cost", {}), **row.get("timing", {})),
-                metrics=row.get("metrics"),
-            )
+            tree.add(row["parent"], NodeKind(row["kind"]), tuple(row["token_ids"]), **_facts_of(row))
         for leaf, reason in value["stops"].items():
             tree.stop(int(leaf), StopReason(reason), part_of=value["parts"].get(leaf))
         for node in value["roles"]:
@@ -395,6 +389,18 @@ class RolloutTree:
         for row in value["decisions"]:
             tree.record(Decision(**row))
         return tree
+
+
+def _facts_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What `RolloutTree.add` takes beside the place, the kind and the tokens of a node."""
+    return {
+        "logprobs": None if row.get("logprobs") is None else tuple(row["logprobs"]),
+        "entropies": None if row.get("entropies") is None else tuple(row["entropies"]),
+        "policy_version": row.get("policy_version"),
+        "messages": tuple(Message.from_chat(message) for message in row.get("messages", ())),
+        "cost": Cost(**row.get("cost", {}), **row.get("timing", {})),
+        "metrics": row.get("metrics"),
+    }
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:
