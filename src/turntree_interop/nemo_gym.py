@@ -23,7 +23,7 @@ from difflib import SequenceMatcher
 from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import THOUGHT, Message, ToolCall, action_kind
@@ -121,6 +121,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 class NemoGym(Options):
     """Rollouts of NeMo Gym. A file is an iteration."""
 
+    marks: ClassVar = frozenset({"response", "reward"})
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward."""
 

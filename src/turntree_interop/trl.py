@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from scipy.optimize import nnls
@@ -140,7 +140,7 @@ def tasks(
     held_out: str | None = None,
     reward: str | None = None,
 ) -> list[Environment]:
-    """At most `count` rows of the split, one environment each (`base.rows_of` says which row is in which split).
+    """At most `count` rows of the split, one environment each (`env.adapted.rows_of` says which row is in which split).
 
     Args:
         tasks: A file of rows: what `reset` takes, and a prompt.
@@ -182,6 +182,8 @@ Record = dict[str, Any]
 class CompletionsTables(TextOptions):
     """TRL's tables. Rows of one step with the same prompt, and facts about it, are one group, or several where other
     prompts show that a group is smaller; a prompt with its facts is a task."""
+
+    file_marks: ClassVar = (".parquet", ".table.json")
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         yield from _groups(self, paths, self.rewards or _reward_columns(paths, report), report)

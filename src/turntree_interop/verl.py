@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from turntree.logs.generic import TextOptions
 from turntree.logs.groups import LoggedRollout
@@ -90,6 +90,7 @@ class Verl(TextOptions):
     """verl's rollout dumps. Rollouts of one step with the same `uid` (or prefix of it, where every rollout has a uid of
     its own), or else the same prompt, are one group; a prompt with its gold answer is a task."""
 
+    marks: ClassVar = frozenset({"input", "output", "score"})
     rewards: tuple[str, ...] = ("score",)
     """Columns whose sum is the reward."""
 

@@ -139,7 +139,7 @@ def read_for_training(path: Path) -> object:
     from turntree.stages import train_pivot
     from turntree.stages.candidates import read_selected
     from turntree.stages.verifier import chosen_verifier
-    from turntree.train.curriculum import Curriculum
+    from turntree.train.sampler import PivotSampler
 
     config = train_pivot.TrainPivotConfig(pivots=str(path), traces=str(path.parent / "traces.jsonl"), allow_stale=True)
     header, selected = read_selected(str(path), config.traces)
@@ -147,7 +147,7 @@ def read_for_training(path: Path) -> object:
     policy: Any = SimpleNamespace(engine=engine, renderer=SimpleNamespace(prompt=lambda history, tools: (1, 2)))
     pivots, _ = train_pivot._pivots(selected, policy, config)
     chosen_verifier(config.verifier, header, str(path))
-    Curriculum([pivot.weight for pivot in pivots], 0).draw(2, 1)
+    PivotSampler([pivot.weight for pivot in pivots], 0).draw(2, 1)
     return sorted({pivot.kind for pivot in pivots}), sorted({pivot.role for pivot in pivots})
 
 

@@ -21,8 +21,8 @@ from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages import held_out
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
+from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, run_train_online
-from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verdicts import TurnVerdicts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LocalConfig

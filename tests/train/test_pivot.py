@@ -21,7 +21,7 @@ from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LossConfig
 from turntree.train.loop import Checked, Hooks, Trainee
 from turntree.train.optimizer import OptimizerConfig
-from turntree.train.pivot import Drawn, Pivot, PivotConfig, PivotRL
+from turntree.train.pivot import Pivot, PivotConfig, PivotRL, SearchResult
 
 GROUP = 4
 
@@ -153,7 +153,7 @@ def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, rende
 
         def draw(self, step, number):
             found = [Pivot(render(state, renderer), "say", "pivot", own=True) for _ in range(1 if number else 4)]
-            return Drawn(found, Cost(), {})
+            return SearchResult(found, Cost(), {})
 
     first, second = train([], steps=2, own=Own()).rows
     assert "kept_share" not in first["own_path"]

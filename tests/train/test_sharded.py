@@ -32,12 +32,12 @@ from turntree.rollout.local import render
 from turntree.train import forward
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LossConfig, OptimizerConfig, PivotConfig, SFTConfig
-from turntree.train.group import ProcessGroup
 from turntree.train.launch import open_ranks
 from turntree.train.loop import Hooks, Trainee, train
 from turntree.train.lora import frozen_reference
 from turntree.train.losses import loss_normalizer, window_stats
 from turntree.train.pivot import Pivot, PivotRL
+from turntree.train.ranks import ProcessGroup
 from turntree.train.sft import SFT, Example
 from turntree.train.sharded import shard
 from turntree.train.trainer import end, open_trainers

@@ -1,1 +1,1 @@
-"""Floor 4: how much of a rollout log's budget gave no gradient, and what would have saved it."""
+"""How much of a rollout log's budget gave no gradient, and what would have saved it."""

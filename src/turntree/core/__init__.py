@@ -1,1 +1,1 @@
-"""Floor 0: the nouns of turntree and the protocols between its parts. Standard library only."""
+"""The nouns of turntree and the protocols between its parts. Standard library only."""

@@ -375,8 +375,9 @@ class Expansion:
 class Brancher(Protocol):
     """Decides where a tree forks (ARPO, adaptive rollout; Tree-GRPO, expansion).
 
-    `decide` is asked after every turn that follows a tool result, also where the budget is spent. `expand` is asked
-    whenever all rollouts of a group have ended and leaves are missing. Leaves that neither adds become fresh rollouts.
+    `decide` is asked after every turn that follows a tool result and may fork (those of a refill may not, nor the first
+    turn of a new fork), also where the budget is spent. `expand` is asked whenever all rollouts of a group have ended
+    and leaves are missing. Leaves that neither adds become fresh rollouts.
     Decisions must depend only on their arguments and on earlier iterations, never on the order of the calls. A subclass
     overrides what it needs; the base class does not expand finished trees and learns nothing.
     """

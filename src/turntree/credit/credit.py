@@ -4,8 +4,8 @@ With r = pi / pi_old of a token (the same for every leaf below its node), leaf a
 
     sum_i w_i min(r A_i, clip(r, 1-lo, 1+hi) A_i) = P min(r, 1+hi) + N max(r, 1-lo)
 
-with P = sum_i w_i max(A_i, 0) and N = sum_i w_i min(A_i, 0) (docs/design/architecture.md, "Credit: three numbers a
-node"). So a token that k rollouts share is computed once, and the gradient is that of k flat rows.
+with P = sum_i w_i max(A_i, 0) and N = sum_i w_i min(A_i, 0) (docs/design/credit.md, three numbers a
+node). So a token that k rollouts share is computed once, and the gradient is that of k flat rows.
 
 An estimator is a `CreditRule`, which composes four functions: how much a leaf weighs (`scored`), which rewards are
 compared and how the rewards of one comparison become advantages (`comparisons`), and how the leaves below a node

@@ -1,1 +1,1 @@
-"""Floor 2: where environments are stepped, in this process or in worker processes that may die."""
+"""Where environments are stepped, in this process or in worker processes that may die."""

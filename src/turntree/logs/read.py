@@ -2,7 +2,10 @@
 
 A log format is a part (`turntree.log_formats`): a function of one JSON line, which gives the fields of the generic
 format (docs/audit.md), or None for a line that is not a rollout. Where a line is not one rollout, it is a class with
-`groups(paths, report)`. Its keyword-only parameters are its options.
+`groups(paths, report)`. Its keyword-only parameters are its options. A function may also return the `LoggedRow` itself.
+
+A format that is recognised by itself says how: `marks` are the fields by which one of its lines is told, `file_marks`
+the ends of the names of its files.
 """
 
 from __future__ import annotations
@@ -26,15 +29,7 @@ from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
 from turntree.run.jsonl import parse_json, read_lines
 
 AUTO = Part("auto")
-_TRL = "trl"
-_MARKS: dict[str, frozenset[str]] = {
-    "turntree": frozenset({"schema", "task", "rollouts"}),
-    "trees": frozenset({"schema", "tree", "verdicts"}),
-    "verl": frozenset({"input", "output", "score"}),
-    "nemo-gym": frozenset({"response", "reward"}),
-    "generic": frozenset({"group", "reward"}),
-}
-"""The fields by which a line tells its format. TRL's tables are told by the names of their files."""
+_GENERIC = {"generic": frozenset({"group", "reward"})}
 
 
 class RolloutLog:
@@ -129,8 +124,11 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _recognise(path: Path) -> str:
-    if path.suffix == ".parquet" or path.name.endswith(".table.json"):
-        return _TRL
+    formats = {name: parts.load("log_formats", name).target for name in parts.names("log_formats")}
+    for name, format in formats.items():
+        if path.name.endswith(getattr(format, "file_marks", ()) or ("/",)):
+            return name
+    known_marks = {name: format.marks for name, format in formats.items() if hasattr(format, "marks")} | _GENERIC
     for number, line in read_lines(path):
         try:
             fields = set(parse_row(line))
@@ -141,7 +139,7 @@ def _recognise(path: Path) -> str:
             if not several:
                 parse_json(line, path, number)  # says what is wrong with JSON, and which bytes are none
             raise InputError(problem, path=path, line=number, hint=hint) from None
-        matching = [name for name, marks in _MARKS.items() if marks <= fields]
+        matching = [name for name, marks in known_marks.items() if marks <= fields]
         if len(matching) == 1:
             return matching[0]
         known = f"could be {' or '.join(matching)}" if matching else "is not a known rollout log"

@@ -101,6 +101,8 @@ def _rollout(
 class Rollouts:
     """turntree's own rollout logs (a log format)."""
 
+    marks = frozenset({"schema", "task", "rollouts"})
+
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:
             report.files += 1

@@ -196,6 +196,8 @@ def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
 class Trees:
     """The groups of kept trees, for audits and calibrations (a log format)."""
 
+    marks = frozenset({"schema", "tree", "verdicts"})
+
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:
             report.files += 1

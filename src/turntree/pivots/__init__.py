@@ -1,1 +1,1 @@
-"""Floor 4: which turns of a trace are worth training on."""
+"""Which turns of a trace are worth training on."""

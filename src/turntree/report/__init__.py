@@ -1,1 +1,1 @@
-"""Floor 5: static pages about a run directory, which also say what it lacks."""
+"""Static pages about a run directory, which also say what it lacks."""

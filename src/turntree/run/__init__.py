@@ -1,1 +1,1 @@
-"""Floor 1: what a run writes down. The run directory is the interface between stages, tools and people."""
+"""What a run writes down. The run directory is the interface between stages, tools and people."""

@@ -1,1 +1,1 @@
-"""Floor 5: stages. Each reads artifacts, writes artifacts, and can be run again from its `config.json`."""
+"""Stages. Each reads artifacts, writes artifacts, and can be run again from its `config.json`."""

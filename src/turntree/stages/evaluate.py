@@ -30,8 +30,8 @@ from turntree.run.files import write_json
 from turntree.run.jsonl import write_lines
 from turntree.run.statistics import wilson
 from turntree.stages.config import EvaluateConfig
+from turntree.stages.gradients import remedy
 from turntree.stages.policy import Policy, load_policy, policy_name
-from turntree.stages.unrewarded import remedy
 
 SCHEMA = "turntree.evaluation/1"
 

@@ -37,7 +37,7 @@ from turntree.stages.policy import Policy
 from turntree.stages.record import kept_episodes, require_labels
 from turntree.traces.candidates import candidates, skipped_turns, states_of
 from turntree.traces.schema import Trace, read_traces, write_traces
-from turntree.train.pivot import Drawn, Pivot
+from turntree.train.pivot import Pivot, SearchResult
 from turntree.verify.strict import StrictMatch
 
 _WAVE = 32  # states that are sampled together
@@ -111,8 +111,8 @@ class OwnStates:
         every = self.config.own.refresh
         return step == 1 or (every > 0 and (step - 1) % every == 0)
 
-    def draw(self, step: int, number: int) -> Drawn:
-        """Where no state is a pivot, `Drawn.pivots` is empty."""
+    def draw(self, step: int, number: int) -> SearchResult:
+        """Where no state is a pivot, `SearchResult.pivots` is empty."""
         seed = seeds.derive(self.config.train.seed, "own path", step)
         self.policy.engine.clear_cache()  # a resumed run has kept nothing
         traces, counts, played = self._play(step, number, seed)
@@ -138,7 +138,7 @@ class OwnStates:
         }
         if not chosen:
             notice(f"step {step}: none of {figures['states']} states of the policy's own path is a pivot")
-        return Drawn(self._pivots_of(visited, chosen), played + profiled + forked, figures)
+        return SearchResult(self._pivots_of(visited, chosen), played + profiled + forked, figures)
 
     def again(self, step: int) -> Sequence[Pivot]:
         states = self._states(list(read_traces(self._traces(step))))

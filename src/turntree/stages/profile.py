@@ -36,8 +36,8 @@ from turntree.run.statistics import wilson
 from turntree.run.wave_log import WaveLog, open_log
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig
+from turntree.stages.gradients import remedy
 from turntree.stages.policy import Speaker, open_speaker
-from turntree.stages.unrewarded import remedy
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces

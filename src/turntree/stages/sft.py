@@ -26,8 +26,8 @@ from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.policy import Policy
 from turntree.stages.training import finish, open_policy, run_algorithm
 from turntree.traces.schema import Trace, read_traces
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.loop import Checked, Row
+from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.sft import SFT, Example, check_head, examples
 
 

@@ -34,6 +34,7 @@ from turntree.stages import held_out
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
+from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import held_out_figures, keep_outcomes
 from turntree.stages.policy import Policy, policy_name
 from turntree.stages.training import (
@@ -42,13 +43,12 @@ from turntree.stages.training import (
     run_algorithm,
     trainee,
 )
-from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Checked, Row, Trainee
 from turntree.train.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
+from turntree.train.ranks import SINGLE, ProcessGroup
 
 GATE_LOG = "gate.jsonl"
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, held_out.FILE_NAME)

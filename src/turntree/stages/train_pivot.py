@@ -43,6 +43,7 @@ from turntree.stages import held_out
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainPivotConfig
+from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy
@@ -52,13 +53,12 @@ from turntree.stages.training import (
     run_algorithm,
     trainee,
 )
-from turntree.stages.unrewarded import reasons, require_rewards
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Checked, Row
 from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
+from turntree.train.ranks import SINGLE, ProcessGroup
 
 _FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch

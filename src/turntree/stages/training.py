@@ -13,12 +13,12 @@ from turntree.engine.checkpoint import save_model
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory
 from turntree.stages.config import Training
+from turntree.stages.gradients import GradientWatch
 from turntree.stages.policy import Policy, load_policy, load_trained
-from turntree.stages.unrewarded import Beginning
 from turntree.train.checkpoints import resume
 from turntree.train.config import ReinforcedConfig
-from turntree.train.group import ProcessGroup
 from turntree.train.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, Trainee, train
+from turntree.train.ranks import ProcessGroup
 
 Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
 
@@ -50,9 +50,9 @@ def run_algorithm(
     """Train from the run's current state to its end. `warnings` are those of a row; the bar shows its figures `shown`.
     Write the stage's results after it, and call `finish`."""
     checkpoints, done = resume(run, config.checkpoints)
-    beginning = None
+    watch = None
     if isinstance(algorithm, RolloutAlgorithm):
-        beginning = Beginning(algorithm.steps, run.metrics() if done else (), algorithm.patience)
+        watch = GradientWatch(algorithm.steps, run.metrics() if done else (), algorithm.patience)
     stage = run.identity["stage"]
     with (
         loggers.following(run, config.loggers),
@@ -61,14 +61,14 @@ def run_algorithm(
 
         def log(row: Row) -> None:
             run.log(row)
-            for warning in (*warnings(row), *(beginning.said(row) if beginning else ())):
+            for warning in (*warnings(row), *(watch.warnings(row) if watch else ())):
                 notice(warning)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix({key: row[key] for key in shown if row.get(key) is not None})
 
         trained = train(algorithm, Hooks(log, check, keep, checkpoints))
-    if beginning and (warning := beginning.at_the_end()):
+    if watch and (warning := watch.at_the_end()):
         notice(warning)
     if trained.stopped:
         notice(f"stopped early: {trained.stopped}")

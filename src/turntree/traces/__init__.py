@@ -1,1 +1,1 @@
-"""Floor 2: expert traces. One documented record, importers for what people have, splits, pivot candidates."""
+"""Expert traces. One documented record, importers for what people have, splits, pivot candidates."""

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from turntree.core.errors import ConfigError
-from turntree.train.group import SINGLE, DistributedGroup, ProcessGroup
+from turntree.train.ranks import SINGLE, DistributedGroup, ProcessGroup
 
 _WAIT = timedelta(minutes=30)  # of a rank for the others, within an update
 _PLACE = ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -22,8 +22,8 @@ from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.core.tree import RolloutTree
 from turntree.train.checkpoints import Checkpoints
 from turntree.train.config import ReinforcedConfig
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.lora import Reference
+from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.trainer import Trainers, open_trainers
 from turntree.train.update import Learner
 

@@ -37,8 +37,8 @@ from torch import Tensor
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.pack.packing import PackedBatch, PackingStats
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.loss_config import LossConfig
+from turntree.train.ranks import SINGLE, ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True)

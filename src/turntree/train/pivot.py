@@ -17,8 +17,8 @@ from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
 from turntree.train.config import PivotConfig
-from turntree.train.curriculum import Curriculum
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
+from turntree.train.sampler import PivotSampler
 from turntree.train.update import credit_of
 
 
@@ -35,7 +35,7 @@ class Pivot:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SearchResult:
     """Pivots of the policy's own path, what finding them cost, and figures of how they were found."""
 
     pivots: Sequence[Pivot]
@@ -55,7 +55,7 @@ class OwnPath(Protocol):
         """Whether a step begins with new ones."""
         ...
 
-    def draw(self, step: int, number: int) -> Drawn:
+    def draw(self, step: int, number: int) -> SearchResult:
         """New ones, from episodes of the policy as it is before the step; the `number` of this search is from 0."""
         ...
 
@@ -74,7 +74,7 @@ class PivotGroup:
     rewards: Rewards
 
     @property
-    def verdicts(self) -> list[float | None]:
+    def reward_values(self) -> list[float | None]:
         return [verdict.reward for verdict in self.rewards.verdicts.values()]
 
 
@@ -126,19 +126,19 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         self.pivots = list(pivots)
         self._draw = draw or self._draw_here
         self._estimator = config.loss.estimator(config.credit)
-        self.curriculum = Curriculum([pivot.weight for pivot in self.pivots], config.seed)
+        self.sampler = PivotSampler([pivot.weight for pivot in self.pivots], config.seed)
         self._refreshed: list[int] = []  # the steps that began with new pivots of the policy's own path
-        self._sampled: Row = {}  # what was spent before the update of this step
+        self._spent: Row = {}  # what was spent before the update of this step
 
     def state(self) -> Row:
-        return {**super().state(), "curriculum": self.curriculum.state(), "refreshed": self._refreshed}
+        return {**super().state(), "curriculum": self.sampler.state(), "refreshed": self._refreshed}
 
     def restore(self, state: Row) -> None:
         super().restore(state)
         if self.own is not None:
             for earlier in state["refreshed"]:
                 self._enter(self.own, self.own.again(earlier), earlier)
-        self.curriculum.restore(state["curriculum"])
+        self.sampler.restore(state["curriculum"])
 
     def step(self, step: int) -> StepResult:
         searched = self._search(self.own, step) if self.own and self.own.due(step) else {}
@@ -171,28 +171,28 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             return
         earlier, weights = [i for i, pivot in enumerate(self.pivots) if pivot.own], [pivot.weight for pivot in pivots]
         if earlier and own.keep:  # together they weigh what the new ones would alone
-            self.curriculum.scale(earlier, own.keep * sum(weights))
+            self.sampler.scale(earlier, own.keep * sum(weights))
             weights = [(1 - own.keep) * weight for weight in weights]
         else:
-            self.curriculum.remove(earlier)
-        self.curriculum.add(weights)
+            self.sampler.remove(earlier)
+        self.sampler.add(weights)
         self.pivots += pivots
 
     def _share(self, earlier: Collection[int]) -> float:
         """The share of the draws of own pivots that these are expected to have. A step draws distinct ones, so it is
         more than `OwnPath.keep` where new ones are few."""
-        expected = self.curriculum.expected(self.config.states)
+        expected = self.sampler.expected(self.config.states)
         own = {index: count for index, count in expected.items() if self.pivots[index].own}
         return sum(count for index, count in own.items() if index in earlier) / (sum(own.values()) or 1.0)
 
     # a step
 
     def sample(self, step: int) -> Sequence[PivotGroup]:
-        indices = self.curriculum.draw(self.config.states, step)
+        indices = self.sampler.draw(self.config.states, step)
         batch = [self.pivots[index] for index in indices]
         drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
         self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
-        self._sampled = {
+        self._spent = {
             "turns": self.cost.turns,
             "spent": self.cost.counts(),
             "timing": {"seconds": self.cost.seconds},
@@ -208,13 +208,13 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
         return [
             None
-            if group_outcome(group.verdicts) is GroupOutcome.CENSORED
+            if group_outcome(group.reward_values) is GroupOutcome.CENSORED
             else credit_of(self._estimator, group.tree, group.rewards)
             for group in groups
         ]
 
     def observe(self, step: int, groups: Sequence[PivotGroup], credits: Sequence[Credit | None]) -> Row:
-        return {**_reward_metrics(groups), "live_pivots": self.curriculum.live, **self._sampled}
+        return {**_reward_metrics(groups), "live_pivots": self.sampler.live, **self._spent}
 
 
 def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
     everything = [reward for scored in by_role.values() for reward in scored]
     return {
         "reward_mean": _mean_or_none(everything),
-        "mixed_groups": sum(group_outcome(group.verdicts) is GroupOutcome.MIXED for group in groups) / len(groups),
+        "mixed_groups": sum(group_outcome(group.reward_values) is GroupOutcome.MIXED for group in groups) / len(groups),
         "rollouts": sum(len(group.rewards.verdicts) for group in groups),
         "censored": sum(reasons.values()),
         "censored_reasons": reasons,

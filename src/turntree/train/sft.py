@@ -21,9 +21,9 @@ from turntree.traces.candidates import skipped_turns
 from turntree.traces.schema import Trace
 from turntree.train.config import SFTConfig
 from turntree.train.forward import head_scores
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.isolation import TOLERANCES
 from turntree.train.loop import Algorithm, StepResult
+from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.sharded import in_pass
 from turntree.train.trainer import Trainer, open_trainers
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from turntree.core.errors import InputError
 from turntree.engine.checkpoint import policy_hash
-from turntree.train.group import ProcessGroup
+from turntree.train.ranks import ProcessGroup
 
 T = TypeVar("T")
 

@@ -30,9 +30,9 @@ from transformers import PreTrainedModel
 from turntree.core.errors import InputError, TurntreeError
 from turntree.run.identity import file_digest
 from turntree.train.config import OptimizerConfig
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.lora import AdapterOff, Reference, frozen_reference
 from turntree.train.optimizer import Optimizer
+from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.sharded import gather, parameters_of, shard
 
 J = TypeVar("J")

@@ -26,11 +26,11 @@ from turntree.core.tree import RolloutTree
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, PackingStats, pack, pack_ranks
 from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
-from turntree.train.group import SINGLE, ProcessGroup
 from turntree.train.lora import Reference
 from turntree.train.loss_config import LossConfig
 from turntree.train.losses import LossSums, loss_normalizer, policy_loss, window_stats
 from turntree.train.optimizer import Optimizer
+from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.trainer import Trainer, Trainers
 
 

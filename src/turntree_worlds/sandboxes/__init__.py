@@ -1,1 +1,1 @@
-"""Floor 2: where programs and commands that a model wrote are run, contained (docs/design/sandbox.md)."""
+"""Where programs and commands that a model wrote are run, contained (docs/design/sandbox.md)."""

@@ -1,1 +1,1 @@
-"""Floor 2: gates stop groups of rollouts that are likely to have no gradient; calibrated on finished groups."""
+"""Gates stop groups of rollouts that are likely to have no gradient; calibrated on finished groups."""

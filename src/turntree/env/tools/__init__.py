@@ -1,1 +1,1 @@
-"""Above floor 2: the tools of a policy. Calls are cached, limited in time and counted; a failure is a typed result."""
+"""The tools of a policy. Calls are cached, limited in time and counted; a failure is a typed result."""

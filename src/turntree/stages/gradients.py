@@ -53,7 +53,7 @@ def _why(rows: Sequence[Row]) -> dict[str, int]:
     return {**reasons(rows), **({CUT: cut} if cut else {})}
 
 
-class Beginning:
+class GradientWatch:
     """What a run says of itself as it goes on; `rows` are those of an earlier part of it. With `patience` above 0 the
     run ends after so many steps in a row without a gradient."""
 
@@ -64,26 +64,26 @@ class Beginning:
         for row in rows:
             self._take(row)
 
-    def said(self, row: Row) -> list[str]:
+    def warnings(self, row: Row) -> list[str]:
         """The warnings for the next row. Raises `InputError` where the run is to end."""
         unrewarded = bool(self._since) and self._since[-1]["reward_mean"] is None
         if not self._take(row):
             return []
-        step, said = row["step"], list[str]()
+        step, found = row["step"], list[str]()
         if row["reward_mean"] is None and not unrewarded and (why := _why([row])):
-            said.append(f"step {step}: no rollout has a reward, so nothing was trained ({most_frequent(why)})")
+            found.append(f"step {step}: no rollout has a reward, so nothing was trained ({most_frequent(why)})")
         if not self._learned and step == min(3, self._steps) and any(r["reward_mean"] is not None for r in self._since):
-            said.append(f"step {step}: no group has had a gradient so far: {'; '.join(diagnosis(self._since))}")
+            found.append(f"step {step}: no group has had a gradient so far: {'; '.join(diagnosis(self._since))}")
         if self._patience and len(self._since) >= self._patience:
             what, hint = diagnosis(self._since)
             raise InputError(f"no group had a gradient in {len(self._since)} steps in a row: {what}", hint=hint)
         kl = math.inf if row.get("kl") is None else row["kl"]
         if self._learned and step == max(3, math.ceil(self._steps / 10)) and kl < STILL:
-            said.append(
+            found.append(
                 f"step {step} of {self._steps}: the KL divergence from the start is {kl:.1g}, so the policy "
                 "hardly moves; raise --learning-rate (the embedded tiny policies want 3e-4 to 5e-4)"
             )
-        return [f"warning: {one}" for one in said]
+        return [f"warning: {text}" for text in found]
 
     def at_the_end(self) -> str | None:
         """For a run in which no group ever had a gradient."""

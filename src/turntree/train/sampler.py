@@ -9,7 +9,7 @@ from typing import Any
 from turntree.core import seeds
 
 
-class Curriculum:
+class PivotSampler:
     """Which of the pivots a step draws.
 
     Pivots of equal weight are drawn in seeded epochs: none is drawn twice before all were drawn. Otherwise a step draws

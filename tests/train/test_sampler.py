@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.core import seeds
-from turntree.train.curriculum import Curriculum
+from turntree.train.sampler import PivotSampler
 
 
 def curriculum(pivots=5, seed=0):
-    return Curriculum([1.0] * pivots, seed)
+    return PivotSampler([1.0] * pivots, seed)
 
 
 def test_no_pivot_is_drawn_twice_before_all_were() -> None:
@@ -40,7 +40,7 @@ def test_a_restored_curriculum_goes_on_as_if_nothing_had_happened(cut) -> None:
 
 
 def test_a_heavier_pivot_is_drawn_in_proportion_and_weight_zero_never() -> None:
-    weighted = Curriculum([0.0, 1.0, 2.0, 4.0], 0)
+    weighted = PivotSampler([0.0, 1.0, 2.0, 4.0], 0)
     drawn = [index for step in range(3000) for index in weighted.draw(1, step)]
     shares = [drawn.count(index) / len(drawn) for index in range(4)]
     assert shares == pytest.approx([0, 1 / 7, 2 / 7, 4 / 7], abs=0.03)
@@ -48,13 +48,13 @@ def test_a_heavier_pivot_is_drawn_in_proportion_and_weight_zero_never() -> None:
 
 def test_only_the_proportions_of_weights_count_however_small_they_are() -> None:
     weights = [1.0, 2.0] * 10
-    usual, small = (Curriculum([w * s for w in weights], 0) for s in (1.0, 2.0**-40))
+    usual, small = (PivotSampler([w * s for w in weights], 0) for s in (1.0, 2.0**-40))
     for step in range(1, 51):
         assert usual.draw(4, step) == small.draw(4, step)
 
 
 def test_a_step_draws_no_weighted_pivot_twice_before_the_others() -> None:
-    weighted = Curriculum([1.0, 1.0, 2.0, 400.0], 0)
+    weighted = PivotSampler([1.0, 1.0, 2.0, 400.0], 0)
     assert all(sorted(weighted.draw(4, step)) == [0, 1, 2, 3] for step in range(20))
 
 
@@ -68,7 +68,7 @@ def test_removed_pivots_are_not_drawn_again_and_added_ones_are() -> None:
 
 
 def test_earlier_pivots_keep_their_share_of_the_draws_and_their_proportions() -> None:
-    pivots = Curriculum([1.0, 2.0, 0.0], 0)
+    pivots = PivotSampler([1.0, 2.0, 0.0], 0)
     pivots.scale(range(3), total=4.0)
     pivots.add([1.0, 3.0])  # half of the weight is theirs
     drawn = [index for step in range(3000) for index in pivots.draw(1, step)]
@@ -79,7 +79,7 @@ def test_earlier_pivots_keep_their_share_of_the_draws_and_their_proportions() ->
 @pytest.mark.parametrize(("pivots", "count"), [(40, 32), (40, 8), (20, 32), (10, 10)])
 def test_what_a_step_is_expected_to_draw_is_what_it_draws(pivots: int, count: int) -> None:
     """Its pivots are distinct, so weights of 19:1 say next to nothing where it draws most of them."""
-    weighted = Curriculum([1.9, 0.1] * (pivots // 2), 0)
+    weighted = PivotSampler([1.9, 0.1] * (pivots // 2), 0)
     expected = weighted.expected(count)
     assert sum(expected.values()) == pytest.approx(count)
     drawn = [index for step in range(1, 401) for index in weighted.draw(count, step)]

@@ -14,10 +14,10 @@ from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
 from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
+from turntree.stages.gradients import CUT, STILL, GradientWatch, reasons, remedy, require_rewards
 from turntree.stages.profile import run_profile
 from turntree.stages.select import run_select
 from turntree.stages.train_pivot import run_train_pivot
-from turntree.stages.unrewarded import CUT, STILL, Beginning, reasons, remedy, require_rewards
 from turntree.train.config import PivotConfig
 
 MOVES, STANDS = {"kl": 1.0}, {"kl": STILL / 2}
@@ -39,8 +39,8 @@ def online(mean, *, failed=0, solved=0, stops=None, **more):
 
 
 def said(rows, steps=40, patience=0):
-    beginning = Beginning(steps, patience=patience)
-    return [line for number, row in enumerate(rows, start=1) for line in beginning.said({"step": number, **row})]
+    beginning = GradientWatch(steps, patience=patience)
+    return [line for number, row in enumerate(rows, start=1) for line in beginning.warnings({"step": number, **row})]
 
 
 KINDS = {
@@ -123,9 +123,9 @@ def test_a_run_with_patience_ends_after_so_many_steps_in_a_row_without_a_gradien
 def test_a_resumed_run_says_what_the_run_that_was_not_killed_says(rows, data):
     rows = [{"step": 0}, *({"step": number, **row} for number, row in enumerate(rows, start=1))]
     done = data.draw(st.integers(0, len(rows)))
-    whole, second = Beginning(12), Beginning(12, rows[:done])
-    expected = [whole.said(row) for row in rows]
-    assert [second.said(row) for row in rows[done:]] == expected[done:]
+    whole, second = GradientWatch(12), GradientWatch(12, rows[:done])
+    expected = [whole.warnings(row) for row in rows]
+    assert [second.warnings(row) for row in rows[done:]] == expected[done:]
     assert second.at_the_end() == whole.at_the_end()
     assert (whole.at_the_end() is None) == any(row.get("kl") == MOVES["kl"] for row in rows)
 
@@ -137,8 +137,8 @@ def test_a_policy_that_learns_and_hardly_moves_is_said_once_at_a_tenth_of_the_st
     step, steps, told
 ):
     for kl in (STILL / 2, 0.0):
-        beginning = Beginning(steps, [{"step": number, **TAUGHT} for number in range(1, step)])
-        lines = beginning.said({"step": step, **TAUGHT, "kl": kl})
+        beginning = GradientWatch(steps, [{"step": number, **TAUGHT} for number in range(1, step)])
+        lines = beginning.warnings({"step": step, **TAUGHT, "kl": kl})
         assert any("raise --learning-rate" in line for line in lines) == told
 
 
