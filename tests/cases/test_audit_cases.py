@@ -87,10 +87,10 @@ def test_a_log_that_cannot_be_read_is_refused_in_one_line_that_says_why(case, ca
 
 
 def test_a_gate_is_not_calibrated_on_rollouts_whose_turns_are_unknown(capsys):
-    code, _, err = run(capsys, "gate", "calibrate", *_inputs("97_gate_no_actions"), "--resamples", 50)
+    code, _, err = run(capsys, "gate", "calibrate", *_inputs("97_gate_no_actions"))
     assert code == 2 and "turns are not told apart" in err and len(err.splitlines()) == 1
 
 
 def test_long_actions_are_compared_by_equality_and_support_no_gate(capsys):
-    code, out, _ = run(capsys, "gate", "calibrate", *_inputs("99_gate_long_actions"), "--resamples", 50)
+    code, out, _ = run(capsys, "gate", "calibrate", *_inputs("99_gate_long_actions"))
     assert code == 3 and "refused: " in out

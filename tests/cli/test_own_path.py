@@ -36,7 +36,7 @@ def test_the_policy_is_played_labelled_and_measured_again_every_so_many_steps(tr
     searched = {row["step"]: row["own_path"] for row in metrics(trained) if "own_path" in row}
     assert set(searched) == {1, 3}
     for found in searched.values():
-        assert found["tasks"] == 3 and found["states"] >= found["mixed"] >= found["pivots"] > 0
+        assert found["tasks"] == 3 and found["states"] >= found["pivots"] > 0 and found["mixed"] > 0
         assert 0 < found["measured"] <= 4
     spent = metrics(trained)[0]["spent"]["turns"]
     assert spent > searched[1]["cost"]["turns"] > searched[1]["states"] * 4  # the search is on the bill
@@ -56,23 +56,8 @@ def test_a_search_may_profile_a_part_of_the_states(trained, turntree, tmp_path) 
     turntree(*OWN, *IMPORTANT, "--set", "own.candidates=7", "--steps", 1, "--out", tmp_path / "run")
     (found,), whole = [row["own_path"] for row in metrics(tmp_path / "run") if row["step"]], metrics(trained)[0]
     assert found["profiled"] == 7 < found["states"] == whole["own_path"]["states"] == whole["own_path"]["profiled"]
-    assert 0 < found["pivots"] <= found["mixed"] <= 7
+    assert 0 < found["pivots"] <= 7 >= found["mixed"]
     assert "candidates" in turntree.error(*OWN, "--set", "own.candidates=0", "--out", tmp_path / "other")
-
-
-def test_the_states_that_were_not_profiled_may_be_drawn_by_what_their_kind_was_worth(turntree, tmp_path) -> None:
-    part = ("--set", "own.candidates=12", "--set", "own.others=kind", "--steps", 1)
-    turntree(*OWN, *IMPORTANT, *part, "--out", tmp_path / "run")
-    (found,) = [row["own_path"] for row in metrics(tmp_path / "run") if row["step"]]
-    rows = [json.loads(line) for line in (tmp_path / "run/own/pivots-00001.jsonl").read_text().splitlines()]
-    others = [row for row in rows if "reward_mean" not in row]
-    assert found["profiled"] == 12 and found["pivots"] == len(rows)
-    assert len(others) == found["states"] - 12 - sum(found["dropped"].values())
-    assert all(row["weight"] > 0 for row in others)
-    by_kind = {row["kind"]: {other["weight"] for other in others if other["kind"] == row["kind"]} for row in others}
-    assert all(len(weights) == 1 for weights in by_kind.values())
-    refused = turntree.error(*OWN, *IMPORTANT, *part, "--set", "own.select.per_action=1", "--out", tmp_path / "other")
-    assert "others" in refused and "leave the limits" in refused
 
 
 def test_greedy_play_reaches_the_same_states_whatever_the_seed_and_sampled_play_does_not(turntree, tmp_path) -> None:

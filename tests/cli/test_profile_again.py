@@ -60,13 +60,6 @@ def test_an_adaptive_profile_serves_the_threshold_that_it_settled(turntree, hous
     assert [row["threshold"] for row in chosen["preview"]] == [0.7]
 
 
-def test_quotas_are_given_by_kind(turntree, fixed, tmp_path):
-    chosen = turntree.json("select", fixed, "--threshold", 1.0, "--quota", "*=1", "--out", tmp_path / "p.jsonl")
-    assert set(chosen["kinds"].values()) == {1}
-    assert sum(chosen["classes"].values()) == 30
-    assert "KEY=VALUE" in turntree.error("select", fixed, "--quota", "take", "--out", tmp_path / "p.jsonl")
-
-
 def test_a_server_is_profiled_and_its_failures_are_no_rewards(turntree, household, tmp_path):
     """It says "look" to even seeds, fails for a quarter of them, and walks otherwise."""
 

@@ -101,7 +101,7 @@ def write_profile_file(path: Path) -> None:
 def read_by_selecting(path: Path) -> object:
     from turntree.stages.select import run_select
 
-    run_select(path, SelectConfig(threshold=1.0, anchor_share=0.2, per_trajectory=2), path.with_name("out.jsonl"))
+    run_select(path, SelectConfig(threshold=1.0, anchor_share=0.2), path.with_name("out.jsonl"))
     return run_select(path, SelectConfig(rule="random"), path.with_name("out.jsonl"))
 
 

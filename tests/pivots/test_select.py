@@ -70,6 +70,8 @@ def test_no_kind_has_more_of_the_draws_than_its_cap_and_nothing_is_dropped(candi
     assert all(share <= max(cap, 1 / len(of_pivots)) + 1e-9 for share in of_pivots.values())
     of_anchors = shares(selection, "kind", role="anchor")
     assert all(share == pytest.approx(1 / len(of_anchors)) for share in of_anchors.values())
+    roles = [r["role"] for r in selection.rows]
+    assert roles.count("anchor") <= round(roles.count("pivot") * anchors / (1 - anchors)), "steps draw distinct turns"
     pivots = [r["turn"] for r in candidates if is_pivot(r, 0.6)]
     assert [r["turn"] for r in selection.rows if r["role"] == "pivot"] == pivots
     if pivots and of_anchors:

@@ -56,7 +56,7 @@ def test_pass_rates_become_rewards_and_select_pivots_without_a_model(tmp_path: P
     assert [one["reward_var"] for one in found] == pytest.approx([0.1875, 0, 0.25, 0.09])
     assert header["summary"]["skipped_turns"] == {"no_pass_rate_with_its_number_of_rollouts": 1}
     assert header["summary"]["classes"] == {"pivot": 2, "all fail": 1, "mixed but easy": 1}
-    run_select(tmp_path / "profile.jsonl", SelectConfig(), tmp_path / "pivots.jsonl")
+    run_select(tmp_path / "profile.jsonl", SelectConfig(anchor_share=0.0), tmp_path / "pivots.jsonl")
     told, pivots = PIVOTS.read(tmp_path / "pivots.jsonl")
     assert {one["reward_mean"] for one in pivots} == {0.25, 0.5} and len(by_id) == 4
     assert told["policy_hash"] == told["verifier"] == "published", "they are no policy's of the user"

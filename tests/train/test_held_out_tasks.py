@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,11 +113,44 @@ def test_a_held_out_task_that_a_trace_has_seen_is_left_out(policy: Policy, tmp_p
 
 def test_environments_that_traces_of_ones_own_describe_in_another_way_are_no_error(tmp_path: Path) -> None:
     said = (Message("user", "?"), Message("assistant", "!"))
-    seen = _Seen()
-    for told in ("many", None, 4):
-        seen.add(Trace(id=str(told), messages=said, environment={"count": told}))
-    assert seen.ids_in("household") == {"many", "None", "4"} and seen.count_in("household") == 4
-    assert seen.environment() is None
+    told = ({"count": "many"}, {"count": None}, {"count": 10**9}, {"name": ["household"]}, {"name": "household"})
+    traces = [Trace(id=str(n), messages=said, environment=record) for n, record in enumerate(told)]
+    write_traces(tmp_path / "own.jsonl", traces)
+    seen = _Seen(trained_on(TrainPivotConfig(pivots="p"), str(tmp_path / "own.jsonl")))
+    assert seen.ids_in("household") == set("01234") and seen.count_in("household") == 5
+    assert seen.environment(None) is None and seen.environment(HERE) == HERE
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {**environment_record(Part("household"), "train", 4, 0, "x"), "games": "/nowhere/games.jsonl"},
+        {**environment_record(Part("household"), "train", 4, 0, "x"), "difficulty": "none"},
+        {**environment_record(Part("gymnasium"), "train", 4, 0, "x")},
+    ],
+    ids=["a file of another machine", "an option of another version", "a package that is not here"],
+)
+def test_tasks_that_cannot_be_opened_end_no_training_that_did_not_ask_for_them(
+    record: Any, policy: Policy, tmp_path: Path, capsys: Any
+) -> None:
+    said = (Message("user", "?"), Message("assistant", "!"))
+    write_traces(tmp_path / "t.jsonl", [Trace(id="x", messages=said, environment=record)])
+    trained = trained_on(TrainPivotConfig(pivots="pivots.jsonl"), str(tmp_path / "t.jsonl"))
+    with open_held_out(CheckConfig(), trained, policy) as found:
+        assert found is None
+    assert "success is not looked at" in capsys.readouterr().err
+    with pytest.raises(InputError), open_held_out(CheckConfig(tasks=1), trained, policy):
+        raise AssertionError
+
+
+def test_several_traces_of_a_task_are_one_task_and_other_splits_are_not_trained_on(tmp_path: Path) -> None:
+    said = (Message("user", "?"), Message("assistant", "!"))
+    record = {task: environment_record(HERE, "train", 2, 0, task) for task in ("0", "1", "7")}
+    traces = [Trace(id=f"{n}", messages=said, environment=record[str(n % 2)], split="train") for n in range(16)]
+    held = Trace(id="dev", messages=said, environment=record["7"], split="dev")
+    write_traces(tmp_path / "t.jsonl", [*traces, held])
+    seen = _Seen(trained_on(TrainPivotConfig(pivots="p"), str(tmp_path / "t.jsonl"), "train"))
+    assert seen.count_in(HERE.name) == 2 and seen.ids_in(HERE.name) == {"0", "1"}
 
 
 def test_the_environment_that_all_traces_name_is_played_with_its_options(policy: Policy, tmp_path: Path) -> None:
@@ -125,6 +159,8 @@ def test_the_environment_that_all_traces_name_is_played_with_its_options(policy:
     found = checked(config, policy, tmp_path / "hard.jsonl")
     assert len(found) == 2 and all(task.startswith("hard/") for task in found)
     assert not set(found) & {trace.id for trace in read_traces(tmp_path / "hard.jsonl")}
+    named = replace(config, environment=Part("household"))
+    assert checked(named, policy, tmp_path / "hard.jsonl") == found, "what the user names keeps the traces' options"
 
 
 def test_traces_run_no_code_and_without_an_environment_there_is_no_check(policy: Policy, tmp_path: Path) -> None:

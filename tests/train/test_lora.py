@@ -56,13 +56,13 @@ def test_a_fresh_adapter_changes_nothing_and_is_all_that_trains() -> None:
     assert all(("lora_" in name) == p.requires_grad for name, p in model.named_parameters())
 
 
-def test_the_same_seed_draws_the_same_adapter_whatever_was_drawn_before() -> None:
+def test_the_adapter_of_the_start_is_the_same_whatever_was_drawn_before() -> None:
     base = tiny_model()
     first = adapted(base)
     torch.rand(5)
-    second, other = adapted(base), adapted(base, seed=1)
-    states = [torch.cat([p.flatten() for p in m.parameters() if p.requires_grad]) for m in (first, second, other)]
-    assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
+    second = adapted(base)
+    states = [torch.cat([p.flatten() for p in m.parameters() if p.requires_grad]) for m in (first, second)]
+    assert torch.equal(states[0], states[1]) and states[0].any()
 
 
 def test_the_targets_are_the_named_modules() -> None:

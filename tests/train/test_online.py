@@ -311,7 +311,7 @@ def stop_at(step: int) -> Any:
     return log
 
 
-def check(iteration: int) -> Checked:
+def check(iteration: int, row: dict[str, Any]) -> Checked:
     return Checked({"checked": iteration}, Cost(turns=1))
 
 
@@ -396,7 +396,7 @@ def test_an_iteration_costs_the_same_whatever_a_check_asked_before_it() -> None:
     for asks in (False, True):
         run, rows = parts(tasks), []
 
-        def checker(iteration: int, run: Parts = run, asks: bool = asks) -> Checked:
+        def checker(iteration: int, row: dict[str, Any], run: Parts = run, asks: bool = asks) -> Checked:
             few = {"sampling": Sampling(max_tokens=4), "seed": iteration, "retain": True}
             prompts = [RENDERER.prompt(task.reset(), task.tools) for task in tasks] if asks else []
             run.policy.engine.generate([GenerationRequest(prompt_ids=ids, **few) for ids in prompts])

@@ -94,7 +94,8 @@ def leaks() -> Any:
 def test_a_leak_of_the_released_servers_is_not_paid_and_nemo_says_what_they_pay(leaks: Any) -> None:
     found = leaks.rows()
     assert len(found) == 13
-    assert [row["nemo"] for row in found] == [row["released"] for row in found]
+    judged = [row for row in found if row["nemo"] is not None]  # what `swe_pivot` pays is a record
+    assert len(judged) == 9 and [row["nemo"] for row in judged] == [row["released"] for row in judged]
     assert [row["recommended"] for row in found] == [0.0] * 13
 
 

@@ -218,13 +218,18 @@ def _success(result: dict[str, Any]) -> list[str]:
     """What a training on turns says first."""
     success = result["success"]
     if success is None:
-        return ["success was not looked at: no environment is known (name it with --set check.environment=NAME)"]
-    if not success["tasks"]:
-        return ["success is not known: no held-out task had an outcome"]
-    told = f"success {success['start']:.1%} -> {success['end']:.1%} of {success['tasks']} held-out tasks"
-    if success["best_step"] == result["steps"]:
-        return [told]
-    return [f"{told}; best {success['best']:.1%} after step {success['best_step']}: {success['best_model']}"]
+        return ["success was not looked at: no environment is known (check.environment), or check.tasks is 0"]
+    start, end, highest = (
+        "unknown" if success[name] is None else f"{success[name]:.1%}" for name in ("start", "end", "best")
+    )
+    told = f"success {start} -> {end} of {success['tasks']} held-out tasks"
+    if success["change"] is not None and success["change"][1] is not None:
+        mean, low, high = (100 * value for value in success["change"])
+        told += f" ({mean:+.1f} points [{low:+.1f}, {high:+.1f}])"
+    if success["best_step"] not in (None, result["steps"]):
+        where = success["best_model"] or "its weights were lost"
+        told += f"; the highest of {success['looks']} looks is {highest} after step {success['best_step']}: {where}"
+    return [*([f"stopped early: {result['stopped']}"] if result["stopped"] else []), told]
 
 
 # training on whole episodes

@@ -210,7 +210,8 @@ def options_of_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(name, str) or name not in parts.names("environments"):
         return None
     if "task_id" in record:
-        return {key: value for key, value in record.items() if key not in ("name", *_PLACE)}
+        known = parts.load("environments", name).options()
+        return {key: value for key, value in record.items() if key in known and key not in _PLACE}
     options: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = getattr(
         parts.load("environments", name).target, "options", None
     )

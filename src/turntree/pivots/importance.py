@@ -24,7 +24,6 @@ from turntree.pivots.rows import Row, samples_of
 from turntree.rollout.outcome import Continuation, PlayOn
 
 _SIDES = ("accepted", "refused")
-NO_SUCCESS = "no continuation succeeded"  # so what hangs on the action is unknown, not zero
 _LEAST_VARIANCE = 1e-3  # of a difference between two outcomes that are exact
 
 
@@ -149,8 +148,6 @@ def _difference(accepted: Continuation, refused: Continuation) -> Importance:
     for side in (accepted, refused):
         if not side.outcomes:
             return Importance(reason=f"{side.name}: {side.reason}")
-    if not any((*accepted.outcomes, *refused.outcomes)):
-        return Importance(reason=NO_SUCCESS)
     (high, spread), (low, other) = _moments(accepted), _moments(refused)
     return Importance(high, low, high - low, math.sqrt(spread + other))
 

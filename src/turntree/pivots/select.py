@@ -40,8 +40,8 @@ class SelectConfig:
     """Largest share of one kind of action in the draws of pivots (1: no limit, as in the paper). Too few kinds
     for it have equal shares."""
     anchor_share: float = 0.3
-    """Share of mastered turns (mean at or above lambda) in the draws, the same for every kind of action that has some
-    (0: none, as in the paper)."""
+    """Share of mastered turns (mean at or above lambda) among the turns and in the draws, the same for every kind of
+    action that has enough (0: none, as in the paper)."""
     per_duplicate: int = 1
     """Most pivots of equal demonstrated actions at equal states (0: no limit). What is dropped is chosen by seed."""
     weight: Literal["equal", "variance", "importance", "both"] = "equal"
@@ -104,9 +104,9 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
     if dropped := len(pivots) - len(chosen):
         counts["pivot"] -= dropped
         counts["pivot that is a duplicate"] = dropped
-    anchors: list[Row] = []
-    if chosen and config.anchor_share:
-        anchors = [row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)]
+    wanted = round(len(chosen) * config.anchor_share / (1 - config.anchor_share))
+    mastered = [row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)]
+    anchors = _spread(_distinct(mastered, config), wanted, config.seed)
     of_pivots = 1 - config.anchor_share if anchors else 1.0
     shares = [of_pivots * share for share in _pivot_shares(chosen, config)]
     shares += [config.anchor_share * share for share in _anchor_shares(anchors)]
@@ -138,6 +138,22 @@ def _pivot_shares(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
         by_kind[row["kind"]] += value
     shares = capped_shares(by_kind, config.max_per_kind)
     return [value * shares[row["kind"]] / by_kind[row["kind"]] for row, value in zip(pivots, values, strict=True)]
+
+
+def _spread(rows: Sequence[Row], wanted: int, seed: int) -> list[Row]:
+    """`wanted` rows, in order, taken from the kinds of action in turn, so that rare kinds are among them. There are no
+    more anchors than their share of the turns, because a step draws distinct ones."""
+    by_kind: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_kind[row["kind"]].append(row)
+    for kind, group in by_kind.items():
+        seeds.generator(seed, "anchors", kind).shuffle(group)
+    taken: set[int] = set()
+    while len(taken) < min(wanted, len(rows)):
+        for kind in sorted(by_kind):
+            if by_kind[kind] and len(taken) < wanted:
+                taken.add(id(by_kind[kind].pop()))
+    return [row for row in rows if id(row) in taken]
 
 
 def _anchor_shares(anchors: Sequence[Row]) -> list[float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,29 +20,34 @@ from turntree.core.tree import RolloutTree
 from turntree.engine.checkpoint import save_model
 from turntree.env.tasks import DEV, TRAIN, TaskSet, identity, open_tasks, options_of_record
 from turntree.rollout.live import CutTurns
+from turntree.run.files import read_json, write_json
 from turntree.run.folder import RunDirectory
 from turntree.stages.config import EvaluateConfig, SuccessConfig
 from turntree.stages.evaluate import Evaluation, Evaluator
 from turntree.stages.policy import Policy
 from turntree.traces.schema import Trace, read_traces
-from turntree.train.loop import Checked, Row
-from turntree.train.success import Look, best, runs_away
+from turntree.train.loop import Algorithm, Checked, Row
+from turntree.train.success import FALSE_ALARMS, Look, best, change, counts, fall, fewest_lost
 
 FILE_NAME = "held_out.jsonl"
 BEST = "best"  # the folder of the weights of the highest success
+_STEP = "step.json"  # in it
 _USUAL_TASKS = 64  # a collapse from one success in five is seen in 64 tasks (`train.success.has_fallen`)
 _FEWEST_TURNS = 16
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """What held-out tasks depend on. `environment` is the one that the user named; `tasks` is the number of training
-    tasks that are played, and `turns` the longest episode of these; completions are sampled as in training."""
+    """What held-out tasks depend on: the environment that the user named; the traces, of which those of `split` are
+    trained on ("": all); the number of training tasks that are played (0: none), the seed that they are drawn by and
+    the turns of the longest episode; how completions are sampled."""
 
     sampling: Sampling
     environment: Part | None = None
     traces: str = ""
+    split: str = ""
     tasks: int = 0
+    task_seed: int = 0
     turns: int = 0
     cut_turns: CutTurns = "fail"
 
@@ -63,94 +70,153 @@ class HeldOutTasks:
 def open_held_out(config: SuccessConfig, trained: TrainedOn, policy: Policy) -> Iterator[HeldOutTasks | None]:
     """Tasks of the split "dev" of the environment that `check` or the command names, or that the traces were played
     in; None where `check.tasks` is 0, or no environment is known. An environment that divides a file is told how many
-    of its tasks are trained on; tasks that the traces have seen all the same are left out, and counted."""
+    of its tasks are trained on; tasks that the traces have seen all the same are left out, and counted. Without a word
+    on `check.tasks` an environment that has no such tasks, or cannot be opened, is said and not looked at."""
     if config.tasks == 0:
         yield None
         return
-    seen = _Seen()
-    for trace in read_traces(trained.traces) if trained.traces else ():
-        seen.add(trace)
-    environment = config.environment or trained.environment or seen.environment()
+    seen = _Seen(trained)
+    environment = config.environment or seen.environment(trained.environment)
     if environment is None:
         if config.tasks:
             hint = "name it as check.environment, or set check.tasks to 0"
             raise ConfigError("needs to know an environment", field="check.tasks", hint=hint)
         yield None
         return
-    environment = parts.resolve("environments", environment)
-    count, ids = config.tasks or _USUAL_TASKS, seen.ids_in(environment.name)
-    used = max(trained.tasks, seen.count_in(environment.name))
-    splits = ({TRAIN: used} if used else {}) | {DEV: count}
     settings = EvaluateConfig(
         max_turns=config.max_turns or trained.turns or max(_FEWEST_TURNS, seen.longest),
         max_tokens=config.max_tokens or trained.sampling.max_tokens,
         max_context=config.max_context,
         cut_turns=trained.cut_turns,
     )
-    with open_tasks(environment, splits, seed=config.task_seed, model=policy.source) as opened:
+    with contextlib.ExitStack() as stack:
+        try:
+            environment = parts.resolve("environments", environment)
+            opened = stack.enter_context(_fresh(environment, config, trained, seen, policy))
+        except InputError as error:
+            if config.tasks is not None:
+                raise
+            notice(f"success is not looked at: {error}")
+            yield None
+            return
+        yield HeldOutTasks(environment, opened, settings, trained.sampling.temperature)
+
+
+@contextlib.contextmanager
+def _fresh(
+    environment: Part, config: SuccessConfig, trained: TrainedOn, seen: _Seen, policy: Policy
+) -> Iterator[TaskSet]:
+    """The held-out tasks, without those of the traces. Raises `InputError` where none is left."""
+    used = max(trained.tasks, seen.count_in(environment.name))
+    splits = ({TRAIN: used} if used else {}) | {DEV: config.tasks or _USUAL_TASKS}
+    seed = trained.task_seed if trained.tasks else config.task_seed  # one division into training and held-out tasks
+    with open_tasks(environment, splits, seed=seed, model=policy.source) as opened:
+        ids = seen.ids_in(environment.name)
         fresh = [task for task in opened.of(DEV) if task.task_id not in ids]
-        if known := len(opened.of(DEV)) - len(fresh):
-            told = f"{known} of {len(opened.of(DEV))} held-out tasks are among those of the traces"
-            if not fresh:
-                hint = "set it to 0, or name other games as check.environment"
-                raise InputError(told, field="check.tasks", hint=hint)
+        known = len(opened.of(DEV)) - len(fresh)
+        told = f"{known} of {len(opened.of(DEV))} held-out tasks are among those of the traces"
+        if not fresh:
+            hint = "set it to 0, or name other games as check.environment"
+            raise InputError(told if known else "has no held-out task", field="check.tasks", hint=hint)
+        if known:
             notice(f"{told}; they are left out of the checks")
-        yield HeldOutTasks(environment, replace(opened, tasks={DEV: fresh}), settings, trained.sampling.temperature)
+        yield replace(opened, tasks={DEV: fresh})
+
+
+@dataclass(frozen=True)
+class _SeenTask:
+    environment: str | None
+    ids: frozenset[str]
+    drawn_from: int  # tasks
 
 
 class _Seen:
-    """The tasks that traces were made of, by the name of their environment."""
+    """The tasks that the traces which are trained on were made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, trained: TrainedOn) -> None:
         self.longest = 0  # turns of the longest trace
         self._options: list[dict[str, Any]] = []
-        self._traces: list[tuple[str | None, set[str], int]] = []  # name, ids of its task, tasks that it was drawn from
+        self._tasks: set[_SeenTask] = set()
+        for trace in read_traces(trained.traces) if trained.traces else ():
+            if trained.split in ("", trace.split):
+                self._add(trace)
 
-    def add(self, trace: Trace) -> None:
-        record = trace.environment or {}
-        name: str | None = record.get("name")
+    def _add(self, trace: Trace) -> None:
+        record: Mapping[str, Any] = trace.environment or {}
+        name, drawn = record.get("name"), record.get("count")  # the record may be a user's own
         self.longest = max(self.longest, len(trace.turn_positions))
-        drawn: Any = record.get("count")  # of a recording; the record may be a user's own
-        ids = {trace.id, str(record.get("task_id", trace.id))}
-        self._traces.append((name, ids, drawn if isinstance(drawn, int) else 0))
+        ids = frozenset({str(record["task_id"])} if "task_id" in record else {trace.id})
+        if not isinstance(drawn, int) or isinstance(drawn, bool) or "task_id" not in record:
+            drawn = 0
+        self._tasks.add(_SeenTask(name if isinstance(name, str) else None, ids, drawn))
         options = options_of_record(record)
         if options is not None and options not in self._options:
             self._options.append(options)
 
-    def environment(self) -> Part | None:
-        """The one environment with the one set of options that all traces name; None for traces that name none, or
-        several."""
-        names = {name for name, _, _ in self._traces}
+    def environment(self, named: Part | None) -> Part | None:
+        """The environment that the user named, with the options that all traces agree on where they are of it; or the
+        one that all traces name. None for traces that name none, or several."""
+        names = {task.environment for task in self._tasks}
         name = names.pop() if len(names) == 1 else None
-        return Part(name, self._options[0]) if name is not None and len(self._options) == 1 else None
+        options = self._options[0] if name is not None and len(self._options) == 1 else None
+        if name is None or options is None:
+            return named
+        if named is None:
+            return Part(name, options)
+        return Part(name, {**options, **named.options}) if name == named.name else named
 
     def ids_in(self, environment: str) -> set[str]:
-        return {each for name, ids, _ in self._traces if name in (None, environment) for each in ids}
+        return {each for task in self._tasks if task.environment in (None, environment) for each in task.ids}
 
     def count_in(self, environment: str) -> int:
         """Of how many tasks those of the traces were drawn."""
-        drawn = [count for name, _, count in self._traces if name in (None, environment)]
-        return max([len(drawn), *drawn])
+        tasks = [task for task in self._tasks if task.environment in (None, environment)]
+        return max([len(tasks), *(task.drawn_from for task in tasks)])
 
 
 class SuccessCheck:
     """Plays held-out tasks at every check of a run and keeps what came of it, so that a run that resumes knows the
     checks before: outcomes in `held_out.jsonl`, the weights of the highest success in `best/`."""
 
-    def __init__(self, run: RunDirectory, policy: Policy, tasks: HeldOutTasks) -> None:
+    def __init__(self, run: RunDirectory, policy: Policy, tasks: HeldOutTasks, algorithm: Algorithm) -> None:
         self._run, self._policy, self._temperature = run, policy, tasks.temperature
+        every = algorithm.check_every or algorithm.steps
+        self._planned = math.ceil(algorithm.steps / every)  # checks after the start
         self._evaluator = Evaluator(policy, tasks.settings, tasks.opened.of(DEV), tasks.opened.pool)
 
     def __call__(self, step: int, row: Row) -> Checked:
+        kept = self._kept()
+        if kept is not None and kept >= step:  # of a step that a killed process took; this one may take it otherwise
+            shutil.rmtree(self._run.path / BEST)
         played = self._evaluator.play(self._temperature, 1, quiet=True)
         keep_outcomes(self._run, step, played)
         turns = Counter(kind for kept in played.trees for kind in _kinds(kept.tree))
         actions = {kind: count / turns.total() for kind, count in turns.most_common()}
         looks = self.looks({"step": step, **row, "held_out_actions": actions})
         if step and best(looks) is looks[-1]:
-            save_model(self._policy.model, self._policy.tokenizer, self._run.path / BEST)
+            folder = self._run.path / BEST
+            shutil.rmtree(folder, ignore_errors=True)
+            save_model(self._policy.model, self._policy.tokenizer, folder)
+            write_json(folder / _STEP, {"step": step})
         figures = held_out_figures(played, "success", "turns_per_episode")
-        return Checked({**figures, "held_out_actions": actions}, played.cost, runs_away(looks))
+        return Checked({**figures, "held_out_actions": actions}, played.cost, self._stop(looks))
+
+    def _stop(self, looks: Sequence[Look]) -> str:
+        """Why the run ends here; empty where it goes on. What is not reason enough is said."""
+        start, now = looks[0], looks[-1]
+        lost = fewest_lost(FALSE_ALARMS / self._planned)
+        if len(looks) == 1 and sum(start.outcomes.values()) < lost:
+            won, tasks = sum(start.outcomes.values()), len(start.outcomes)
+            told = f"{won:g} of {tasks} held-out tasks are won at the start: their loss could not be told from chance"
+            notice(f"{told} (more of them: check.tasks={2 * tasks})")
+        if not counts(start, now):
+            total = f"{len(now.outcomes)} held-out tasks have an outcome, {len(start.outcomes)} at the start"
+            notice(f"warning: step {now.step}: {total}: the others were censored, and success is not known")
+            return ""
+        fallen = fall(looks, self._planned)
+        if fallen is not None and not fallen.runs_away:
+            notice(f"warning: {fallen.text}")
+        return fallen.text if fallen is not None and fallen.runs_away else ""
 
     def looks(self, row: Row | None = None) -> list[Look]:
         """The checks so far; `row` is that of the step of the last one, where it was not logged yet."""
@@ -159,38 +225,47 @@ class SuccessCheck:
             rewards = [reward for reward in each["rewards"] if reward is not None]
             if rewards:
                 outcomes.setdefault(each["iteration"], {})[each["task"]] = sum(rewards) / len(rewards)
+        rows = [*self._run.metrics(), *([row] if row else [])]
+        first = next((each["reward_mean"] for each in rows if each.get("reward_mean") is not None), None)
         found: list[Look] = []
-        rewards_since: list[float] = []
-        for each in [*self._run.metrics(), *([row] if row else [])]:
+        since: list[float] = []
+        for each in rows:
             if each.get("reward_mean") is not None:
-                rewards_since.append(each["reward_mean"])
+                since.append(each["reward_mean"])
             if "held_out_actions" in each:
-                reward = sum(rewards_since) / len(rewards_since) if rewards_since else None
+                reward = sum(since) / len(since) if since else None if found else first
                 found.append(Look(each["step"], outcomes.get(each["step"], {}), each["held_out_actions"], reward))
-                rewards_since = []
+                since = []
         return found
 
     def result(self, start: str) -> dict[str, Any]:
-        """What a run says of its success; `start` names the policy that it began with."""
+        """What a run says of its success; `start` names the policy that it began with. A share is None where its tasks
+        have no outcome, and `best_model` where its weights were lost with a killed process."""
         looks = self.looks()
-        highest = best(looks)
-        first, last = looks[0], looks[-1]
-        if highest is None:
-            return {"tasks": 0}
+        highest, interval = best(looks), change(looks[0], looks[-1])
+        kept = str(self._run.path / BEST) if highest is not None and self._kept() == highest.step else None
         return {
-            "tasks": len(last.outcomes),
-            "start": first.success,
-            "end": last.success,
-            "best": highest.success,
-            "best_step": highest.step,
-            "best_model": str(self._run.path / BEST) if highest.step else start,
+            "tasks": len(looks[-1].outcomes),
+            "start": looks[0].success,
+            "end": looks[-1].success,
+            "change": None if interval is None else [interval.mean, interval.low, interval.high],
+            "looks": len(looks),
+            "best": None if highest is None else highest.success,
+            "best_step": None if highest is None else highest.step,
+            "best_model": start if highest is not None and highest.step == 0 else kept,
         }
+
+    def _kept(self) -> int | None:
+        """The step whose weights are in `best/`."""
+        path = self._run.path / BEST / _STEP
+        return read_json(path)["step"] if path.exists() else None
 
 
 def _kinds(tree: RolloutTree) -> Iterator[str]:
     """The kind of every action: its tools, or the first word of a command that is written as text."""
     for action in (node.message for node in tree if node.sampled):
-        if action is None:  # no action could be read
+        if action is None:
+            yield "unreadable"
             continue
         kind = action_kind(action)
         words = answer_text(action).split()

@@ -51,15 +51,15 @@ def run_sft(
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
     config.sft.optimizer.require_steps(config.sft.steps(len(learned.examples)), "sft.optimizer.schedule")
-    trained_on = TrainedOn(Sampling(max_tokens=_MAX_TOKENS), traces=config.traces)
+    trained_on = TrainedOn(Sampling(max_tokens=_MAX_TOKENS), traces=config.traces, split=config.split)
     with contextlib.ExitStack() as stack:
         tasks = stack.enter_context(open_held_out(config.check, trained_on, policy))
         if tasks is not None:
             inputs |= {"check": tasks.identity}
         logs = (held_out.FILE_NAME,)
         run = stack.enter_context(open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, logs=logs))
-        success = None if tasks is None else SuccessCheck(run, policy, tasks)
         algorithm = SFT(policy.model, learned.examples, config.sft, group)
+        success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         check = None if success is None else partial(_check, policy, success)
         trained = run_algorithm(run, policy, algorithm, config, shown=("loss",), check=check)
         finish(run, policy, trained)
@@ -79,7 +79,9 @@ def run_sft(
 def _check(policy: Policy, success: SuccessCheck, step: int, row: Row) -> Checked:
     """The engine, which SFT does not sample from, gets the weights of now."""
     policy.engine.update_weights(policy.model, step)
-    return success(step, row)
+    checked = success(step, row)
+    policy.engine.clear_cache()  # what it keeps is memory that training needs
+    return checked
 
 
 _MAX_TOKENS = 256  # of a turn of a held-out task

@@ -85,7 +85,13 @@ def run_train_pivot(
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
-        tasks = stack.enter_context(open_held_out(config.check, trained_on(config, given.traces), policy))
+        tasks = stack.enter_context(
+            open_held_out(
+                config.check,
+                trained_on(config, given.traces, given.split),
+                policy,
+            )
+        )
         inputs = {
             **policy.identity,
             **parts.identities(config),
@@ -98,12 +104,12 @@ def run_train_pivot(
         run = stack.enter_context(
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
-        success = None if tasks is None else SuccessCheck(run, policy, tasks)
-        checks = [_check_states(config, policy, verifier, given.traces), success]
         crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(given.verifier)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
         learner = trainee(policy, config.train, shared, group)
         algorithm = PivotRL(learner, config.train, given.pivots, verifier, own=own, draw=draw)
+        success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
+        checks = [_check_states(config, policy, verifier, given.traces), success]
         trained = run_algorithm(
             run,
             policy,
@@ -133,14 +139,16 @@ def run_train_pivot(
     }
 
 
-def trained_on(config: TrainPivotConfig, traces: str) -> TrainedOn:
+def trained_on(config: TrainPivotConfig, traces: str, split: str = "") -> TrainedOn:
     """What the held-out tasks depend on. The policy plays training tasks where it trains on its own states."""
     plays = config.states != "expert"
     return TrainedOn(
         config.train.sampling,
         config.environment,
         traces,
+        split=split,
         tasks=config.own.count if plays else 0,
+        task_seed=config.own.task_seed,
         turns=config.own.max_turns if plays else 0,
         cut_turns=config.train.cut_turns,
     )
@@ -153,6 +161,7 @@ class _Given:
     verifier: Part
     header: dict[str, Any] | None = None
     traces: str = ""
+    split: str = ""  # of the traces ("": all)
     hashes: dict[str, str] = field(default_factory=dict[str, str])
     pivots: Sequence[Pivot] = ()
     dropped: Counter[str] = field(default_factory=Counter[str])  # states that cannot be trained on, by reason
@@ -170,7 +179,8 @@ def _given(
     hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
     verifier = chosen_verifier(config.verifier, header, config.pivots)
     pivots, dropped = _pivots(states, policy, config)
-    return _Given(verifier, header, config.traces or str(header["traces"]), hashes, pivots, dropped)
+    traces, split = config.traces or str(header["traces"]), str(header["split"])
+    return _Given(verifier, header, traces, split, hashes, pivots, dropped)
 
 
 CONFIG = TrainPivotConfig

@@ -17,9 +17,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.run.files import write_json, writing
@@ -32,6 +34,17 @@ from turntree.train.trainer import Trainers
 SCHEMA = "turntree.checkpoint/5"
 _STATE = "state.json"
 _GO_ON = "delete its folder to resume from the checkpoint before"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Held:
+    """What `state.json` holds, beside its checksum. The stage reads its state."""
+
+    schema: str
+    identity: dict[str, Any]
+    logs: dict[str, Annotated[int, Between(0)]]  # in bytes
+    files: dict[str, str]
+    state: dict[str, Any]
 
 
 class Checkpoints:
@@ -122,6 +135,7 @@ class Checkpoints:
             raise InputError("is not the state of a checkpoint", path=path, hint=_GO_ON) from error
         if not whole:
             raise InputError("is damaged or of another version: its checksum differs", path=path, hint=_GO_ON)
+        from_mapping(_Held, held, path=path)
         if self._run is not None:
             require_same(held["identity"], self._run.identity, path.parent, free=FREE)
         return held

@@ -3,17 +3,20 @@
 The reward of a turn stands in for success, and may run away from it: a policy that does nothing but search is paid for
 it at every state of a search, and wins no game (docs/results/hard.md). So whole tasks are played before, during and
 after training. The step of the highest success is known, and a run ends where success has fallen below that of the
-start although the reward of turns has risen.
+start although the reward of turns has not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turntree.run.statistics import Interval, t_interval
 
-FALL = 0.01  # level of the one-sided test of a fall, at each look
+FALSE_ALARMS = 0.04  # chance that a run ends although success is what it was, over all its looks
+FEWEST_SCORED = 0.9  # of the tasks that the start has an outcome of; a look with fewer says nothing about success
+TOLERANCE = 0.05  # a reward that fell by less has not fallen: it is a mean over the turns that were drawn
 _KINDS = 3  # kinds of action that the reason names
 
 
@@ -21,7 +24,7 @@ _KINDS = 3  # kinds of action that the reason names
 class Look:
     """The tasks as they were played after `step`. `outcomes` is the share of successes by task, without tasks that
     were censored; `actions` is the share of each kind of action among all turns; `reward` is the mean reward of the
-    turns that were trained on since the look before (None: there was none)."""
+    turns that were trained on since the look before (of the start: in the first step; None: there was none)."""
 
     step: int
     outcomes: Mapping[str, float]
@@ -30,13 +33,18 @@ class Look:
 
     @property
     def success(self) -> float | None:
-        return sum(self.outcomes.values()) / len(self.outcomes) if self.outcomes else None
+        return _mean(self.outcomes)
+
+
+def counts(start: Look, look: Look) -> bool:
+    """Whether so many tasks have an outcome that the look can be compared with the start."""
+    return len(look.outcomes) >= max(1, FEWEST_SCORED * len(start.outcomes))
 
 
 def best(looks: Sequence[Look]) -> Look | None:
-    """The first look of the highest success; None where no task has an outcome."""
-    played = [look for look in looks if look.outcomes]
-    return max(played, key=lambda look: (look.success, -look.step), default=None)
+    """The first look of the highest success among those that count; None where none does."""
+    counting = [look for look in looks if counts(looks[0], look)]
+    return max(counting, key=lambda look: (look.success, -look.step), default=None)
 
 
 def change(start: Look, now: Look) -> Interval | None:
@@ -45,7 +53,17 @@ def change(start: Look, now: Look) -> Interval | None:
     return t_interval([now.outcomes[task] - start.outcomes[task] for task in both]) if both else None
 
 
-def has_fallen(start: Look, now: Look, level: float = FALL) -> bool:
+def fewest_lost(level: float) -> int:
+    """How many tasks must be lost, and none won, for a fall at this level: with fewer successes at the start no fall
+    can be seen.
+
+    >>> fewest_lost(0.01)
+    7
+    """
+    return math.floor(math.log(1 / level, 2)) + 1
+
+
+def has_fallen(start: Look, now: Look, level: float) -> bool:
     """Whether more tasks were lost than chance explains: the exact one-sided sign test on the same tasks, which holds
     for few tasks and for few successes."""
     from scipy.stats import binomtest
@@ -56,24 +74,39 @@ def has_fallen(start: Look, now: Look, level: float = FALL) -> bool:
     return lost > won and bool(binomtest(lost, lost + won, alternative="greater").pvalue < level)
 
 
-def runs_away(looks: Sequence[Look]) -> str:
-    """Why a run ends at its last look: success has fallen since the first, and the reward of turns has not. Empty where
-    it goes on. The first look with a reward is what later rewards are compared with."""
+@dataclass(frozen=True)
+class Fall:
+    """A fall of success at a look, in words; `runs_away`: the reward of turns did not fall with it."""
+
+    text: str
+    runs_away: bool
+
+
+def fall(looks: Sequence[Look], planned: int) -> Fall | None:
+    """The fall of success since the first look, if there is one at the last. The chance of a false alarm is shared by
+    all `planned` looks."""
     start, now = looks[0], looks[-1]
-    paid = [look.reward for look in looks if look.reward is not None]
-    falling_too = len(paid) > 1 and paid[-1] < paid[0]
-    if len(looks) < 2 or falling_too or not has_fallen(start, now):
-        return ""
-    interval = change(start, now)
-    assert interval is not None and start.success is not None and now.success is not None  # tasks were lost
-    reward = f" while the reward of turns went from {paid[0]:.2f} to {paid[-1]:.2f}" if len(paid) > 1 else ""
-    return (
-        f"step {now.step}: success fell from {start.success:.1%} to {now.success:.1%} of {len(now.outcomes)} tasks"
-        f" ({_signed(interval)}){reward}; of its actions, {_moved(start.actions, now.actions)}"
+    if len(looks) < 2 or not has_fallen(start, now, FALSE_ALARMS / max(1, planned)):
+        return None
+    both = start.outcomes.keys() & now.outcomes.keys()
+    shares = [_mean({task: look.outcomes[task] for task in both}) for look in (start, now)]
+    reward, fell = "", False
+    if start.reward is not None and now.reward is not None:
+        reward = f" while the reward of turns went from {start.reward:.2f} to {now.reward:.2f}"
+        fell = now.reward < start.reward - TOLERANCE
+    return Fall(
+        f"step {now.step}: success fell from {shares[0]:.1%} to {shares[1]:.1%} of {len(both)} tasks"
+        f" ({_signed(change(start, now))}){reward}; of its actions, {_moved(start.actions, now.actions)}",
+        runs_away=not fell,
     )
 
 
-def _signed(interval: Interval) -> str:
+def _mean(outcomes: Mapping[str, float]) -> float | None:
+    return sum(outcomes.values()) / len(outcomes) if outcomes else None
+
+
+def _signed(interval: Interval | None) -> str:
+    assert interval is not None  # tasks were lost
     if interval.low is None or interval.high is None:
         return f"{100 * interval.mean:+.1f} points"
     return f"{100 * interval.mean:+.1f} points [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"

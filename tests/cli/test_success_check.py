@@ -37,6 +37,8 @@ def test_a_run_whose_reward_pays_for_walking_ends_and_names_the_best_weights(tur
     assert rows[-1]["reward_mean"] > rows[1]["reward_mean"]
     stopped = next(line for line in done.stderr.splitlines() if "stopped early" in line)
     assert f"step {rows[-1]['step']}: success fell from" in stopped and "'go' went from" in stopped
-    assert done.stdout.startswith("success "), "success is what a run says first"
+    first, second = done.stdout.splitlines()[:2]
+    assert first == stopped.removeprefix("turntree: "), "what ends a run is what it says first, and then its success"
+    assert second.startswith(f"success {rows[0]['held_out_success']:.1%} -> {rows[-1]['held_out_success']:.1%} of 32")
     best = max(rows, key=lambda row: (row.get("held_out_success", -1), -row["step"]))["step"]
     assert (walking / "run" / "best").exists() == (best > 0)
