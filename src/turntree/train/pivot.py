@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,7 +123,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
         super().__init__(policy, config, config.sampling, config.steps)
         self.config, self.verifier, self.own = config, verifier, own
-        self.check_every = max(1, config.steps // 4) if config.check_every is None else config.check_every
+        self.check_every = math.ceil(config.steps / 4) if config.check_every is None else config.check_every
         self.pivots = list(pivots)
         self._draw = draw or self._draw_here
         self._estimator = config.loss.estimator(config.credit)

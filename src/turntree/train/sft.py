@@ -156,7 +156,7 @@ class SFT(Algorithm):
     ) -> None:
         self.examples, self.config = examples, config
         self.steps = config.steps(len(examples))
-        self.check_every = max(1, self.steps // 4)
+        self.check_every = math.ceil(self.steps / 4)
         self.trainers = open_trainers(model, None, config.optimizer, self.steps, group)
 
     def step(self, step: int) -> StepResult:
