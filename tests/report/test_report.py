@@ -98,7 +98,7 @@ def test_every_figure_says_in_words_what_it_shows(markup: str) -> None:
 
 
 def test_the_headline_says_what_was_trained_on_what_and_with_which_result(page: str) -> None:
-    assert "PivotRL trained policy “default” for 2 steps on 4 turns selected from 5 candidate turns of 3 expert" in page
+    assert "PivotRL trained policy “default” for 2 steps on 3 turns selected from 5 candidate turns of 3 expert" in page
     assert "PivotRL succeeds in 75.0% (95% interval 53.1–88.8) on 20 tasks of split “test” of environment" in page
     assert "Base succeeds in 25.0% (95% interval 11.2–46.9)" in page
     assert "PivotRL minus Base, success on 20 held-out tasks, paired: +50.0 points [" in page
