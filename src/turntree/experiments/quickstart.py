@@ -59,7 +59,7 @@ CANDIDATES = 5000  # most that are profiled
 SFT = SFTConfig(epochs=3, optimizer=OptimizerConfig(learning_rate=3e-4))
 PIVOTRL = household_pivots(check_every=20)
 OWN_STEPS = 30  # training steps on own states; everything else is as in PIVOTRL
-CHECK = CheckConfig(states=150, tasks=60, max_turns=16, max_tokens=COMMAND.max_tokens)
+CHECK = CheckConfig(states=150, tasks=60, max_turns=16, max_tokens=COMMAND.max_tokens, stops=False)
 TEST = EvaluateConfig(count=400, max_tokens=COMMAND.max_tokens, skills_per_kind=100)
 
 

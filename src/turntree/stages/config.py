@@ -135,6 +135,8 @@ class SuccessConfig:
     """Longest completion of one turn (default: that of training, train.sampling.max_tokens; 256 for sft)."""
     max_context: int = 4096
     """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
+    stops: bool = field(default=True, metadata=FIXED)
+    """Whether a run ends where its reward runs away from success. (The arms of an experiment go on to their end.)"""
 
     def __post_init__(self) -> None:
         at_least(self, "check.", tasks=0, max_turns=1, max_tokens=1, max_context=1)

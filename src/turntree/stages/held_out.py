@@ -60,6 +60,7 @@ class HeldOutTasks:
     opened: TaskSet
     settings: EvaluateConfig
     temperature: float
+    stops: bool
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def open_held_out(config: SuccessConfig, trained: TrainedOn, policy: Policy) -> 
             notice(f"success is not looked at: {error}")
             yield None
             return
-        yield HeldOutTasks(environment, opened, settings, trained.sampling.temperature)
+        yield HeldOutTasks(environment, opened, settings, trained.sampling.temperature, config.stops)
 
 
 @contextlib.contextmanager
@@ -179,7 +180,7 @@ class SuccessCheck:
     checks before: outcomes in `held_out.jsonl`, the weights of the highest success in `best/`."""
 
     def __init__(self, run: RunDirectory, policy: Policy, tasks: HeldOutTasks, algorithm: Algorithm) -> None:
-        self._run, self._policy, self._temperature = run, policy, tasks.temperature
+        self._run, self._policy, self._temperature, self._stops = run, policy, tasks.temperature, tasks.stops
         every = algorithm.check_every or algorithm.steps
         self._planned = math.ceil(algorithm.steps / every)  # checks after the start
         self._evaluator = Evaluator(policy, tasks.settings, tasks.opened.of(DEV), tasks.opened.pool)
@@ -214,9 +215,12 @@ class SuccessCheck:
             notice(f"warning: step {now.step}: {total}: the others were censored, and success is not known")
             return ""
         fallen = fall(looks, self._planned)
-        if fallen is not None and not fallen.runs_away:
-            notice(f"warning: {fallen.text}")
-        return fallen.text if fallen is not None and fallen.runs_away else ""
+        if fallen is None:
+            return ""
+        if fallen.runs_away and self._stops:
+            return fallen.text
+        notice(f"warning: {fallen.text}")
+        return ""
 
     def looks(self, row: Row | None = None) -> list[Look]:
         """The checks so far; `row` is that of the step of the last one, where it was not logged yet."""
