@@ -28,6 +28,7 @@ EPISODES = (
 )
 # times, and figures that not every version has
 UNCOMPARED = {
+    "gate_alarm",
     "held_out_actions",
     "held_out_turns_per_episode",
     "timing",
@@ -50,7 +51,7 @@ RUNS = {
         *("train", "pivot", "pivots.jsonl", "--states", "mixed", "--environment", "household", "--teacher"),
         *("household", "--steps", 3, "--max-tokens", 24, "--learning-rate", 3e-4, *GROUPS),
         *keys(own__tasks=3, own__count=8, own__max_turns=6, own__rollouts=4, own__refresh=2, own__candidates=10),
-        *keys(own__keep=0.3),
+        *keys(own__keep=0.3, own__select__max_per_kind=1.0, own__select__anchor_share=0.0, check__tasks=0),
     ),
     "online": ("train", "online", *EPISODES, "--filter", "dapo", "--filter", "greso"),
     "forks": (
