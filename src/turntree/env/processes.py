@@ -74,17 +74,19 @@ class ProcessPool(LocalPool):
         return sum(worker.lost for worker in self._workers)
 
     def shut_down(self) -> None:
-        """Idle workers have a moment to close their environments."""
+        """Idle workers have a moment to close their environments. Threads start nothing here: this also runs while the
+        interpreter ends, when they no longer can."""
         for _, call in self._unanswered.values():
             call.cancel()
         super().shut_down()
         for worker in self._workers:
             if worker.busy:
                 worker.kill()
-        stopping = [worker.thread.submit(worker.stop) for worker in self._workers]
-        for worker, stopped in zip(self._workers, stopping, strict=True):
-            stopped.result()
+        for worker in self._workers:
             worker.thread.shutdown()
+            worker.ask_to_stop()
+        for worker in self._workers:
+            worker.stop()
 
     def open(self, environment: Environment) -> Session:
         """Raises `InputError` for an environment that cannot be pickled."""
@@ -170,6 +172,11 @@ class _Worker:
             return Reply(None, str(lost), int(action is not None), time.monotonic() - started)
         finally:
             self.busy = False
+
+    def ask_to_stop(self) -> None:
+        """The process ends once nobody is at the other end of its pipe."""
+        if self._process is not None:
+            self._pipe.close()
 
     def stop(self) -> None:
         """Let the process end by itself, so that its environments are closed, and kill it where it does not."""
