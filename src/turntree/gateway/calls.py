@@ -284,15 +284,6 @@ class Lineage:
         return chained([self._of(message) for message in messages], after)
 
 
-def common_tokens(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two sequences begin with in common."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # equal slices are compared in C
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
-    return low
-
-
 def digest_of(message: Message, *, thoughts: bool) -> bytes:
     content = message.content.strip() if message.role == "assistant" else message.content
     calls = [(call.name, call.arguments) for call in message.tool_calls]

@@ -6,7 +6,7 @@ import contextlib
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from turntree.run.folder import RunDirectory
 from turntree.stages.config import EvaluateConfig, SuccessConfig
 from turntree.stages.evaluate import Evaluation, Evaluator
 from turntree.stages.policy import Policy
-from turntree.traces.schema import Trace, read_traces
+from turntree.traces.schema import Trace
 from turntree.train.loop import Algorithm, Checked, Row
 from turntree.train.success import FALSE_ALARMS, Look, best, change, counts, fall, fewest_lost
 
@@ -38,14 +38,13 @@ _FEWEST_TURNS = 16
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """What held-out tasks depend on: the environment that the user named; the traces, of which those of `split` are
-    trained on ("": all); the number of training tasks that are played (0: none), the seed that they are drawn by and
+    """What held-out tasks depend on: the environment that the user named; the traces that are trained on (read only
+    where they are needed); the number of training tasks that are played (0: none), the seed that they are drawn by and
     the turns of the longest episode; how completions are sampled."""
 
     sampling: Sampling
     environment: Part | None = None
-    traces: str = ""
-    split: str = ""
+    traces: Callable[[], Iterable[Trace]] = tuple
     tasks: int = 0
     task_seed: int = 0
     turns: int = 0
@@ -138,9 +137,8 @@ class _Seen:
         self.longest = 0  # turns of the longest trace
         self._options: list[dict[str, Any]] = []
         self._tasks: set[_SeenTask] = set()
-        for trace in read_traces(trained.traces) if trained.traces else ():
-            if trained.split in ("", trace.split):
-                self._add(trace)
+        for trace in trained.traces():
+            self._add(trace)
 
     def _add(self, trace: Trace) -> None:
         record: Mapping[str, Any] = trace.environment or {}
