@@ -108,7 +108,6 @@ def _totals(runs: Sequence[list[dict[str, Any]]], held_out: Sequence[dict[str, f
         "predicted_amplification": mean([row["predicted_amplification"] for row in iterations]),
         "held_out_success": float(played.mean()),
         "held_out_interval": [low, high],
-        "saved_estimate": [rows[-1]["saved"]["gate"] for rows in runs],
     }
 
 
