@@ -1,0 +1,479 @@
+"""What only a GPU can show, in order of worth: each part writes its figures as soon as it has them.
+
+    python benchmarks/gpu/run.py --out FOLDER [--limit 1500] [--only PART ...]   # on a machine with one GPU
+    python benchmarks/gpu/run.py --out FOLDER --page docs/results/gpu.md         # the page, from what is in FOLDER
+    python benchmarks/gpu/run.py --out FOLDER --tiny                             # tiny sizes on the CPU, as the suite does
+
+A part runs in a process of its own, so that one which fails, runs out of memory or of time takes no other with it. A
+part whose file is in FOLDER is not run again. No network is used: models are random, of the sizes of published ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "src")]
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import transformers  # noqa: E402
+from generate import Turns  # noqa: E402
+from generate import measure as measure_generation  # noqa: E402
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
+from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
+from update_step import LOSS, Shape, error, gradient, interleaved, ratio, sampled_tree  # noqa: E402
+
+from turntree.engine.checkpoint import load_model, load_tokenizer, save_model  # noqa: E402
+from turntree.pack.attention import set_tree_attention, tree_block_mask  # noqa: E402
+from turntree.pack.packing import PackedBatch, flat_batches, pack  # noqa: E402
+from turntree.train.forward import policy_logprobs, set_checkpointing  # noqa: E402
+from turntree.train.optimizer import OptimizerConfig, build_optimizer  # noqa: E402
+from turntree.train.ranks import DistributedGroup  # noqa: E402
+from turntree.train.sharded import shard  # noqa: E402
+from turntree.train.update import update_step  # noqa: E402
+from turntree_worlds.household.entry import POLICY  # noqa: E402
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+GIB = 1 << 30
+VOCABULARY = 151_936
+
+# layers, width, feed-forward, heads, heads of keys and values: the shapes of Qwen3
+MODELS = {
+    "0.6B": (28, 1024, 3072, 16, 8),
+    "1.7B": (28, 2048, 6144, 16, 8),
+    "4B": (36, 2560, 9728, 32, 8),
+    "tiny": (2, 32, 64, 4, 2),
+}
+SHAPES = {
+    "16 answers of 256 on 2,048": Shape(2048, (16,), 256),
+    "16 answers of 512 on 8,192": Shape(8192, (16,), 512),
+    "three turns, forks of 4, 2, 2": Shape(1024, (4, 2, 2), 128, observation=256),
+    "tiny": Shape(32, (4,), 4),
+    "tiny turns": Shape(32, (2, 2), 4, observation=4),
+}
+SIDES = ("packed, FlexAttention", "packed, dense mask", "flat rows")
+
+
+def clock() -> float:
+    if GPU:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def random_model(size: str) -> transformers.PreTrainedModel:
+    """Random weights in bfloat16 (float32 on the CPU), made on the device."""
+    layers, width, inner, heads, kv_heads = MODELS[size]
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner}
+    kinds = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128 if GPU else width // heads}
+    vocabulary = 50 if size == "tiny" else VOCABULARY
+    config = transformers.Qwen3Config(**sizes, **kinds, vocab_size=vocabulary, tie_word_embeddings=True)
+    config.max_position_embeddings = 65_536
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = transformers.Qwen3ForCausalLM(config)
+    return model.to(torch.bfloat16 if GPU else torch.float32).eval()
+
+
+def peak_of(side: Callable[[], object]) -> float | None:
+    """The most memory that tensors held during `side`, in GiB (weights and optimizer too); None on the CPU."""
+    if GPU:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    side()
+    return torch.cuda.max_memory_allocated() / GIB if GPU else None
+
+
+def packed(model: transformers.PreTrainedModel, shape: Shape, how: str, rows: int) -> list[PackedBatch]:
+    """The batches of one update on `model`, whose attention is set to what they need."""
+    tree, credit = sampled_tree(shape, model.config.vocab_size)
+    if how == "flat rows":
+        return flat_batches([tree], [credit], max_tokens=rows * shape.path)
+    set_tree_attention(model, "flex_attention" if "Flex" in how else "sdpa")
+    return pack([tree], [credit], max_tokens=shape.rollouts * shape.path)
+
+
+# the parts
+
+
+def tests(tiny: bool) -> Iterator[dict[str, Any]]:
+    """The tests marked gpu."""
+    marked = [str(path) for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *marked]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    yield {"exit": ended.returncode, "says": ended.stdout.strip().splitlines()[-1], "output": ended.stdout[-4000:]}
+
+
+def commands(tiny: bool) -> Iterator[dict[str, Any]]:
+    """`train online` and `train pivot` on the embedded policy, on the device beside the CPU: the first step's figures,
+    which differ by rounding, and by samples that rounding turned."""
+    run = [sys.executable, "-m", "turntree"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def turntree(*words: object) -> None:
+            ended = subprocess.run([*run, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True)
+            if ended.returncode:
+                raise RuntimeError(f"turntree {' '.join(map(str, words))}: {ended.stderr[-2000:]}")
+
+        turntree("traces", "household", "--count", 8, "--split", "train", "--out", "t.jsonl")
+        turntree("profile", "--traces", "t.jsonl", "--split", "", "--limit", 24, "--rollouts", 4, "--max-tokens", 24,
+                 "--out", "profile.jsonl")  # fmt: skip
+        turntree("select", "profile.jsonl", "--threshold", 1.0, "--max-per-kind", 1, "--anchor-share", 0,
+                 "--out", "pivots.jsonl")  # fmt: skip
+        kinds = {"cpu": [], **({"cuda": ["--set", "device.name=cuda"]} if GPU else {})}
+        if GPU:
+            wide = ["device.name=cuda", "device.dtype=bfloat16", "device.attention=flex_attention"]
+            kinds["cuda, bfloat16, FlexAttention"] = [word for key in wide for word in ("--set", key)]
+        stages = {
+            "pivot": ["train", "pivot", "pivots.jsonl", "--steps", 2, "--max-tokens", 24, "--set", "check.tasks=0"],
+            "online": ["train", "online", "--iterations", 2, *(["--max-turns", 2] if tiny else [])],
+        }
+        for stage, words in stages.items():
+            for kind, more in kinds.items():
+                out = folder / f"{stage} {kind}"
+                started = time.perf_counter()
+                turntree(*words, *more, "--learning-rate", 3e-4, "--out", out)
+                seconds = time.perf_counter() - started
+                first = next(
+                    row for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()) if row.get("step")
+                )
+                shown = ("loss", "grad_norm", "ratio_max", "kl", "entropy", "trained_tokens")
+                yield {"stage": stage, "device": kind, "seconds": seconds, "first": {k: first.get(k) for k in shown}}
+
+
+def update(tiny: bool) -> Iterator[dict[str, Any]]:
+    """One update (loss, gradient, AdamW on float32 masters): packed against flat rows of the same tokens."""
+    siblings, long, turns = list(SHAPES)[:3]
+    plan = [("0.6B", siblings), ("0.6B", turns), ("1.7B", siblings), ("1.7B", long), ("4B", siblings)]
+    for size, name in [("tiny", "tiny"), ("tiny", "tiny turns")] if tiny else plan:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            yield _update(size, name)
+
+
+def _update(size: str, name: str) -> dict[str, Any]:
+    shape, model = SHAPES[name], random_model(size)
+    if size == "4B":
+        set_checkpointing(model)
+    optimizer = build_optimizer(model, OptimizerConfig())
+    rows = 4
+    batches = {how: packed(model, shape, how, rows) for how in SIDES if GPU or "Flex" not in how}
+
+    def step(how: str) -> None:
+        if how != "flat rows":
+            set_tree_attention(model, "flex_attention" if "Flex" in how else "sdpa")
+        update_step(model, None, optimizer, [batch.to(DEVICE) for batch in batches[how]], config=LOSS)
+
+    def scores(how: str) -> torch.Tensor:
+        packed(model, shape, how, rows)
+        with torch.no_grad():
+            return torch.cat([policy_logprobs(model, batch.to(DEVICE)).sort().values for batch in batches[how]])
+
+    difference = None
+    if size in ("0.6B", "tiny"):
+        base, difference = None, {}
+        for how in reversed(list(batches)):
+            packed(model, shape, how, rows)
+            found = gradient(model, [batch.to(DEVICE) for batch in batches[how]])
+            base, difference[how] = (found, 0.0) if base is None else (base, error(found, base))
+        model.zero_grad()
+        del base, found
+    sides = [partial(step, how) for how in batches]
+    peaks = [peak_of(side) for side in sides]  # and a warm-up
+    taken = interleaved(sides, 2 if size == "tiny" else 5, clock)
+    flat = taken[-1]
+    tree = batches[next(iter(batches))][0]
+    return {
+        "model": size,
+        "shape": name,
+        "rho": tree.stats.rho,
+        "slots": tree.tokens_BL.shape[1],
+        "gradient_difference": difference,
+        "sides": {
+            how: {"seconds": statistics.median(found), "peak_gib": peak, "speedup": ratio(flat, found)}
+            for how, found, peak in zip(batches, taken, peaks, strict=True)
+        },
+    }
+
+
+def trl(tiny: bool) -> Iterator[dict[str, Any]]:
+    """The same update by `GRPOTrainer.compute_loss` and its own AdamW, whose weights and moments are bfloat16 alone."""
+    from trl_step import TRLStep  # noqa: PLC0415
+
+    for size, name in [("tiny", "tiny")] if tiny else [("0.6B", list(SHAPES)[0]), ("1.7B", list(SHAPES)[0])]:
+        shape, model = SHAPES[name], random_model(size)
+        how = SIDES[0] if GPU else SIDES[1]
+        optimizer, batches = build_optimizer(model, OptimizerConfig()), packed(model, shape, how, 4)
+        on_device = [batch.to(DEVICE) for batch in batches]
+        with tempfile.TemporaryDirectory() as folder:
+            theirs = TRLStep(random_model(size), LOSS, OptimizerConfig(), folder)
+            inputs = theirs.prepare(*sampled_tree(shape, model.config.vocab_size), 4)
+            inputs = [{key: value.to(DEVICE) for key, value in part.items()} for part in inputs]
+            sides = [
+                lambda: update_step(model, None, optimizer, on_device, config=LOSS),
+                partial(theirs.step, inputs),
+            ]
+            peaks = [peak_of(side) for side in sides]
+            ours, other = interleaved(sides, 2 if tiny else 5, clock)
+        yield {
+            "model": size,
+            "shape": name,
+            "packed_seconds": statistics.median(ours),
+            "trl_seconds": statistics.median(other),
+            "speedup": ratio(other, ours),
+            "peaks_of_both_gib": peaks,
+        }
+        del theirs, model, optimizer
+
+
+def attention(tiny: bool) -> Iterator[dict[str, Any]]:
+    """Attention alone, forward and backward, 16 heads of 128: FlexAttention and a dense mask over the packed tree, and
+    causal attention over flat rows."""
+    names = ["tiny", "tiny turns"] if tiny else list(SHAPES)[:3]
+    compiled = torch.compile(flex_attention, dynamic=False) if GPU else None
+    for name in names:
+        shape = SHAPES[name]
+        tree, credit = sampled_tree(shape, 50)
+        batch = pack([tree], [credit], max_tokens=shape.rollouts * shape.path)[0].to(DEVICE)
+        slots, (heads, width) = batch.tokens_BL.shape[1], (16, 128) if GPU else (2, 8)
+
+        def drawn(rows: int, length: int, heads: int = heads, width: int = width) -> list[torch.Tensor]:
+            kind = {"device": DEVICE, "dtype": torch.bfloat16 if GPU else torch.float32}
+            return [torch.randn(rows, heads, length, width, **kind, requires_grad=True) for _ in range(3)]
+
+        one, rows, mask = drawn(1, slots), drawn(shape.rollouts, shape.path), batch.attention_mask()
+        blocks = tree_block_mask(batch) if GPU else None
+        sides: dict[str, Callable[[], torch.Tensor]] = {
+            "packed, dense mask": lambda: scaled_dot_product_attention(*one, attn_mask=mask),
+            "flat rows": lambda: scaled_dot_product_attention(*rows, is_causal=True),
+        }
+        if compiled is not None:
+            sides = {"packed, FlexAttention": lambda: compiled(*one, block_mask=blocks), **sides}
+
+        def both(side: Callable[[], torch.Tensor]) -> None:
+            side().sum().backward()
+
+        timed = [partial(both, side) for side in sides.values()]
+        interleaved(timed, 1, clock)
+        taken = interleaved(timed, 2 if tiny else 20, clock)
+        seen = float((batch.positions_BL + 1).sum())
+        pairs = shape.rollouts * shape.path * (shape.path + 1) / 2
+        yield {
+            "shape": name,
+            "slots": slots,
+            "rho_attention": pairs / seen,
+            "milliseconds": {how: 1e3 * statistics.median(found) for how, found in zip(sides, taken, strict=True)},
+        }
+
+
+def generation(tiny: bool) -> Iterator[dict[str, Any]]:
+    """`HFEngine` against `generate`, siblings of one prompt, ids, log-probabilities and entropies from both."""
+    cases = [Turns("siblings", 4, 32, 4)] if tiny else [Turns("siblings", count, 2048, 64) for count in (16, 64)]
+    for size in ["tiny"] if tiny else ["0.6B", "1.7B"]:
+        model = random_model(size)
+        for case in cases:
+            row = measure_generation(model, case, 1 if tiny else 3, clock)
+            yield {"model": size, "sequences": case.sequences, "prompt": case.prompt, "new": case.new, **row}
+
+
+def ranks(tiny: bool) -> Iterator[dict[str, Any]]:
+    """FSDP2 and NCCL with one rank on one card: the step of the sharded trainer beside that of the plain one."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ.get("MASTER_PORT", "29511")}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if GPU else "gloo", rank=0, world_size=1)
+    size, shape = ("tiny", SHAPES["tiny"]) if tiny else ("0.6B", SHAPES[list(SHAPES)[0]])
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("plain", "sharded"):
+        group = DistributedGroup(DEVICE) if name == "sharded" else None
+        model = random_model(size)
+        batches = [batch.to(DEVICE) for batch in packed(model, shape, SIDES[0] if GPU else SIDES[1], 4)]
+        own = shard(model, group, keep=False) if group else model
+        optimizer = build_optimizer(own, OptimizerConfig(learning_rate=1e-4))
+        more = {"group": group} if group else {}
+        metrics = update_step(own, None, optimizer, batches, config=LOSS, **more)
+        step = partial(update_step, own, None, optimizer, batches, config=LOSS, **more)
+        peak = peak_of(step)
+        (taken,) = interleaved([step], 2 if tiny else 5, clock)
+        shown = {key: metrics[key] for key in ("loss", "grad_norm")}
+        found[name] = {"seconds": statistics.median(taken), "peak_gib": peak, **shown}
+        del model, own, optimizer, step
+    yield {"model": size, "backend": dist.get_backend_config(), **found}
+    dist.destroy_process_group()
+
+
+def weights(tiny: bool) -> Iterator[dict[str, Any]]:
+    """Weights to a folder and back onto the device, as they go to a server that samples."""
+    for size in ["tiny"] if tiny else ["0.6B", "4B"]:
+        model = random_model(size)
+        count = sum(p.numel() * p.element_size() for p in model.parameters())
+        with tempfile.TemporaryDirectory() as folder:
+            started = clock()
+            save_model(model, load_tokenizer(POLICY), Path(folder, "model"))
+            saved = clock()
+            load_model(Path(folder, "model"), dtype="auto", device=DEVICE)
+            loaded = clock()
+        yield {"model": size, "gib": count / GIB, "save_seconds": saved - started, "load_seconds": loaded - saved}
+
+
+PARTS: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
+    part.__name__: part for part in (tests, update, attention, commands, ranks, generation, trl, weights)
+}
+
+
+# running them, and the page
+
+
+def run_part(name: str, out: Path, tiny: bool) -> None:
+    """Rows of a part, each appended as it is known; `NAME.json` is whole when the part has ended well."""
+    rows: list[dict[str, Any]] = []
+    for row in PARTS[name](tiny):
+        rows.append(row)
+        (out / f"{name}.part.json").write_text(json.dumps(rows, indent=1))
+        print(f"{name}: {json.dumps({k: v for k, v in row.items() if k != 'output'})}", flush=True)
+    (out / f"{name}.part.json").replace(out / f"{name}.json")
+
+
+def run_all(names: Sequence[str], out: Path, tiny: bool, limit: float) -> int:
+    ends, failed = time.monotonic() + limit, 0
+    (out / "machine.json").write_text(json.dumps(machine(), indent=1))
+    for name in names:
+        if (out / f"{name}.json").is_file():
+            continue
+        command = [sys.executable, __file__, "--out", str(out), "--part", name, *(["--tiny"] if tiny else [])]
+        left = ends - time.monotonic()
+        started = time.monotonic()
+        try:
+            if left < 5:
+                raise subprocess.TimeoutExpired(command, limit)
+            code = subprocess.run(command, timeout=left).returncode
+        except subprocess.TimeoutExpired:
+            code = "no time left"
+        print(f"{name}: {code or 'done'} after {time.monotonic() - started:.0f} s", flush=True)
+        failed += bool(code)
+    return 1 if failed else 0
+
+
+def machine() -> dict[str, Any]:
+    card = torch.cuda.get_device_properties(0) if GPU else None
+    return {
+        "card": card.name if card else "no GPU",
+        "card_gib": card.total_memory / GIB if card else None,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def page(out: Path) -> str:
+    """The figures in FOLDER as a page; parts that are not there are named."""
+    found = {name: json.loads((out / f"{name}.json").read_text()) for name in PARTS if (out / f"{name}.json").is_file()}
+    for path in out.glob("*.part.json"):
+        found.setdefault(path.name.partition(".")[0], json.loads(path.read_text()))
+    on = json.loads((out / "machine.json").read_text())
+    text = [
+        "# On a GPU",
+        f"One {on['card']} ({number(on['card_gib'], 0)} GiB), torch {on['torch']}, transformers {on['transformers']}; "
+        "`python benchmarks/gpu/run.py --out FOLDER`, one run, medians of five steps. Models are random weights in the "
+        "shapes of Qwen3, in bfloat16; speed-ups are seconds of flat rows over seconds of the side, with the lowest "
+        "and highest of the repeats.",
+    ]
+    missing = [name for name in PARTS if name not in found]
+    if missing:
+        text.append(f"**Not measured in this run:** {', '.join(missing)}.")
+    if rows := found.get("tests"):
+        text += ["## Tests marked gpu", rows[0]["says"]]
+    if rows := found.get("update"):
+        head = ["model", "tree", "rho", "side", "seconds", "times flat", "peak GiB", "gradient off flat rows by"]
+        cells = [
+            [row["model"], row["shape"], number(row["rho"]), how, number(side["seconds"], 3),
+             "{median:.2f} [{low:.2f}, {high:.2f}]".format(**side["speedup"]), number(side["peak_gib"], 1),
+             f"{row['gradient_difference'][how]:.1e}" if row["gradient_difference"] else "-"]
+            for row in rows for how, side in row["sides"].items()
+        ]  # fmt: skip
+        text += ["## One update", " ".join((update.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("trl"):
+        head = ["model", "tree", "packed s", "TRL s", "times TRL"]
+        cells = [
+            [row["model"], row["shape"], number(row["packed_seconds"], 3), number(row["trl_seconds"], 3),
+             "{median:.2f} [{low:.2f}, {high:.2f}]".format(**row["speedup"])] for row in rows
+        ]  # fmt: skip
+        text += ["## Beside TRL", " ".join((trl.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("attention"):
+        head = ["tree", "slots", "pairs flat over packed", *(f"{how}, ms" for how in rows[0]["milliseconds"])]
+        cells = [
+            [row["shape"], row["slots"], number(row["rho_attention"]), *map(number, row["milliseconds"].values())]
+            for row in rows
+        ]
+        text += ["## Attention alone", " ".join((attention.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("generation"):
+        head = ["model", "siblings", "tokens a second", "times generate", "times generate with its cache repeated"]
+        cells = [
+            [row["model"], f"{row['sequences']} x {row['new']} on {row['prompt']}", number(row["tokens_per_second"], 0),
+             "{speedup:.2f} [{low:.2f}, {high:.2f}]".format(**row), number(row["beside"]["reuse"]["median"])]
+            for row in rows
+        ]  # fmt: skip
+        text += ["## Generation", " ".join((generation.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("commands"):
+        head = ["stage", "device", "loss", "gradient norm", "largest ratio", "seconds of the command"]
+        cells = [
+            [row["stage"], row["device"], *(number(row["first"][key], 5) for key in ("loss", "grad_norm", "ratio_max")),
+             number(row["seconds"], 1)] for row in rows
+        ]  # fmt: skip
+        text += ["## Commands", " ".join((commands.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("ranks"):
+        head = ["trainer", "loss", "gradient norm", "seconds", "peak GiB"]
+        cells = [
+            [name, number(row["loss"], 6), number(row["grad_norm"], 5), number(row["seconds"], 3), number(row["peak_gib"], 1)]
+            for name, row in rows[0].items() if isinstance(row, dict)
+        ]  # fmt: skip
+        text += ["## Ranks", " ".join((ranks.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("weights"):
+        head = ["model", "GiB", "to the folder, s", "back, s"]
+        cells = [[row["model"], *(number(row[key]) for key in ("gib", "save_seconds", "load_seconds"))] for row in rows]
+        text += ["## Weights through a folder", " ".join((weights.__doc__ or "").split()), table(head, cells)]
+    return "\n\n".join(text) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What only a GPU can show.")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all parts (default %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that it runs")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="only write the page of what is in FOLDER")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.page:
+        arguments.page.write_text(page(arguments.out))
+    elif arguments.part:
+        run_part(arguments.part, arguments.out, arguments.tiny)
+    else:
+        if not (GPU or arguments.tiny):
+            parser.error("no CUDA device was found: --tiny runs tiny sizes on the CPU")
+        sys.exit(run_all(arguments.only, arguments.out, arguments.tiny, arguments.limit))
+
+
+if __name__ == "__main__":
+    main()
