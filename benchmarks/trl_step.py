@@ -25,7 +25,8 @@ class TRLStep:
 
     def __init__(self, model: PreTrainedModel, loss: LossConfig, optimizer: OptimizerConfig, folder: str) -> None:
         settings = GRPOConfig(
-            output_dir=folder, use_cpu=model.device.type == "cpu", bf16=False, report_to=[], gradient_checkpointing=False, loss_type="bnpo",
+            output_dir=folder, use_cpu=model.device.type == "cpu", bf16=False, report_to=[],
+            gradient_checkpointing=False, loss_type="bnpo",
             beta=0.0, epsilon=loss.clip_low, epsilon_high=loss.clip_high, temperature=loss.sampled_at,
             per_device_train_batch_size=16, num_generations=16, learning_rate=optimizer.learning_rate,
             adam_beta1=optimizer.betas[0], adam_beta2=optimizer.betas[1], weight_decay=optimizer.weight_decay,

@@ -319,6 +319,7 @@ def test_the_block_mask_leaves_out_what_siblings_cannot_see() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks at it
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention has no backward pass on CPU")
 def test_flex_attention_passes_the_self_check_on_cuda() -> None:
     model = tiny_model("qwen3", 24, hidden_size=64).cuda()
