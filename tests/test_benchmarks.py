@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,20 @@ def test_the_model_of_many_gpus_reports_shares_for_every_mode_and_staleness():
         assert row["seconds"] > 0 and all(
             0 <= row[name] <= 1 for name in ("rollout_busy", "train_busy", "tail", "waiting")
         )
+
+
+def test_what_is_run_on_a_gpu_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = BENCHMARKS / "gpu" / "run.py"
+    ranks = [sys.executable, str(script), "--out", str(tmp_path), "--tiny", "--only", "ranks"]  # a process of its own
+    subprocess.run(ranks, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    gpu = runpy.run_path(str(script))
+    for part in ("update", "generation", "weights", "attention"):
+        gpu["run_part"](part, tmp_path, True)
+    for case in json.loads((tmp_path / "update.json").read_text()):
+        assert 0 < case["gradient_difference"]["packed, dense mask"] < 1e-5 and case["rho"] > 2
+    (found,) = json.loads((tmp_path / "ranks.json").read_text())
+    assert found["plain"]["grad_norm"] == pytest.approx(found["sharded"]["grad_norm"])
+    page = gpu["page"](tmp_path)
+    assert "**Not measured in this run:** trl, tests, commands." in page
+    assert "## One update" in page and "## Ranks" in page
