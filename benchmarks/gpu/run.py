@@ -1,7 +1,7 @@
 """What only a GPU can show, in order of worth: each part writes its figures as soon as it has them.
 
     python benchmarks/gpu/run.py --out FOLDER [--limit 1500] [--only PART ...]  # on a machine with one GPU
-    python benchmarks/gpu/run.py --out FOLDER --page docs/results/gpu.md        # the page, from what is in FOLDER
+    python benchmarks/gpu/run.py --out FOLDER --page FOLDER/page.md             # the page, from what is in FOLDER
     python benchmarks/gpu/run.py --out FOLDER --tiny                            # tiny sizes on the CPU, as in the suite
 
 A part runs in a process of its own, so that one which fails, runs out of memory or of time takes no other with it. A
