@@ -11,7 +11,6 @@ part whose file is in FOLDER is not run again. No network is used: models are ra
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -41,7 +40,7 @@ from turntree.pack.attention import set_tree_attention, tree_block_mask  # noqa:
 from turntree.pack.packing import PackedBatch, flat_batches, pack  # noqa: E402
 from turntree.train.forward import set_checkpointing  # noqa: E402
 from turntree.train.optimizer import OptimizerConfig, build_optimizer  # noqa: E402
-from turntree.train.ranks import DistributedGroup  # noqa: E402
+from turntree.train.ranks import SINGLE, DistributedGroup  # noqa: E402
 from turntree.train.sharded import shard  # noqa: E402
 from turntree.train.update import update_step  # noqa: E402
 from turntree_worlds.household.entry import POLICY  # noqa: E402
@@ -67,7 +66,8 @@ SHAPES = {
 }
 SIBLINGS, LONG, TURNS = list(SHAPES)[:3]
 ROWS = 4  # of a flat batch, and of TRL's
-SIDES = ("packed, FlexAttention", "packed, dense mask", "flat rows")
+FLEX, DENSE, FLAT = "packed, FlexAttention", "packed, dense mask", "flat rows"
+SIDES = (FLEX, DENSE, FLAT) if GPU else (DENSE, FLAT)  # FlexAttention has no backward pass on a CPU
 
 
 def clock() -> float:
@@ -100,16 +100,18 @@ def peak_of(side: Callable[[], object]) -> float | None:
 
 
 def set_attention(model: transformers.PreTrainedModel, how: str) -> None:
-    set_tree_attention(model, "flex_attention" if "Flex" in how else "sdpa")
+    set_tree_attention(model, "flex_attention" if how == FLEX else "sdpa")
 
 
-def packed(model: transformers.PreTrainedModel, shape: Shape, how: str, rows: int) -> list[PackedBatch]:
-    """The batches of one update on `model`, whose attention is set to what they need."""
+def batches_of(model: transformers.PreTrainedModel, shape: Shape, how: str) -> list[PackedBatch]:
+    """The batches of one update on `model`, on its device; its attention is set to what they need."""
     tree, credit = sampled_tree(shape, model.config.vocab_size)
-    if how == "flat rows":
-        return flat_batches([tree], [credit], max_tokens=rows * shape.path)
     set_attention(model, how)
-    return pack([tree], [credit], max_tokens=shape.rollouts * shape.path)
+    if how == FLAT:
+        found = flat_batches([tree], [credit], max_tokens=ROWS * shape.path)
+    else:
+        found = pack([tree], [credit], max_tokens=shape.rollouts * shape.path)
+    return [batch.to(DEVICE) for batch in found]
 
 
 # the parts
@@ -142,25 +144,15 @@ def commands(tiny: bool) -> Iterator[dict[str, Any]]:
                  "--out", "profile.jsonl")  # fmt: skip
         turntree("select", "profile.jsonl", "--threshold", 1.0, "--max-per-kind", 1, "--anchor-share", 0,
                  "--out", "pivots.jsonl")  # fmt: skip
-        kinds = {"cpu": [], **({"cuda": ["--set", "device.name=cuda"]} if GPU else {})}
+        kinds: dict[str, list[str]] = {"cpu": []}
         if GPU:
             wide = ["device.name=cuda", "device.dtype=bfloat16", "device.attention=flex_attention"]
+            kinds["cuda"] = ["--set", wide[0]]
             kinds["cuda, bfloat16, FlexAttention"] = [word for key in wide for word in ("--set", key)]
         stages = {
             # in bfloat16 the weights are not those that were profiled: --allow-stale
-            "pivot": [
-                "train",
-                "pivot",
-                "pivots.jsonl",
-                "--steps",
-                2,
-                "--max-tokens",
-                24,
-                "--allow-stale",
-                "--set",
-                "check.tasks=0",
-            ],
-            "online": ["train", "online", "--iterations", 2],
+            "pivot": "train pivot pivots.jsonl --steps 2 --max-tokens 24 --allow-stale --set check.tasks=0",
+            "online": "train online --iterations 2",
         }
         if tiny:
             del stages["online"]
@@ -168,7 +160,7 @@ def commands(tiny: bool) -> Iterator[dict[str, Any]]:
             for kind, more in kinds.items():
                 out = folder / f"{stage} {kind}"
                 started = time.perf_counter()
-                turntree(*words, *more, "--learning-rate", 3e-4, "--out", out)
+                turntree(*words.split(), *more, "--learning-rate", 3e-4, "--out", out)
                 seconds = time.perf_counter() - started
                 first = next(
                     row for row in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()) if row.get("step")
@@ -181,8 +173,10 @@ def update(tiny: bool) -> Iterator[dict[str, Any]]:
     """One update (loss, gradient, AdamW on float32 masters): packed against flat rows of the same tokens."""
     plan = [("0.6B", SIBLINGS), ("0.6B", TURNS), ("1.7B", SIBLINGS), ("1.7B", LONG), ("4B", SIBLINGS)]
     for size, name in [("tiny", "tiny"), ("tiny", "tiny turns")] if tiny else plan:
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             yield _update(size, name)
+        except torch.OutOfMemoryError:
+            yield {"model": size, "shape": name, "out_of_memory": True, "sides": {}}
 
 
 def _update(size: str, name: str) -> dict[str, Any]:
@@ -190,8 +184,7 @@ def _update(size: str, name: str) -> dict[str, Any]:
     if size == "4B":
         set_checkpointing(model)
     optimizer = build_optimizer(model, OptimizerConfig())
-    sides = [how for how in SIDES if GPU or "Flex" not in how]
-    batches = {how: [batch.to(DEVICE) for batch in packed(model, shape, how, ROWS)] for how in sides}
+    batches = {how: batches_of(model, shape, how) for how in SIDES}
     differences = gradient_differences(model, batches) if size in ("0.6B", "tiny") else None
 
     def step(how: str) -> None:
@@ -201,7 +194,7 @@ def _update(size: str, name: str) -> dict[str, Any]:
     steps = [partial(step, how) for how in batches]
     peaks = [peak_of(side) for side in steps]  # and a warm-up
     taken = interleaved(steps, 2 if size == "tiny" else 5, clock)
-    tree = batches[sides[0]][0]
+    tree = batches[SIDES[0]][0]
     return {
         "model": size,
         "shape": name,
@@ -221,8 +214,8 @@ def gradient_differences(
     """Relative L2 differences of the whole gradients from that of float32 flat rows."""
     narrow = next(model.parameters()).dtype
     model.float()
-    set_attention(model, SIDES[-1])
-    exact = gradient(model, batches[SIDES[-1]])
+    set_attention(model, FLAT)
+    exact = gradient(model, batches[FLAT])
     model.to(narrow)
     found = {}
     for how, of_side in batches.items():
@@ -242,7 +235,7 @@ def _beside_trl(size: str, name: str) -> dict[str, Any]:
     from trl_step import TRLStep  # noqa: PLC0415
 
     shape, model = SHAPES[name], random_model(size)
-    batches = [batch.to(DEVICE) for batch in packed(model, shape, SIDES[0] if GPU else SIDES[1], ROWS)]
+    batches = batches_of(model, shape, SIDES[0])
     optimizer = build_optimizer(model, OptimizerConfig())
     with tempfile.TemporaryDirectory() as folder:
         theirs = TRLStep(random_model(size), LOSS, OptimizerConfig(), folder)
@@ -280,12 +273,12 @@ def _attention(name: str, repeats: int) -> dict[str, Any]:
 
     one, rows, mask = drawn(1, slots), drawn(shape.rollouts, shape.path), batch.attention_mask()
     sides: dict[str, Callable[[], torch.Tensor]] = {
-        "packed, dense mask": lambda: scaled_dot_product_attention(*one, attn_mask=mask),
-        "flat rows": lambda: scaled_dot_product_attention(*rows, is_causal=True),
+        DENSE: lambda: scaled_dot_product_attention(*one, attn_mask=mask),
+        FLAT: lambda: scaled_dot_product_attention(*rows, is_causal=True),
     }
     if GPU:
         compiled, blocks = torch.compile(flex_attention, dynamic=False), tree_block_mask(batch)
-        sides = {"packed, FlexAttention": lambda: compiled(*one, block_mask=blocks), **sides}
+        sides = {FLEX: lambda: compiled(*one, block_mask=blocks), **sides}
 
     def both(side: Callable[[], torch.Tensor]) -> None:
         side().sum().backward()
@@ -314,20 +307,18 @@ def ranks(tiny: bool) -> Iterator[dict[str, Any]]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if GPU else "gloo", rank=0, world_size=1)
     size, shape = ("tiny", SHAPES["tiny"]) if tiny else ("0.6B", SHAPES[SIBLINGS])
     found: dict[str, dict[str, Any]] = {}
-    for name in ("plain", "sharded"):
-        group = DistributedGroup(DEVICE) if name == "sharded" else None
+    for name, group in {"plain": SINGLE, "sharded": DistributedGroup(DEVICE)}.items():
         model = random_model(size)
-        batches = [batch.to(DEVICE) for batch in packed(model, shape, SIDES[0] if GPU else SIDES[1], ROWS)]
-        own = shard(model, group, keep=False) if group else model
-        optimizer = build_optimizer(own, OptimizerConfig(learning_rate=1e-4))
-        more = {"group": group} if group else {}
-        metrics = update_step(own, None, optimizer, batches, config=LOSS, **more)
-        step = partial(update_step, own, None, optimizer, batches, config=LOSS, **more)
+        batches = batches_of(model, shape, SIDES[0])
+        model = shard(model, group, keep=False)
+        optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-4))
+        step = partial(update_step, model, None, optimizer, batches, config=LOSS, group=group)
+        metrics = step()
         peak = peak_of(step)
         (taken,) = interleaved([step], 2 if tiny else 5, clock)
         shown = {key: metrics[key] for key in ("loss", "grad_norm")}
         found[name] = {"seconds": statistics.median(taken), "peak_gib": peak, **shown}
-        del model, own, optimizer, step
+        del model, optimizer, step
     yield {"model": size, "backend": dist.get_backend_config(), **found}
     dist.destroy_process_group()
 
@@ -430,6 +421,7 @@ def page(out: Path) -> str:
             for row in rows for how, side in row["sides"].items()
         ]  # fmt: skip
         text += ["## One update", " ".join((update.__doc__ or "").split()), table(head, cells)]
+        text += [f"Out of memory: {row['model']}, {row['shape']}." for row in rows if row.get("out_of_memory")]
     if rows := found.get("trl"):
         head = ["model", "tree", "packed s", "TRL s", "times TRL"]
         cells = [

@@ -179,9 +179,8 @@ class _Worker:
             self._pipe.close()
 
     def stop(self) -> None:
-        """Let the process end by itself, so that its environments are closed, and kill it where it does not."""
+        """Wait until the process that was asked to has ended, its environments closed; kill it where it does not."""
         if self._process is not None:
-            self._pipe.close()
             wait([self._process.sentinel], _CLOSING_SECONDS)
             self.kill()
             self._process.join()

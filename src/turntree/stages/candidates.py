@@ -15,7 +15,7 @@ from turntree.run.artifacts import PIVOTS
 from turntree.run.files import file_hash
 from turntree.run.jsonl import located
 from turntree.traces.candidates import candidates, skipped_turns
-from turntree.traces.schema import Trace, read_traces
+from turntree.traces.schema import read_traces
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def survey(traces: str, split: str) -> Survey:
             problem = f"of trace {trace.id!r} is {trace.split!r}, but its group {trace.group!r} is also in"
             hint = "give a group one split, or what is trained on is tested on"
             raise InputError(f"{problem} {splits[trace.group]!r}", path=traces, field="split", hint=hint)
-        if _of_split(trace, split):
+        if split in ("", trace.split):
             try:
                 reasons = skipped_turns(trace)
             except InputError as error:
@@ -62,7 +62,7 @@ def survey(traces: str, split: str) -> Survey:
 
 def stream_candidates(traces: str, split: str, chosen: Collection[int] | None = None) -> Iterator[TurnState]:
     """The candidates of a split in order of the file: all, or those in the `chosen` places (`Survey.draw`)."""
-    states = (state for trace in read_traces(traces) if _of_split(trace, split) for state in candidates(trace))
+    states = (state for trace in read_traces(traces, split) for state in candidates(trace))
     return (state for place, state in enumerate(states) if chosen is None or place in chosen)
 
 
@@ -71,10 +71,6 @@ def read_candidates(traces: str, split: str, limit: int, seed: int) -> tuple[lis
     candidates. Raises `InputError` when nothing is left."""
     surveyed = survey(traces, split)
     return list(stream_candidates(traces, split, surveyed.draw(limit, seed))), surveyed.skipped
-
-
-def _of_split(trace: Trace, split: str) -> bool:
-    return split in ("", trace.split)
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def read_selected(path: str, traces: str | None = None) -> tuple[dict[str, Any],
     states: dict[tuple[str, int], TurnState] = {}
     survey(source, split)
     for trace in read_traces(source):
-        if _of_split(trace, split):
+        if split in ("", trace.split):
             groups[trace.id] = trace.group
             states |= {(trace.id, state.turn): state for state in candidates(trace)}
     found: list[SelectedState] = []

@@ -265,9 +265,7 @@ def write_published(config: ProfileStageConfig, out: Path, *, overwrite: bool = 
 
 def _rows(config: ProfileStageConfig, chosen: Collection[int], skipped: Counter[str]) -> Iterator[dict[str, Any]]:
     places = itertools.count()
-    for trace in read_traces(config.traces):
-        if config.split not in ("", trace.split):
-            continue
+    for trace in read_traces(config.traces, config.split):
         rewards = _rewards(trace, config.traces)
         for state in candidates(trace):
             if next(places) not in chosen:

@@ -38,7 +38,7 @@ def run_sft(
     """Train on the assistant turns of a split; the policy is written to `out/model`. An unfinished run of the same
     configuration and contents in `out` is resumed; any other is refused unless `overwrite`."""
     loggers.check(config.loggers)
-    found = [trace for trace in read_traces(config.traces) if config.split in ("", trace.split)]
+    found = list(read_traces(config.traces, config.split))
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = open_policy(config, config.model, group)

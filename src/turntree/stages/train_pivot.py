@@ -55,7 +55,7 @@ from turntree.stages.training import (
 )
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
-from turntree.traces.schema import Trace, read_traces
+from turntree.traces.schema import read_traces
 from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Checked, Row
 from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
@@ -146,16 +146,12 @@ def trained_on(config: TrainPivotConfig, traces: str, split: str = "") -> Traine
     return TrainedOn(
         config.train.sampling,
         config.environment,
-        partial(_of_split, traces, split) if traces else tuple,
+        partial(read_traces, traces, split) if traces else tuple,
         tasks=config.own.count if plays else 0,
         task_seed=config.own.task_seed,
         turns=config.own.max_turns if plays else 0,
         cut_turns=config.train.cut_turns,
     )
-
-
-def _of_split(traces: str, split: str) -> Iterator[Trace]:
-    return (trace for trace in read_traces(traces) if split in ("", trace.split))
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,9 @@ _TRACE_KEYS = frozenset(
 _NULLABLE = frozenset({"split", "success", "environment"})
 
 
-def read_traces(path: str | Path) -> Iterator[Trace]:
-    """The traces of a file, one at a time. Raises `InputError` with file, line and field."""
+def read_traces(path: str | Path, split: str = "") -> Iterator[Trace]:
+    """The traces of a file that are in `split` ("": all), one at a time. Raises `InputError` with file, line and field,
+    also for a trace of another split."""
     ids: dict[str, int] = {}
     counted: Any = None
     for number, value in _rows(path):
@@ -132,7 +133,8 @@ def read_traces(path: str | Path) -> Iterator[Trace]:
         except InputError as error:
             raise located(error, path=path, line=number) from error
         _check_unique(trace.id, ids, number, path)
-        yield trace
+        if split in ("", trace.split):
+            yield trace
     if type(counted) is int and counted != len(ids):
         problem = f"holds {len(ids)} traces, and its header counts {counted}"
         raise InputError(problem, path=path, hint="make it again, or correct the number in its first line")
