@@ -8,6 +8,7 @@ else is in the packages below.
 - Messages and environments: `Message`, `ToolCall`, `Observation`, `Environment`, `ToolEnvironment`, `EnvironmentFault`,
   `TaskSet`, `check_environment`.
 - Trees: `RolloutTree`, `KeptTree`, `read_trees`, `Verdict`, `Rewards`, `Credit`, `NodeCredit`.
+- Rows for a trainer of one's own: `rows`, `Row`.
 - Parts that can be brought from outside: `Part`, and the protocols `Gate`, `GateDecision`, `Brancher`,
   `BranchDecision`, `StreamingEngine`, `TurnState`.
 - Stages: `load_policy`, `train_pivot`, `train_online`, `evaluate`, `build_report`.
@@ -36,6 +37,8 @@ _WHERE = {
     "Rewards": "turntree.core.labels",
     "Credit": "turntree.core.labels",
     "NodeCredit": "turntree.core.labels",
+    "rows": "turntree.pack.rows",
+    "Row": "turntree.pack.rows",
     "Part": "turntree.core.config",
     "Gate": "turntree.core.protocols",
     "GateDecision": "turntree.core.protocols",
@@ -73,6 +76,7 @@ if TYPE_CHECKING:
     from turntree.env.tool_environment import ToolEnvironment
     from turntree.logs.trees import KeptTree
     from turntree.logs.trees import read as read_trees
+    from turntree.pack.rows import Row, rows
     from turntree.report.html import build_report
     from turntree.stages.evaluate import evaluate
     from turntree.stages.policy import load_policy

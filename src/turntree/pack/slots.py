@@ -68,7 +68,7 @@ def tree_segment(tree: RolloutTree, credit: Credit, index: int) -> Segment | Non
 
     Nodes that no trained token depends on (branches of censored leaves, trailing observations) are left out.
     """
-    paths = _trained_paths(tree, credit)
+    paths = trained_paths(tree, credit)
     if not paths:
         return None
     needed = {node.id: node for path in paths for node in path}
@@ -82,7 +82,7 @@ def path_segments(tree: RolloutTree, credit: Credit, index: int) -> list[Segment
     A node's ratio is the same in every rollout through it, so its credit is divided equally among them and the
     objective is unchanged.
     """
-    paths = _trained_paths(tree, credit)
+    paths = trained_paths(tree, credit)
     through: dict[int, int] = {}
     for path in paths:
         for node in path:
@@ -144,13 +144,17 @@ def _segment(
         if node.id in credits and node.token_ids
     )
     if any(predecessors[action.slots[0]] < 0 for action in actions):
-        raise InputError(
-            f"the tree of {tree.task_id!r} begins with a sampled token, which nothing predicts",
-            hint="give its root a prompt of at least one token",
-        )
+        raise begins_sampled(tree)
     depths, last = _shape(predecessors)
     tokens = tuple(trie.tokens[entry] for entry in order)
     return Segment(index, tokens, depths, tuple(predecessors), last, actions, flat, share)
+
+
+def begins_sampled(tree: RolloutTree) -> InputError:
+    return InputError(
+        f"the tree of {tree.task_id!r} begins with a sampled token, which nothing predicts",
+        hint="give its root a prompt of at least one token",
+    )
 
 
 def _shape(predecessors: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -165,7 +169,7 @@ def _shape(predecessors: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...
     return tuple(depths), tuple(last)
 
 
-def _trained_paths(tree: RolloutTree, credit: Credit) -> list[tuple[Node, ...]]:
+def trained_paths(tree: RolloutTree, credit: Credit) -> list[tuple[Node, ...]]:
     """The path down to every trained node that has no trained node below it: one per rollout, cut after its last
     trained token."""
     trained = {n for n in credit.nodes if tree[n].token_ids}

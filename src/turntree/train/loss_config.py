@@ -10,7 +10,7 @@ from typing import Literal
 
 from turntree.core.completion import Sampling
 from turntree.core.config import FIXED, at_least
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.credit.config import CreditConfig, Normalizer
 from turntree.credit.credit import CreditRule
 
@@ -61,6 +61,31 @@ class LossConfig:
     def estimator(self, credit: CreditConfig) -> CreditRule:
         """The estimator for this loss. Raises `ConfigError` where the two do not go together."""
         return credit.rule(self.normalizer, per_rollout=self.per_rollout_credit)
+
+    def divisor(self, multiplicity: float, *, rollout_tokens: float, rollouts: float) -> float:
+        """Z of a window (`train.losses`), from the sums of m over its trained tokens and of its credits' fields of
+        these names. Raises `InputError` where nothing is trained or where the credit was not made for this loss."""
+        if multiplicity <= 0:
+            raise InputError("the batch holds no trained token", hint="give it at least one tree with a scored rollout")
+        sums, means = (abs(multiplicity - x) <= 1e-6 * multiplicity for x in (rollout_tokens, rollouts))
+        if self.ratio == "action" and means and not sums:
+            raise InputError(
+                "credit divided by rollout length does not go with ratio 'action'",
+                field="ratio",
+                hint="label with LossConfig.estimator, or CreditRule(per_rollout=False)",
+            )
+        if self.normalizer == "tokens":
+            return multiplicity
+        if self.normalizer == "constant":
+            assert self.constant is not None  # checked when this was made
+            return self.constant
+        if self.ratio == "token" and not means:
+            raise InputError(
+                "normalizer 'rollouts' is a mean over rollouts of token means, and this credit sums over tokens",
+                field="normalizer",
+                hint="label with LossConfig.estimator, or CreditRule(per_rollout=True)",
+            )
+        return rollouts
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip_low <= 1:

@@ -35,7 +35,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.pack.packing import PackedBatch, PackingStats
 from turntree.train.loss_config import LossConfig
 from turntree.train.ranks import SINGLE, ProcessGroup
@@ -89,31 +89,10 @@ class LossSums:
 
 
 def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig, group: ProcessGroup = SINGLE) -> float:
-    """Z over the whole accumulation window of all ranks (see the module docstring). Raises `InputError` where nothing
-    is trained or where the credit was not made for this normaliser."""
+    """Z over the whole accumulation window of all ranks (`LossConfig.divisor`)."""
     stats = window_stats(batches, group)
     (terms,) = group.sums([sum(float(batch.multiplicity_A[batch.action_T].sum()) for batch in batches)])
-    if terms <= 0:
-        raise InputError("the batch holds no trained token", hint="give it at least one tree with a scored rollout")
-    sums_tokens, means_tokens = (abs(terms - x) <= 1e-6 * terms for x in (stats.rollout_tokens, stats.rollouts))
-    if config.ratio == "action" and means_tokens and not sums_tokens:
-        raise InputError(
-            "credit divided by rollout length does not go with ratio 'action'",
-            field="ratio",
-            hint="label with LossConfig.estimator, or CreditRule(per_rollout=False)",
-        )
-    if config.normalizer == "tokens":
-        return terms
-    if config.normalizer == "constant":
-        assert config.constant is not None  # LossConfig checks it
-        return config.constant
-    if config.ratio == "token" and not means_tokens:
-        raise InputError(
-            "normalizer 'rollouts' is a mean over rollouts of token means, and this credit sums over tokens",
-            field="normalizer",
-            hint="label with LossConfig.estimator, or CreditRule(per_rollout=True)",
-        )
-    return stats.rollouts
+    return config.divisor(terms, rollout_tokens=stats.rollout_tokens, rollouts=stats.rollouts)
 
 
 def window_stats(batches: Sequence[PackedBatch], group: ProcessGroup = SINGLE) -> PackingStats:
