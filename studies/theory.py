@@ -51,7 +51,7 @@ from turntree.stages.policy import Policy, load_policy
 from turntree.stages.verifier import open_verifier
 from turntree.train.config import LossConfig
 from turntree.train.loop import Hooks, Trainee, train
-from turntree.train.lora import Reference
+from turntree.train.lora import Reference, frozen_reference
 from turntree.train.pivot import Pivot, PivotRL
 
 SCHEMA = "turntree.theory/1"
@@ -282,13 +282,13 @@ def _trained(
 ) -> dict[str, Any]:
     """After some steps of PivotRL on the studied states: what Theorem 3.3 says about actions within a set, at these
     states and at mixed states that were not trained on; and the pull of groups without variance (Eq. 7's KL term)."""
-    reference = policy.reference()
+    reference = frozen_reference(policy.model)
     settings = household_pivots(check_every=0)
     settings = replace(
         settings, steps=config.steps, states=len(studied), group_size=config.group_size, seed=config.seed
     )
     pivots = [Pivot(space.prompted, "", "pivot") for space in studied]
-    trainee = Trainee(policy.model, reference, policy.engine, policy.renderer)
+    trainee = Trainee(policy.model, policy.engine, policy.renderer)
     train(PivotRL(trainee, settings, pivots, verifier), Hooks(lambda row: None))
     states = [space.prompted for space in studied]
     trees = sample_local(states, policy.engine, policy.renderer, COMMAND, config.group_size, config.seed + 1)

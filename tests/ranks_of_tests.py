@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel
 
 from tiny_models import tiny_model
 from turntree.pack.attention import set_tree_attention
-from turntree.train import forward
+from turntree.train import forward, trainer
 from turntree.train.config import LoRAConfig
 from turntree.train.forward import set_checkpointing
 from turntree.train.launch import open_ranks
@@ -87,3 +88,23 @@ def followed() -> None:
     """A rank that does what rank 0 says."""
     with open_ranks() as group:
         follow(group)
+
+
+def measured(peaks: Any) -> None:
+    """A rank that does what rank 0 says, and puts by how many bytes its memory rose at most while it got each shard."""
+    shard = trainer.shard
+
+    def watched(*arguments: Any, **named: Any) -> PreTrainedModel:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        before = _status("VmRSS")
+        model = shard(*arguments, **named)
+        peaks.put(_status("VmHWM") - before)
+        return model
+
+    trainer.shard = watched
+    followed()
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))

@@ -187,7 +187,7 @@ def test_what_is_no_logger_is_refused(turntree, household, folder, named, said) 
 
 def test_a_missing_package_is_named_with_its_extra_before_a_model_is_loaded(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(pivot_stage, "open_policy", interrupt)
+    monkeypatch.setattr(pivot_stage, "load_policy", interrupt)
     with pytest.raises(
         InputError, match=r"'wandb' needs wandb, which is not installed; pip install 'turntree\[wandb\]'"
     ):

@@ -135,9 +135,9 @@ def test_a_candidate_that_cannot_be_rendered_is_counted_and_the_profile_goes_on(
 
 
 def trained_with(renderer: Failing) -> list[dict[str, Any]]:
-    model, reference, rows = tiny_model(seed=1), tiny_model(seed=1).requires_grad_(False), []
+    model, rows = tiny_model(seed=1), []
     tasks = [Even(f"task {number}", 2) for number in range(4)]
-    run = Parts(Trainee(model, reference, HFEngine(model, renderer.stop_ids), renderer), tasks)
+    run = Parts(Trainee(model, HFEngine(model, renderer.stop_ids), renderer), tasks)
     rollouts = SchedulerConfig(episodes=replace(EPISODES, cut_turns="judge"), group_size=4)  # so that all are answered
     train(OnlineGRPO(run, OnlineConfig(iterations=2, groups=2, rollouts=rollouts)), Hooks(log=rows.append))
     return rows
@@ -186,7 +186,7 @@ def test_a_run_goes_on_where_its_next_task_is_the_one_that_cannot_be_rendered(tm
         found: list[Any] = []
         model, renderer = tiny_model(seed=1), OneTask(unwritten)
         tasks = [Even(str(number), number) for number in range(1, 4)]
-        run = Parts(Trainee(model, None, HFEngine(model, renderer.stop_ids), renderer), tasks)
+        run = Parts(Trainee(model, HFEngine(model, renderer.stop_ids), renderer), tasks)
         config = OnlineConfig(
             iterations=iterations,
             groups=1,

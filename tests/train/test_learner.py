@@ -69,8 +69,8 @@ def sampled(
     return trees, [NO_KL.estimator(CreditConfig())(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
 
 
-def learner(model, engine, *, loss: LossConfig = NO_KL, optimizer: OptimizerConfig = STILL, reference=None) -> Learner:
-    return Learner(model, open_trainers(model, reference, optimizer, 9), engine, loss, 1, 4096)
+def learner(model, engine, *, loss: LossConfig = NO_KL, optimizer: OptimizerConfig = STILL, referred=False) -> Learner:
+    return Learner(model, open_trainers(model, optimizer, 9, referred=referred), engine, loss, 1, 4096)
 
 
 def test_no_policy_has_moved_before_its_first_update_in_bfloat16_either() -> None:
@@ -106,9 +106,8 @@ def test_the_engine_s_numbers_are_taken_where_they_are_the_trainer_s_own() -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_the_bill_counts_every_pass_that_only_scores(dtype: torch.dtype, updates: int) -> None:
     model = adapted(tiny_model(dtype=dtype))
-    reference = tiny_model(seed=3).requires_grad_(False)
     engine = HFEngine(model, RENDERER.stop_ids)
-    several = dataclasses.replace(learner(model, engine, loss=LossConfig(), reference=reference), updates=updates)
+    several = dataclasses.replace(learner(model, engine, loss=LossConfig(), referred=True), updates=updates)
     metrics, cost = several.learn(*sampled(engine))
     passes = 2 if dtype == torch.bfloat16 and updates > 1 else 1  # the old policy's, and the reference's
     assert cost.scored_tokens == passes * metrics["trained_tokens"] > 0
@@ -142,7 +141,7 @@ def test_nothing_has_moved_before_the_first_update_at_any_temperature() -> None:
     engine = HFEngine(model, RENDERER.stop_ids)
     for whose in ("engine", "trainer"):
         loss = LossConfig(temperature=0.6, old_logprobs=whose)
-        still = learner(model, engine, loss=loss, reference=copy.deepcopy(model).requires_grad_(False))
+        still = learner(model, engine, loss=loss, referred=True)
         trees, credits = sampled(engine, temperature=0.6)
         assert still.rescores(trees) == (whose == "trainer")
         metrics, _ = still.learn(trees, credits)
@@ -168,7 +167,7 @@ def test_a_reference_that_the_loss_does_not_need_is_not_asked_and_a_batch_withou
     model = tiny_model()
     engine = HFEngine(model, RENDERER.stop_ids)
     trees, credits = sampled(engine)
-    beside = learner(model, engine, reference=tiny_model(seed=3).requires_grad_(False))
+    beside = learner(model, engine, referred=True)
     metrics, cost = beside.learn(trees, credits)
     assert cost.scored_tokens == 0 and metrics["trained_groups"] == len(trees)
     assert engine.policy_version == 1

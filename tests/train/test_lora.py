@@ -300,7 +300,7 @@ def test_an_adapter_of_another_shape_is_refused(base_folder: Path) -> None:
 def test_the_kl_term_of_an_adapter_from_a_folder_begins_at_zero(base_folder: Path) -> None:
     _, folder = saved(base_folder)
     policy = load_policy(str(folder), Device())
-    with reference_model(policy.reference()) as inside:
+    with reference_model(frozen_reference(policy.model)) as inside:
         assert torch.equal(logits(inside), logits(policy.model))
 
 

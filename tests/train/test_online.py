@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 from collections import Counter
@@ -56,9 +55,8 @@ def corridors(kind: type[Corridor] = Even, count: int = 6) -> list[Corridor]:
 
 def parts(tasks: Any = None, **others: Any) -> Parts:
     model = tiny_model(seed=1)
-    reference = copy.deepcopy(model).requires_grad_(False)
     tasks = corridors() if tasks is None else tasks
-    return Parts(Trainee(model, reference, HFEngine(model, RENDERER.stop_ids), RENDERER), tasks, **others)
+    return Parts(Trainee(model, HFEngine(model, RENDERER.stop_ids), RENDERER), tasks, **others)
 
 
 def filtered(tasks: Any = None, **others: Any) -> Parts:

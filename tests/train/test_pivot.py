@@ -55,7 +55,6 @@ def train(renderer):
         names, *, check=None, log=None, checkpoints=None, engines=None, words="", own=None, keep=None, **settings
     ):
         model = tiny_model()
-        reference = tiny_model().requires_grad_(False)
         verifier = ByTrace()
         pivots = []
         for index, name in enumerate(names):
@@ -69,7 +68,7 @@ def train(renderer):
         rows = []
         engine = HFEngine(model, renderer.stop_ids)
         (engines if engines is not None else []).append(engine)  # for a check that uses it
-        algorithm = PivotRL(Trainee(model, reference, engine, renderer), config, pivots, verifier, own=own)
+        algorithm = PivotRL(Trainee(model, engine, renderer), config, pivots, verifier, own=own)
         hooks = Hooks(log or rows.append, check, checkpoints=checkpoints, **({"keep": keep} if keep else {}))
         trained = loop.train(algorithm, hooks)
         return SimpleNamespace(

@@ -28,7 +28,7 @@ from turntree.render.families import FamilyRenderer
 from turntree.render.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device
 from turntree.train.forward import set_checkpointing
-from turntree.train.lora import Reference, add_adapter, frozen_reference
+from turntree.train.lora import add_adapter
 
 _OURS = (AUTO.name, "template", "family")
 
@@ -54,11 +54,6 @@ class Policy(Weights):
     engine: StreamingEngine
     hash: str
     identity: dict[str, str]
-
-    def reference(self) -> Reference:
-        """The reference of the KL term: with a fresh adapter its base, without extra memory; otherwise a frozen copy of
-        what is trained. Call it before training starts and before a checkpoint is loaded."""
-        return frozen_reference(self.model)
 
 
 def policy_name(model: str, environment: Part) -> str:
@@ -135,15 +130,6 @@ def _check_stops(loaded: Weights, folder: Path) -> None:
         stop = loaded.tokenizer.convert_ids_to_tokens(unknown[0])
         problem = f"{stop!r} ends a turn, and is token {unknown[0]} of a model with {tokens}"
         raise InputError(problem, path=folder, hint="resize_token_embeddings, or use the tokenizer that came with it")
-
-
-def load_trained(source: str, device: Device) -> PreTrainedModel:
-    """The weights of `load_policy` alone, for a rank that trains and does not sample."""
-    model = load_model(resolve(source), dtype=device.dtype, device=device.name)
-    if device.lora is not None:
-        add_adapter(model, device.lora)
-    _set_passes(model, device)
-    return model
 
 
 def _set_passes(model: PreTrainedModel, device: Device) -> None:

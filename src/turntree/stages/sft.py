@@ -23,8 +23,8 @@ from turntree.stages import held_out
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
-from turntree.stages.policy import Policy
-from turntree.stages.training import finish, open_policy, run_algorithm
+from turntree.stages.policy import Policy, load_policy
+from turntree.stages.training import finish, run_algorithm
 from turntree.traces.schema import Trace, read_traces
 from turntree.train.loop import Checked, Row
 from turntree.train.ranks import SINGLE, ProcessGroup
@@ -41,7 +41,7 @@ def run_sft(
     found = list(read_traces(config.traces, config.split))
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
-    policy = open_policy(config, config.model, group)
+    policy = load_policy(config.model, config.device)
     check_head(policy.model)
     positions = positions_of(policy.model) or config.sft.max_tokens
     limits = _Limits(config.sft.max_tokens, positions, policy.model.config.get_text_config().vocab_size)

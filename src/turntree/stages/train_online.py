@@ -36,13 +36,8 @@ from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import held_out_figures, keep_outcomes
-from turntree.stages.policy import Policy, policy_name
-from turntree.stages.training import (
-    finish,
-    open_policy,
-    run_algorithm,
-    trainee,
-)
+from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
 from turntree.train.isolation import shares_prefixes
@@ -67,7 +62,7 @@ def run_train_online(
     config = replace(config, filters=tuple(named))
     loggers.check(config.loggers)
     filters, estimator = config.build_filters(), config.build_estimator()
-    policy = open_policy(config, policy_name(config.model, config.environment), group)
+    policy = load_policy(policy_name(config.model, config.environment), config.device)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
     shared = _trains_on_trees(policy, config)
     with contextlib.ExitStack() as stack:
@@ -88,7 +83,7 @@ def run_train_online(
         )
         crew = stack.enter_context(open_crew(__name__, config, policy))
         spread = None if crew is None else partial(_spread, Published(crew, policy), playing)
-        learner = trainee(policy, config.train, shared, group)
+        learner = Trainee(policy.model, policy.engine, policy.renderer, shared, group)
         algorithm = OnlineGRPO(playing.parts(learner, filters, estimator, judge, spread), config.train)
         overlap = _Overlap()
         trained = run_algorithm(

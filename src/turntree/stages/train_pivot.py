@@ -46,18 +46,13 @@ from turntree.stages.config import TrainPivotConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.own_path import episodes_of, open_own_path
-from turntree.stages.policy import Policy
-from turntree.stages.training import (
-    finish,
-    open_policy,
-    run_algorithm,
-    trainee,
-)
+from turntree.stages.policy import Policy, load_policy
+from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
 from turntree.train.isolation import shares_prefixes
-from turntree.train.loop import Checked, Row
+from turntree.train.loop import Checked, Row, Trainee
 from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
 from turntree.train.ranks import SINGLE, ProcessGroup
 
@@ -77,7 +72,7 @@ def run_train_pivot(
     config = replace(config, check=config.checked)  # what counts, for the identity of the run
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
-    policy = open_policy(config, config.model, group)
+    policy = load_policy(config.model, config.device)
     given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
     shared = shares_prefixes(policy.model, longest, policy.prefixes, field="train.max_tokens")
@@ -107,7 +102,7 @@ def run_train_pivot(
         )
         crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(given.verifier)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
-        learner = trainee(policy, config.train, shared, group)
+        learner = Trainee(policy.model, policy.engine, policy.renderer, shared, group)
         algorithm = PivotRL(learner, config.train, given.pivots, verifier, own=own, draw=draw)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         checks = [_check_states(config, policy, verifier, given.traces), success]

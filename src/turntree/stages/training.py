@@ -4,7 +4,6 @@ tasks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 from turntree.core.labels import Credit
@@ -14,26 +13,11 @@ from turntree.run import loggers
 from turntree.run.folder import RunDirectory
 from turntree.stages.config import Training
 from turntree.stages.gradients import GradientWatch
-from turntree.stages.policy import Policy, load_policy, load_trained
+from turntree.stages.policy import Policy
 from turntree.train.checkpoints import resume
-from turntree.train.config import ReinforcedConfig
-from turntree.train.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, Trainee, train
-from turntree.train.ranks import ProcessGroup
+from turntree.train.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, train
 
 Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
-
-
-def open_policy(config: Training, model: str, group: ProcessGroup) -> Policy:
-    """The policy that a stage begins with, which the other ranks of `group` load too."""
-    policy = load_policy(model, config.device)
-    group.load = partial(load_trained, policy.source, config.device)
-    return policy
-
-
-def trainee(policy: Policy, config: ReinforcedConfig, shared: bool, group: ProcessGroup) -> Trainee:
-    """The policy under training. Call it before a checkpoint is loaded: the reference is the policy of the start."""
-    reference = policy.reference() if config.loss.kl_coefficient > 0 else None
-    return Trainee(policy.model, reference, policy.engine, policy.renderer, shared, group)
 
 
 def run_algorithm(

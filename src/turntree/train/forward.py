@@ -123,6 +123,7 @@ def set_checkpointing(model: PreTrainedModel) -> None:
     third more time and the memory of one layer. Works in evaluation mode too, because the same model also samples."""
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # name before 5.20
     enable({"use_reentrant": False})
+    model.disable_input_require_grads()  # what only the other kind needs, and cannot be sent to another rank
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.core.tree import RolloutTree
 from turntree.train.checkpoints import Checkpoints
 from turntree.train.config import ReinforcedConfig
-from turntree.train.lora import Reference
 from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.trainer import Trainers, open_trainers
 from turntree.train.update import Learner
@@ -146,7 +145,6 @@ class Trainee:
     rollout is trained in a row of its own (`isolation.shares_prefixes`). The ranks of `group` share each update."""
 
     model: PreTrainedModel
-    reference: Reference | None
     engine: StreamingEngine
     renderer: Renderer
     shared: bool = True
@@ -160,8 +158,14 @@ class RolloutAlgorithm(Algorithm, Generic[G]):
         self.policy, self.engine, self.steps = policy, policy.engine, steps
         self.patience = config.stop_without_gradient
         self.trainers = open_trainers(
-            policy.model, policy.reference, config.optimizer, steps * config.updates, policy.group
+            policy.model,
+            config.optimizer,
+            steps * config.updates,
+            policy.group,
+            referred=config.loss.needs_reference_logprobs,
         )
+        if policy.group.size > 1 and getattr(policy.engine, "model", None) is not policy.model:
+            policy.model.to("cpu")  # a server samples: only what it is sent is written from here
         self.learner = Learner(
             policy.model,
             self.trainers,

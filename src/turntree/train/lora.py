@@ -51,13 +51,13 @@ def frozen_reference(model: PreTrainedModel) -> Reference:
 
     The copy of an adapter that was trained before shares the frozen base, so that it takes the memory of an adapter.
     """
-    if _is_fresh(model):
+    if is_fresh(model):
         return AdapterOff(model)
     shared = {id(parameter): parameter for parameter in model.parameters() if not parameter.requires_grad}
     return copy.deepcopy(model, shared).requires_grad_(False)
 
 
-def _is_fresh(model: PreTrainedModel) -> bool:
+def is_fresh(model: PreTrainedModel) -> bool:
     """Whether the model has an adapter that adds nothing to its base yet: LoRA's product B A with B = 0."""
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     only_lora = all("lora_A" in name or "lora_B" in name for name in trained)

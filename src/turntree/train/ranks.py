@@ -4,7 +4,7 @@ nothing is sent and every sum is its own, and `DistributedGroup` is the same ove
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -25,13 +25,14 @@ class ProcessGroup:
     """What carries objects and sums between ranks."""
     mesh: DeviceMesh | None = None
     """What carries weights and gradients."""
-    load: Callable[[], Any] | None = None
-    """How the other ranks load the policy that training begins with."""
 
     def scatter(self, items: Sequence[T] | None) -> T:
         """The item of this rank, of those that rank 0 gives (one a rank; the others give None)."""
         assert items is not None
         return items[0]
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        """Give `tensor` rank 0's values, in place."""
 
     def collect(self, item: T) -> list[T]:
         """Every rank's item, by rank, on all ranks."""
@@ -61,6 +62,10 @@ class DistributedGroup(ProcessGroup):
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, None if items is None else list(items), src=0, group=self.control)
         return mine[0]
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        assert self.mesh is not None
+        dist.broadcast(tensor, 0, group=self.mesh.get_group())
 
     def collect(self, item: T) -> list[T]:
         every: list[Any] = [None] * self.size

@@ -157,7 +157,7 @@ class SFT(Algorithm):
         self.examples, self.config = examples, config
         self.steps = config.steps(len(examples))
         self.check_every = math.ceil(self.steps / 4)
-        self.trainers = open_trainers(model, None, config.optimizer, self.steps, group)
+        self.trainers = open_trainers(model, config.optimizer, self.steps, group)
 
     def step(self, step: int) -> StepResult:
         started = time.perf_counter()

@@ -19,8 +19,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from turntree.core.errors import InputError
-from turntree.engine.checkpoint import policy_hash
 from turntree.train.ranks import ProcessGroup
 
 T = TypeVar("T")
@@ -28,32 +26,54 @@ T = TypeVar("T")
 _PASS = "turntree_pass"
 
 
-def shard(model: PreTrainedModel, group: ProcessGroup, *, keep: bool) -> PreTrainedModel:
-    """`model` as passes use it. Each rank holds a shard of it, or of a copy to `keep` the model whole. Raises
-    `InputError` where the ranks have loaded different weights."""
-    if group.mesh is None:
-        return model
-    hashes = group.collect(policy_hash(model))
-    if others := [rank for rank, found in enumerate(hashes) if found != hashes[0]]:
-        problem = f"rank {others[0]} has loaded other weights than rank 0"
-        raise InputError(problem, field="model", hint="give every machine the same folder")
-    model = copy.deepcopy(model) if keep else model
-    trained = list(parameters_of(model).values())
-    narrow = any(p.dtype == torch.bfloat16 for p in trained)
-    for parameter in trained:
-        parameter.data = parameter.data.float() if narrow else parameter.data
+def shard(model: PreTrainedModel | None, group: ProcessGroup, *, frozen: bool = False) -> PreTrainedModel:
+    """A copy of rank 0's `model` (None on the others) in shards, as passes use it; `frozen`: none of it is trained.
+
+    One layer at a time is whole on a rank, so that no rank's device needs more than its shard and the largest layer
+    (rank 0 has `model` beside it). The other ranks read no folder: they get the outline of the model, then its weights.
+    """
+    assert group.mesh is not None
+    copied = group.scatter([_outline(model, frozen)] * group.size if model is not None else None)
+    device = torch.device(group.mesh.device_type)
+    for module in copied.modules():
+        module._buffers.update({name: b.to(device) for name, b in module._buffers.items() if b is not None})
+    narrow = any(p.dtype == torch.bfloat16 for p in parameters_of(copied).values())
     dtypes: dict[str, Any] = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if narrow else {}
     policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    for module in (*layers, model):
+    layer_names = set(getattr(copied, "_no_split_modules", None) or ())
+    layers = [module for module in copied.modules() if type(module).__name__ in layer_names]
+    names = {id(parameter): name for name, parameter in copied.named_parameters()}
+    for module in (*layers, copied):
+        for parameter in [p for p in module.parameters() if not isinstance(p, DTensor)]:
+            source = None if model is None else model.get_parameter(names[id(parameter)])
+            _fill(parameter, source, device, group, widened=narrow and parameter.requires_grad)
         fully_shard(module, mesh=group.mesh, mp_policy=policy, reshard_after_forward=True)
         module = cast(Any, module)
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
-    setattr(model, _PASS, _call)
-    register_fsdp_forward_method(model, _PASS)
-    return model
+    setattr(copied, _PASS, _call)
+    register_fsdp_forward_method(copied, _PASS)
+    return copied
+
+
+def _outline(model: PreTrainedModel, frozen: bool) -> PreTrainedModel:
+    """A copy whose parameters have no values, and whose buffers lie on the CPU: what can be sent to another rank."""
+    trained = {id(p): p.requires_grad and not frozen for p in model.parameters()}
+    empty = {id(p): Parameter(torch.empty_like(p, device="meta"), trained[id(p)]) for p in model.parameters()}
+    copied = copy.deepcopy(model, cast(Any, empty))
+    for module in copied.modules():
+        module._buffers.update({name: b.cpu() for name, b in module._buffers.items() if b is not None})
+    return copied
+
+
+def _fill(
+    parameter: Parameter, source: Tensor | None, device: torch.device, group: ProcessGroup, *, widened: bool
+) -> None:
+    """Give a parameter without values those of rank 0's `source`, in place, so that ties hold."""
+    value = torch.empty_like(parameter, device=device) if source is None else source.detach().to(device, copy=True)
+    group.broadcast(value)
+    value = value.float() if widened else value
+    torch.utils.swap_tensors(parameter, Parameter(value, parameter.requires_grad))
 
 
 def gather(weights: Iterable[Tensor], into: Sequence[Tensor] | None, group: ProcessGroup) -> None:

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from turntree.core.errors import InputError, TurntreeError
 from turntree.run.identity import file_digest
 from turntree.train.config import OptimizerConfig
-from turntree.train.lora import AdapterOff, Reference, frozen_reference
+from turntree.train.lora import AdapterOff, Reference, frozen_reference, is_fresh
 from turntree.train.optimizer import Optimizer
 from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.sharded import gather, parameters_of, shard
@@ -109,52 +109,40 @@ class Trainers:
 
 def open_trainers(
     model: PreTrainedModel,
-    reference: Reference | None,
     config: OptimizerConfig,
     total_steps: int | None,
     group: ProcessGroup = SINGLE,
+    *,
+    referred: bool = False,
 ) -> Trainers:
-    """The trainers of `model`, which rank 0's engine samples from. The other ranks load it themselves (`group.load`);
-    their reference is the policy as loaded, so `reference` is that too."""
+    """The trainers of `model`, which rank 0's engine samples from. `referred`: they have the policy as it is now for a
+    reference. With several ranks each holds a shard of copies of both."""
+    if group.size == 1:
+        reference = frozen_reference(model) if referred else None
+        return Trainers(Trainer(model, reference, Optimizer(model.parameters(), config, total_steps)))
     threads = max(1, torch.get_num_threads() // group.here)
-    opened = partial(_joined, group.load, reference is not None, config, total_steps, threads)
+    fresh = referred and is_fresh(model)
+    opened = partial(_joined, None, referred, fresh, config, total_steps, threads)
     group.scatter([opened] * group.size)
-    torch.set_num_threads(threads)
-    return Trainers(_trainer(model, reference, config, total_steps, group, keep=True))
+    return Trainers(_joined(model, referred, fresh, config, total_steps, threads, group))
 
 
 def _joined(
-    load: Callable[[], PreTrainedModel] | None,
-    with_reference: bool,
+    model: PreTrainedModel | None,
+    referred: bool,
+    fresh: bool,
     config: OptimizerConfig,
     total_steps: int | None,
     threads: int,
     group: ProcessGroup,
 ) -> Trainer:
-    """Another rank's part of the trainers that rank 0 opens."""
-    if load is None:
-        raise TurntreeError("rank 0 does not say how to load the policy (ProcessGroup.load)")
+    """A rank's part of the trainers that rank 0 opens, which alone has the model."""
     torch.set_num_threads(threads)
-    model = load()
-    reference = frozen_reference(model) if with_reference else None
-    return _trainer(model, reference, config, total_steps, group, keep=False)
-
-
-def _trainer(
-    model: PreTrainedModel,
-    reference: Reference | None,
-    config: OptimizerConfig,
-    total_steps: int | None,
-    group: ProcessGroup,
-    *,
-    keep: bool,
-) -> Trainer:
-    trained = shard(model, group, keep=keep)
-    if isinstance(reference, AdapterOff):
-        reference = AdapterOff(trained)
-    elif reference is not None:
-        reference = shard(reference, group, keep=False)
-    served = list(parameters_of(model).values()) if keep else None
+    trained = shard(model, group)
+    reference = None
+    if referred:
+        reference = AdapterOff(trained) if fresh else shard(model, group, frozen=True)
+    served = None if model is None else list(parameters_of(model).values())
     return Trainer(trained, reference, Optimizer(trained.parameters(), config, total_steps), group, served)
 
 
