@@ -615,7 +615,7 @@ def _(behave: Behave) -> str:
 
 @part("filter")
 def _(behave: Behave) -> str:
-    from turntree.train.prompts import first_reason
+    from turntree.rollout.prompts import first_reason
 
     group = FinishedGroup(task_id="a", iteration=1, rewards=(0.0, 1.0))
     found = first_reason([SimpleNamespace(drop=lambda group: behave())], lambda one: one.drop(group))  # type: ignore[list-item]
@@ -624,7 +624,7 @@ def _(behave: Behave) -> str:
 
 @part("estimator")
 def _(behave: Behave) -> str:
-    from turntree.train.update import credit_of
+    from turntree.credit.credit import credit_of
 
     return f"{credit_of(lambda tree, rewards: behave(), RolloutTree('a'), Rewards({}))}"
 

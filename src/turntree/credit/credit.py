@@ -17,10 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import decided
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
+from turntree.core.protocols import Estimator
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.credit.comparisons import (
     AcrossAnchors,
@@ -157,6 +160,23 @@ class CreditRule:
         if self.per_rollout:  # the multiplicities have been divided by the lengths already
             return math.fsum(w * n for w, n in zip(scored.weights, lengths, strict=True))
         return math.fsum(c.multiplicity * len(scored.tree[n].token_ids) for n, c in nodes.items())
+
+
+def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Credit:
+    """What an estimator says of a tree. Raises `ConfigError` for what is no credit, or has no finite numbers: nothing
+    would be trained with it, or nothing would be left of the policy."""
+    credit: Any = decided("estimator", estimator, tree, rewards)
+    if not isinstance(credit, Credit):
+        hint = "return a turntree.Credit"
+        raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
+    for node, one in credit.nodes.items():
+        try:
+            wrong = not math.isfinite(one.positive + one.negative + one.multiplicity)
+        except TypeError:
+            wrong = True
+        if wrong:
+            raise ConfigError(f"gave node {node} of {tree.task_id!r} the credit {one}", field="estimator")
+    return credit
 
 
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:

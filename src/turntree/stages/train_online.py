@@ -27,6 +27,7 @@ from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import require_steppable
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.service import EpisodeGroup
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory, open_run
@@ -42,7 +43,7 @@ from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
 from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Checked, Row, Trainee
-from turntree.train.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
+from turntree.train.online import OnlineGRPO, Parts, TurnJudge
 from turntree.train.ranks import SINGLE, ProcessGroup
 
 GATE_LOG = "gate.jsonl"

@@ -16,6 +16,7 @@ from turntree.credit.config import CreditConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import CutTurns
 from turntree.rollout.scheduler import SchedulerConfig
+from turntree.rollout.service import Iterations
 from turntree.train.loss_config import LossConfig
 
 
@@ -212,3 +213,14 @@ class OnlineConfig(ReinforcedConfig):
         at_least(self, max_off_policy_steps=0, check_every=0)
         self._check(self.rollouts.episodes.sampling, "iterations", "groups", inside="rollouts.episodes.")
         self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")
+
+    @property
+    def played(self) -> Iterations:
+        """What the rollouts of a run depend on."""
+        return Iterations(
+            groups=self.groups,
+            rollouts=self.rollouts,
+            seed=self.seed,
+            ahead=self.max_off_policy_steps,
+            last=self.iterations,
+        )

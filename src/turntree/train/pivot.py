@@ -16,11 +16,11 @@ from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
+from turntree.credit.credit import credit_of
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
-from turntree.train.update import credit_of
 
 
 @dataclass(frozen=True)

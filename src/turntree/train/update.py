@@ -11,17 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError, TurntreeError
-from turntree.core.foreign import decided
-from turntree.core.labels import Credit, Rewards
-from turntree.core.protocols import Engine, Estimator
+from turntree.core.errors import InputError, TurntreeError
+from turntree.core.labels import Credit
+from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, PackingStats, pack, pack_ranks
@@ -32,23 +30,6 @@ from turntree.train.losses import LossSums, loss_normalizer, policy_loss, window
 from turntree.train.optimizer import Optimizer
 from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.trainer import Trainer, Trainers
-
-
-def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Credit:
-    """What an estimator says of a tree. Raises `ConfigError` for what is no credit, or has no finite numbers: nothing
-    would be trained with it, or nothing would be left of the policy."""
-    credit: Any = decided("estimator", estimator, tree, rewards)
-    if not isinstance(credit, Credit):
-        hint = "return a turntree.Credit"
-        raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
-    for node, one in credit.nodes.items():
-        try:
-            wrong = not math.isfinite(one.positive + one.negative + one.multiplicity)
-        except TypeError:
-            wrong = True
-        if wrong:
-            raise ConfigError(f"gave node {node} of {tree.task_id!r} the credit {one}", field="estimator")
-    return credit
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from turntree.core import seeds
 from turntree.decide.filters.greso import Greso, GresoConfig
-from turntree.train.prompts import TaskStream
+from turntree.rollout.prompts import TaskStream
 from turntree_worlds.household.environment import HouseholdEnvironment
 from turntree_worlds.household.generate import generate_game
 
