@@ -1,7 +1,9 @@
-"""TRL: pivots for its trainer, its environments, and its completions logs.
+"""TRL: pivots for its trainer, our rollouts in its asynchronous trainer, its environments, and its completions logs.
 
 *Pivots out* (`--to trl`, `verifier_reward`): the dataset of a `GRPOTrainer`, and our verifier as its reward
 function. TRL drops an unjudged completion from its group (None), so a verifier that fails gives no reward here either.
+
+*Rollouts out* (`RolloutWorker`): TRL's `AsyncGRPOTrainer` trains the groups of a `rollout.service.RolloutService`.
 
 *Environments in* (`trl:module:Class`): the class that TRL's `environment_factory` takes, unchanged.
 
@@ -25,11 +27,15 @@ often than generation, it is written again: a file that repeats the one before i
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
+import queue
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -37,9 +43,12 @@ import numpy as np
 from scipy.optimize import nnls
 
 from turntree.core import parts
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.completion import Sampling
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.outcome import is_zero_variance
+from turntree.core.progress import notice
 from turntree.core.protocols import Environment
+from turntree.core.tree import RolloutTree
 from turntree.env.adapted import named, prompt_of, rows_of, scored
 from turntree.env.tool_environment import ToolEnvironment
 from turntree.logs.generic import TextOptions
@@ -56,11 +65,15 @@ from turntree.logs.rows import (
     reward,
     split,
 )
+from turntree.pack.rows import Row, rows
 from turntree.render.tool_calls import ToolFormat
+from turntree.rollout.episode_figures import group_figures
 from turntree.rollout.local import CutTurns
+from turntree.rollout.service import EpisodeGroup, RolloutService
 from turntree.run.jsonl import read_bytes
 from turntree.run.opening import parquet_rows
 from turntree.stages.export import Bundle, ExportedPivot
+from turntree.train.loss_config import LossConfig
 from turntree_interop.judging import Judge, write_reward
 from turntree_interop.rows import row_of, write_parquet
 
@@ -128,6 +141,226 @@ def _rows(pivots: Sequence[ExportedPivot], prompt: PromptForm) -> list[dict[str,
         raise ConfigError("needs the policy's chat template", field="pivot_format.prompt", hint="name it with --model")
     texts = prompt == "text" or (prompt == "auto" and rendered and any(pivot.state.tools for pivot in pivots))
     return [{**row_of(pivot), **({"prompt": pivot.text} if texts else {})} for pivot in pivots]
+
+
+# rollouts out
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One of TRL's samples: the first `length` tokens of a row, of which those `at` these places are trained."""
+
+    row: Row
+    at: tuple[int, ...]
+    advantage: float
+    length: int
+
+    @property
+    def filler(self) -> _Sample:
+        """A sample as short as can be that moves nothing. A row of TRL must hold a trained token."""
+        return _Sample(self.row, self.at[:1], 0.0, self.at[0] + 1)
+
+
+def micro_batches(
+    rows: Sequence[Row], divisor: float, *, size: int, accumulation: int, idle: int = 0
+) -> list[list[_Sample]]:
+    """What TRL takes of an iteration: micro-batches of `size` samples, `accumulation` of them an optimizer step, the
+    last `idle` of which are fillers; [] where no token has an advantage. A group lies in one micro-batch if it fits.
+
+    A sample is what has one advantage in a row; TRL's trie computes once what samples share. TRL's loss of a step is
+    the mean over its micro-batches of (sum over trained tokens) / (their number). Advantages are scaled by these
+    numbers, so that it is (sum over the trained tokens of the step) / `divisor`. Where an iteration takes several
+    steps, each stands for the whole iteration.
+    """
+    batches: list[list[_Sample]] = []
+    for _, of_group in itertools.groupby(rows, key=lambda row: row.tree):
+        group = [sample for row in of_group for sample in _samples(row)]
+        if batches and len(batches[-1]) + len(group) <= size:
+            batches[-1] += group
+        else:
+            batches += [group[start : start + size] for start in range(0, len(group), size)]
+    if not batches:
+        return []
+    least = min((sample.filler for batch in batches for sample in batch), key=lambda sample: sample.length)
+    useful = accumulation - idle
+    batches += [[] for _ in range(-len(batches) % useful)]
+    steps = [batches[start : start + useful] + [[]] * idle for start in range(0, len(batches), useful)]
+    filled = [batch + [(batch[0].filler if batch else least)] * (size - len(batch)) for step in steps for batch in step]
+    return [_scaled(batch, len(filled) / divisor) for batch in filled]
+
+
+def _samples(row: Row) -> Iterator[_Sample]:
+    for advantage in dict.fromkeys(row.advantages):
+        if advantage:  # the divisor has counted the others
+            at = tuple(place for place, one in enumerate(row.advantages) if one == advantage)
+            yield _Sample(row, at, advantage, len(row))
+
+
+def _scaled(batch: Sequence[_Sample], factor: float) -> list[_Sample]:
+    tokens = sum(len(sample.at) for sample in batch)
+    return [replace(sample, advantage=sample.advantage * tokens * factor) for sample in batch]
+
+
+def _check_agree(sampling: Sampling, loss: LossConfig, args: Any, ahead: int) -> None:
+    """Raise `ConfigError` where TRL's trainer would not take the step of `loss`."""
+    high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    for field, ours, theirs, hint in (
+        ("loss.kl_coefficient", loss.kl_coefficient, 0.0, "this trainer has no KL term: set it to 0"),
+        ("loss.ratio", loss.ratio, "token", "this trainer has token ratios"),
+        ("loss.clip_low", loss.clip_low, args.epsilon, "set AsyncGRPOConfig.epsilon to it"),
+        ("loss.clip_high", loss.clip_high, high, "set AsyncGRPOConfig.epsilon_high to it"),
+        ("sampling.temperature", sampling.temperature, args.temperature, "set AsyncGRPOConfig.temperature to it"),
+        ("token_budget", args.token_budget, 0, "the worker fills micro-batches by number of samples: set it to 0"),
+        ("weight_sync_steps", args.weight_sync_steps, 1, "versions count steps: leave it at 1"),
+    ):
+        if ours != theirs:
+            raise ConfigError(f"is {ours!r}, and TRL's trainer needs {theirs!r}", field=field, hint=hint)
+    if ahead < 0 or ahead > args.max_staleness:
+        problem = f"is {ahead}, and TRL drops what is older than {args.max_staleness}"
+        raise ConfigError(problem, field="max_off_policy_steps", hint="raise AsyncGRPOConfig.max_staleness")
+    if ahead == 0 and args.gradient_accumulation_steps < 2:
+        problem = "leaves no micro-batch idle, and TRL takes one ahead of the update"
+        hint = "set it to 2 or more, or max_off_policy_steps to 1"
+        raise ConfigError(problem, field="gradient_accumulation_steps", hint=hint)
+
+
+class RolloutWorker:
+    """The `rollout_worker` of TRL's `AsyncGRPOTrainer` (as of TRL 1.16): trains the groups of `service` with the loss
+    of `loss`, exactly (`micro_batches`; docs/scale.md says with what settings, and what TRL adds).
+
+    An iteration is sampled when all but `max_off_policy_steps` of the steps before it are taken. It plays in a thread
+    of the trainer's process. `args` is the trainer's `AsyncGRPOConfig`; `keep` is given the number and the groups of
+    every iteration. Raises `ConfigError` where `args` and `loss` do not go together.
+    """
+
+    def __init__(
+        self,
+        service: RolloutService,
+        loss: LossConfig,
+        args: Any,
+        *,
+        max_off_policy_steps: int = 1,
+        keep: Callable[[int, Sequence[EpisodeGroup]], object] = lambda iteration, groups: None,
+    ) -> None:
+        _check_agree(service.iterations.rollouts.episodes.sampling, loss, args, max_off_policy_steps)
+        self.rollout_buffer: queue.Queue[Any] = queue.Queue()
+        self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
+        self._service, self._loss, self._keep, self._ahead = service, loss, keep, max_off_policy_steps
+        self._size = args.per_device_train_batch_size * args.world_size
+        self._accumulation = args.gradient_accumulation_steps
+        self._thread = threading.Thread(target=self._run, name="turntree-rollouts", daemon=True)
+        self._changed, self._stopped = threading.Condition(), False
+        self._version = self._first = 0  # of the policy: now, and at the start
+        self._steps = self._groups = 0  # that were given to the trainer
+        self._alive = time.monotonic()
+        self._failure: BaseException | None = None
+
+    # what the trainer calls
+
+    def start(self) -> None:
+        self._first = self._version
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The group that is being played is the last."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def update_model_version(self, model_version: int) -> None:
+        with self._changed:
+            self._version = model_version
+            self._changed.notify_all()
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raises `TurntreeError` where no further sample will come, or where no group has ended for longer than this
+        and than a group may take."""
+        if self._failure is not None:
+            raise TurntreeError(f"the rollouts failed: {self._failure}") from self._failure
+        if not self._thread.is_alive():
+            raise TurntreeError(f"all {self._service.iterations.last} iterations were trained: set max_steps lower")
+        limit = max(stale_after_s, self._service.iterations.rollouts.longest_group)
+        if (silent := time.monotonic() - self._alive) > limit:
+            raise TurntreeError(f"no group has ended for {silent:.0f} seconds")
+
+    # its thread
+
+    def _run(self) -> None:
+        last = self._service.iterations.last
+        try:
+            for iteration in itertools.count(1) if last is None else range(1, last + 1):
+                if not self._may_sample():
+                    return
+                self._service.update(self._version)
+                groups: list[EpisodeGroup] = []
+                for group in self._service.groups(iteration):
+                    self._alive = time.monotonic()
+                    if self._stopped:
+                        return
+                    groups.append(group)
+                self._keep(iteration, groups)
+                self._give(iteration, groups, ends=iteration == last)
+        except BaseException as error:  # `check_health` tells the trainer
+            self._failure = error
+
+    def _may_sample(self) -> bool:
+        """Wait until enough steps are taken; False: the trainer has ended."""
+        with self._changed:
+            while not self._stopped and self._version - self._first < self._steps - self._ahead:
+                self._changed.wait(1.0)
+                self._alive = time.monotonic()
+            return not self._stopped
+
+    def _give(self, iteration: int, groups: Sequence[EpisodeGroup], *, ends: bool) -> None:
+        """Put the samples of an iteration into the trainer's queue."""
+        learned = [(group.tree, credit) for group in groups if (credit := group.trained_credit) is not None]
+        trees, credits = [tree for tree, _ in learned], [credit for _, credit in learned]
+        made, batches = rows(trees, credits), list[list[_Sample]]()
+        if made:
+            divisor = self._loss.divisor(
+                math.fsum(m for row in made for m in row.multiplicities),
+                rollout_tokens=sum(credit.rollout_tokens for credit in credits),
+                rollouts=sum(credit.rollouts for credit in credits),
+            )
+            idle = int(self._ahead == 0)
+            batches = micro_batches(made, divisor, size=self._size, accumulation=self._accumulation, idle=idle)
+        figures = group_figures([group.grown for group in groups], amplifies=False)
+        told = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+        given = sum(sample.advantage != 0 for batch in batches for sample in batch)
+        steps = len(batches) // self._accumulation
+        self.metrics_queue.put({f"turntree/{key}": x for key, x in {**told, "samples": given, "steps": steps}.items()})
+        if not batches:
+            notice(f"iteration {iteration}: no group has a gradient; the trainer waits for the next one")
+            return
+        if self._ahead == 0 and self._steps == 0:
+            batches.insert(0, batches[-1])  # of fillers: from now on the last micro-batch of a step is the next one's
+        elif ends and self._ahead:
+            batches.append([sample.filler for sample in batches[-1]])  # TRL takes one more before it ends
+        for sample in itertools.chain.from_iterable(batches):
+            self.rollout_buffer.put(self._trl_sample(sample, trees[sample.row.tree]))
+        self._groups, self._steps = self._groups + len(trees), self._steps + steps
+
+    def _trl_sample(self, sample: _Sample, tree: RolloutTree) -> Any:
+        from trl.experimental.async_grpo.async_rollout_worker import (  # pyright: ignore[reportMissingImports]
+            RolloutSample,
+        )
+
+        length, at = sample.length, list(sample.at)
+        mask, logprobs = np.zeros(length, np.int64), np.zeros(length, np.float32)
+        mask[at], logprobs[at] = 1, [sample.row.logprobs[place] for place in at]
+        told, *path = tree.path(sample.row.nodes[length - 1])
+        return RolloutSample(
+            prompt=[message.to_chat() for message in told.messages],
+            completion=[message.to_chat() for node in path for message in node.messages],
+            input_ids=np.array(sample.row.tokens[:length], np.int64),
+            completion_mask=mask,
+            old_log_probs=logprobs,
+            advantage=sample.advantage,
+            model_version=self._version if sample.row.policy_version is None else sample.row.policy_version,
+            group_id=self._groups + sample.row.tree,
+            metrics={},
+            enqueued_at=time.time(),
+        )
 
 
 def tasks(

@@ -242,7 +242,11 @@ class EndpointEngine(ServerEngine):
         self.identity = f"endpoint:{model}"
 
     def update_weights(self, model: Any, policy_version: int) -> None:
-        raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
+        """With None: another trainer has put them on the server. Raises `TurntreeError` for weights of this process."""
+        if model is not None:
+            raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
+        check_idle(self.in_flight)
+        self._version = policy_version
 
     async def _complete(self, request: GenerationRequest) -> Completion:
         async with self._server.places:
@@ -250,6 +254,9 @@ class EndpointEngine(ServerEngine):
         completion = self._reader.read(request, answer, self._version)
         if answer.model not in (None, asked := self._server.model):
             self._warn_once(f"asked for the model {asked!r}, it answers with {one_line(repr(answer.model))}")
+        if self._version and not (self.exact and self._reader.reported):  # its weights change: it is trained
+            hint = "train with a vLLM server"
+            raise InputError("gives no token ids or log-probabilities to train on", path=self._server.url, hint=hint)
         if not self.exact:
             self._warn_once("gives text and no ids of tokens: read an action in it, but train on none of it")
         elif not self._reader.reported:

@@ -7,7 +7,7 @@ GRESO and DAPO), and while it grows (the gate; the brancher). `rollout.accountin
 >>> service = RolloutService(Parts(policy, tasks), Iterations(groups=16), estimator)  # doctest: +SKIP
 >>> for iteration in range(1, 41):  # doctest: +SKIP
 ...     learn_from([(group.tree, group.trained_credit) for group in service.groups(iteration)])
-...     service.update(version=iteration)
+...     service.update(iteration)
 """
 
 from __future__ import annotations
@@ -177,17 +177,19 @@ class RolloutService:
         """Of the weights that are sampled from."""
         return self.parts.policy.engine.policy_version
 
-    def update(self, version: int, model: Any = None) -> None:
-        """Sample from new weights from now on (`Engine.update_weights`). Not while an iteration is played."""
-        self.parts.policy.engine.update_weights(model, version)
+    def update(self, version: int) -> None:
+        """The weights are new, in the engine's own model or on its server, and count as this version. Raises
+        `TurntreeError` while an iteration is played."""
+        engine = self.parts.policy.engine
+        engine.update_weights(getattr(engine, "model", None), version)
 
     def groups(self, iteration: int) -> Iterator[EpisodeGroup]:
         """The groups of an iteration (the first is 1), each as soon as it and those before it are over. Where a filter
         refills, further rounds replace what filters dropped; groups that a gate cut (as in Selective Rollout) or faults
         censored are not replaced. Closing the iterator cancels what is in flight in this process."""
         wished = self.iterations
-        until = iteration + wished.ahead if wished.last is None else min(iteration + wished.ahead, wished.last)
-        for number in range(iteration, until + 1):
+        until = iteration + wished.ahead
+        for number in range(iteration, (until if wished.last is None else min(until, wished.last)) + 1):
             if number not in self._ahead:
                 self._ahead[number] = self._begin(wished.groups, number, Counter())
         batch = self._ahead.pop(iteration)
