@@ -70,14 +70,14 @@ test-agents: install  ## Agents of other packages through the gateway (installs 
 
 # verl, SkyRL and NeMo Gym pin other versions of half their dependencies, so only what their loaders import is installed
 EXPORTS := .venv-exports
-test-exports:  ## Exports in the real TRL, verl, SkyRL and NeMo Gym (installs them into .venv-exports)
+test-exports:  ## Exports in the real TRL, verl, SkyRL and NeMo Gym, TRL on our rollouts (installs them into .venv-exports)
 	test -x $(EXPORTS)/bin/python || $(PYTHON) -m venv $(EXPORTS)
 	pip="$(EXPORTS)/bin/python -m pip install --quiet -c constraints.txt"; \
 	$$pip torch && $$pip pytest pytest-timeout hypothesis datasets trl accelerate --editable '.[parquet]' && \
 	$$pip --no-deps --ignore-requires-python verl skyrl skyrl-gym nemo-gym && \
 	$$pip cachetools uvicorn fastapi tensordict codetiming hydra-core pandas ray loguru omegaconf aiohttp orjson openai \
 	  itsdangerous httptools yappi gprof2dot pydot uvloop mcp anthropic wandb
-	OMP_NUM_THREADS=1 $(EXPORTS)/bin/python -m pytest tests/interop/test_export_packages.py -rs -W ignore
+	OMP_NUM_THREADS=1 $(EXPORTS)/bin/python -m pytest tests/interop/test_export_packages.py tests/train/test_trl.py -rs -W ignore
 
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers

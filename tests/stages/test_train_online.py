@@ -22,7 +22,7 @@ from turntree.stages import held_out
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
 from turntree.stages.gradients import reasons, require_rewards
-from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, run_train_online
+from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, open_rollouts, run_train_online
 from turntree.stages.verdicts import TurnVerdicts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LocalConfig
@@ -82,6 +82,22 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
         assert rows(tmp_path / "killed" / name) == logged
     bills = [json.loads((tmp_path / run / "cost.json").read_text(encoding="utf-8")) for run in ("calm", "killed")]
     assert without_timing(bills[0]) == without_timing(bills[1])
+
+
+def test_another_trainer_gets_the_groups_of_the_run(tmp_path: Path) -> None:
+    train = replace(CONFIG.train, iterations=1, local=LocalConfig())
+    config = replace(CONFIG, teacher=None, verifier=None, held_out_count=0, train=train)
+    run_train_online(config, tmp_path / "run")
+    with open_rollouts(config) as service:
+        groups = list(service.groups(1))
+    kept = list(trees.read(tmp_path / "run" / trees.FILE_NAME))
+    assert [[(n.token_ids, n.logprobs) for n in group.tree] for group in groups] == [
+        [(n.token_ids, n.logprobs) for n in tree.tree] for tree in kept
+    ]
+    assert [group.trained_credit for group in groups] == [tree.credit for tree in kept]
+    with pytest.raises(ConfigError) as refused, open_rollouts(CONFIG):
+        pass
+    assert refused.value.field == "train.local"
 
 
 def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(

@@ -248,9 +248,10 @@ def trainer_of(trl: Any, folder: Path, args: Any, worker: Any, sampled: Any) -> 
 @pytest.mark.parametrize("attribution", ["soft", "hard"])
 def test_its_packer_and_loss_give_our_packed_loss_and_gradient(trl: Any, tmp_path: Path, attribution: str) -> None:
     draw, model = random.Random(3), tiny_model(seed=1)
-    trees = [branched(draw) for _ in range(3)] + scored_trees(draw)[0]
+    trees, rewards = scored_trees(draw)
+    trees += [branched(draw) for _ in range(3)]
+    rewards += [score(draw, tree) for tree in trees[-3:]]
     trees = [sampled_near(model, tree, draw, 0.2) for tree in trees]
-    rewards = [score(draw, tree, censor=number > 3) for number, tree in enumerate(trees)]
     credits = credited(trees, rewards, attribution)
     batches = pack(trees, credits, max_tokens=4000)
     loss, expected = library_gradient(model, None, batches, LOSS)

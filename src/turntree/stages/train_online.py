@@ -17,6 +17,7 @@ from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Gate, task_of
 from turntree.core.tree import RolloutTree
+from turntree.engine.limits import EndpointConfig
 from turntree.env.processes import ProcessPoolConfig
 from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
 from turntree.logs import rollouts, trees
@@ -27,7 +28,8 @@ from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import require_steppable
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
-from turntree.rollout.service import EpisodeGroup
+from turntree.rollout.service import EpisodeGroup, RolloutService
+from turntree.rollout.service import Parts as RolloutParts
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory, open_run
@@ -37,7 +39,7 @@ from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import held_out_figures, keep_outcomes
-from turntree.stages.policy import Policy, load_policy, policy_name
+from turntree.stages.policy import Policy, load_policy, load_renderer, open_speaker, policy_name
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
@@ -68,7 +70,7 @@ def run_train_online(
     shared = _trains_on_trees(policy, config)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
-        playing = stack.enter_context(_open_playing(config, policy, workers))
+        playing = stack.enter_context(_open_playing(config, policy.source, vocabulary_size(policy.model), workers))
         _require_steppable(config, playing.tasks)
         judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {
@@ -151,13 +153,13 @@ class _Playing:
 
 
 @contextlib.contextmanager
-def _open_playing(config: TrainOnlineConfig, policy: Policy, workers: ProcessPoolConfig | None) -> Iterator[_Playing]:
-    gate, brancher = config.build_gate(), config.build_brancher(vocabulary_size(policy.model))
+def _open_playing(
+    config: TrainOnlineConfig, source: str, vocabulary: int, workers: ProcessPoolConfig | None
+) -> Iterator[_Playing]:
+    gate, brancher = config.build_gate(), config.build_brancher(vocabulary)
     with (
         opened_rewards(config.rewards) as functions,
-        open_tasks(
-            config.environment, _splits(config), seed=config.task_seed, model=policy.source, workers=workers
-        ) as opened,
+        open_tasks(config.environment, _splits(config), seed=config.task_seed, model=source, workers=workers) as opened,
     ):
         yield _Playing(opened, gate, brancher, functions)
 
@@ -185,13 +187,39 @@ def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
     return shares_prefixes(policy.model, longest, policy.prefixes, field="train.rollouts.episodes.max_context")
 
 
+@contextlib.contextmanager
+def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = None) -> Iterator[RolloutService]:
+    """The rollouts of such a run for another trainer (`turntree_interop.trl`): sampled from a server, where the trainer
+    puts its weights, or from the policy in this process. Raises `ConfigError` for what only this command does."""
+    config = parts.resolved(config)
+    for key, used in (("train.local", config.train.local.verdicts), ("cluster.workers", config.cluster.workers)):
+        if used:
+            raise ConfigError("goes with `turntree train online` only", field=key, hint="leave it out")
+    model = config.model if endpoint else policy_name(config.model, config.environment)
+    with open_speaker(model, endpoint, config.device) as speaker:
+        tokenizer, _ = load_renderer(endpoint.tokenizer if endpoint else model, config.device.renderer)
+        with _open_playing(config, model, len(tokenizer), config.workers) as playing:
+            _require_steppable(config, playing.tasks)
+            own = config.build_estimator() or config.train.loss.estimator(config.train.credit)
+            components = RolloutParts(
+                speaker,
+                playing.tasks,
+                gate=playing.gate,
+                brancher=playing.brancher,
+                pool=playing.opened.pool,
+                rewards=playing.rewards,
+                filters=config.build_filters(),
+            )
+            yield RolloutService(components, config.train.played, own)
+
+
 CONFIG = TrainOnlineConfig
 
 
 @contextlib.contextmanager
 def open_player(config: TrainOnlineConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
     """What a worker of this stage plays a unit with (`stages.workers`)."""
-    with _open_playing(config, policy, config.workers) as playing:
+    with _open_playing(config, policy.source, vocabulary_size(policy.model), config.workers) as playing:
 
         def play(unit: dict[str, Any]) -> dict[str, Any]:
             scheduler = Scheduler(
