@@ -1,6 +1,6 @@
 """TRL's asynchronous trainer on our rollouts: what the worker gives it, and (where TRL is installed: `make
-test-exports`) that its real packer, loss and trainer make our update of it. Of TRL one function is replaced, the
-attention kernel, which needs a GPU."""
+test-exports`) that its real packer, loss and trainer make our update of it. Of TRL what needs a GPU is replaced: the
+attention kernel, and the look-up of the GPU's speed."""
 
 from __future__ import annotations
 
@@ -208,6 +208,7 @@ def trl(monkeypatch: pytest.MonkeyPatch) -> Any:
     from trl.experimental import async_grpo
     from trl.experimental.async_grpo import async_grpo_trainer, packing
 
+    monkeypatch.setattr(async_grpo_trainer, "get_peak_flops_per_device", lambda *_: None)
     monkeypatch.setattr(packing, "_flash_attn", lambda: SimpleNamespace(flash_attn_varlen_func=attention_on_cpu))
     return SimpleNamespace(**{**vars(async_grpo_trainer), **vars(packing), **vars(async_grpo)})
 
