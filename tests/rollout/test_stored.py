@@ -10,12 +10,17 @@ import pytest
 
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.labels import Rewards
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.core.verdict import Verdict
+from turntree.credit.credit import CreditRule
 from turntree.decide.gates.signals import prefix_edit_distance_mean
 from turntree.decide.gates.table import progress_at
 from turntree.logs.trees import read
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
+from turntree.rollout.stored import SampledTurns
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
 from turntree.stages.train_online import run_train_online
@@ -42,7 +47,7 @@ def trained(buffer: Path, out: Path, **environment: Any) -> list[dict[str, Any]]
         environment=Part("stored", {"trees": str(buffer), **environment}),
         model="household",
         held_out_count=0,
-        estimator=Part("turntree.credit.credit:SampledTurns", {"turns": 2}),
+        estimator=Part("turntree.rollout.stored:SampledTurns", {"turns": 2}),
         train=OnlineConfig(
             iterations=3,
             groups=2,
@@ -80,3 +85,29 @@ def test_a_gate_leaves_out_exactly_the_groups_whose_recorded_divergence_is_below
 def test_a_buffer_plays_no_held_out_task(buffer: Path) -> None:
     with pytest.raises(InputError, match="held_out_count=0"):
         evaluate(EvaluateConfig(environment=Part("stored", {"trees": str(buffer)}), model="household"))
+
+
+def test_sampled_turns_train_on_as_many_turns_of_a_rollout_as_were_asked_for_with_their_credit() -> None:
+    tree = RolloutTree("long")
+    root = tree.add(None, NodeKind.PROMPT, (9,)).id
+    leaves = []
+    for sample, turns in enumerate((5, 2)):
+        node = root
+        for turn in range(turns):
+            above = tree.add(node, NodeKind.OBSERVATION, (8,)).id if turn else node
+            node = tree.add(above, NodeKind.COMPLETION, (sample, turn), logprobs=(0.0, 0.0)).id
+        leaves.append(node)
+        tree.stop(node, StopReason.COMPLETED)
+    rewards = Rewards({leaf: Verdict(float(n), "") for n, leaf in enumerate(leaves)})
+    whole = CreditRule()(tree, rewards)
+    estimator = SampledTurns(turns=3, seed=1)
+    credit = estimator(tree, rewards)
+    assert [sum(node in credit.nodes for node in tree.nodes_of(leaf)) for leaf in leaves] == [3, 2]
+    assert all(credit.nodes[node] == whole.nodes[node] for node in credit.nodes)
+    assert (credit.rollout_tokens, credit.rollouts) == (2 * (3 + 2), 2)
+    assert estimator(tree, rewards) == credit
+    drawn = {tuple(SampledTurns(turns=3, seed=n)(tree, rewards).nodes) for n in range(9)}
+    assert len(drawn) > 1
+    with pytest.raises(ConfigError) as refused:
+        SampledTurns(normalizer="rollouts", per_rollout=True)
+    assert refused.value.field == "loss.normalizer"

@@ -10,22 +10,24 @@ two; the paper leaves that out.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from turntree.core import parts, seeds
-from turntree.core.config import Part
-from turntree.core.errors import InputError
-from turntree.core.labels import Rewards
+from turntree.core.config import Part, at_least
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Gate, GateDecision, Observation, Renderer, StreamingEngine, Task
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
+from turntree.credit.credit import CreditRule
 from turntree.decide.gates.table import progress_at
 from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.logs.trees import KeptTree, read
@@ -134,3 +136,36 @@ def _free(tree: RolloutTree) -> RolloutTree:
     value = tree.to_json()
     nodes = [{key: node[key] for key in node if key not in ("cost", "timing")} for node in value["nodes"]]
     return RolloutTree.from_json({**value, "nodes": nodes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledTurns:
+    """GRPO on a few turns of every rollout, drawn by seed and task; the others are not trained on (Selective Rollout
+    trains on 8 action steps of a trajectory in tier 2). A turn that rollouts share is kept where one drew it.
+
+    Args:
+        turns: Turns of a rollout that are trained on.
+        seed: Of the draw.
+    """
+
+    turns: int = 8
+    seed: int = 0
+    normalizer: str = "tokens"
+    per_rollout: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(self, turns=1)
+        if self.per_rollout:
+            hint = "use tokens or constant, or ratio action"
+            raise ConfigError("divides by all turns of a rollout", field="loss.normalizer", hint=hint)
+
+    def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
+        credit = CreditRule()(tree, rewards)
+        kept: set[int] = set()
+        for leaf in rewards.scored():
+            trained = [node for node in tree.nodes_of(leaf) if node in credit.nodes]
+            draw = seeds.generator(self.seed, "sampled turns", tree.task_id, leaf)
+            kept.update(draw.sample(trained, min(self.turns, len(trained))))
+        nodes = {node: one for node, one in credit.nodes.items() if node in kept}
+        tokens = math.fsum(one.multiplicity * len(tree[node].token_ids) for node, one in nodes.items())
+        return replace(credit, nodes=nodes, rollout_tokens=tokens)
