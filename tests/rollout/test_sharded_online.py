@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from ranks_of_tests import two_ranks
 from test_rollout_workers import ONLINE, artifacts, differences
 
+from ranks_of_tests import two_ranks
 from turntree.stages.train_online import run_train_online
 
 

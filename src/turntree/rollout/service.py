@@ -157,7 +157,7 @@ class RolloutService:
     def __init__(self, parts: Parts, iterations: Iterations, estimator: Estimator) -> None:
         if not parts.tasks:
             raise InputError("there is no task to play", hint="choose a split with games in it")
-        self.parts, self.iterations, self._estimator = parts, iterations, estimator
+        self.parts, self.iterations, self.estimator = parts, iterations, estimator
         rollouts = iterations.rollouts.of_training(
             iterations.groups,
             branching=parts.brancher is not None,
@@ -236,7 +236,7 @@ class RolloutService:
     def _filtered(self, grown: GrownGroup, iteration: int) -> EpisodeGroup:
         """A finished group with its credit, shown to the filters."""
         scored = outcome_of(grown) is not GroupOutcome.CENSORED
-        credit = credit_of(self._estimator, grown.tree, grown.rewards) if scored else None
+        credit = credit_of(self.estimator, grown.tree, grown.rewards) if scored else None
         group = EpisodeGroup(grown, credit)
         shown = FinishedGroup(
             task_id=grown.tree.task_id, iteration=iteration, rewards=tuple(rewards_of(grown)), credit=credit

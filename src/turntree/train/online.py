@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit
+from turntree.credit.credit import credit_of, over_batch
 from turntree.decide.filters.dapo import DapoFilter
 from turntree.rollout import service as rollouts
 from turntree.rollout.accounting import TreeAccount, account
@@ -64,7 +65,12 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         super().__init__(parts.policy, config, config.rollouts.episodes.sampling, config.iterations)
         self.config, self.parts, self.check_every = config, parts, config.check_every
         rule = config.loss.estimator(config.credit)
-        self.service = RolloutService(parts, config.played, parts.estimator or rule)
+        played = config.played
+        if parts.estimator is None and config.credit.advantages == "remax":
+            greedy = dataclasses.replace(played.rollouts, greedy_first=True)
+            played = dataclasses.replace(played, rollouts=greedy)
+        self.service = RolloutService(parts, played, parts.estimator or rule)
+        self.learner.minibatch = config.minibatch
         # an advantage in the unit of a reward, in that of the estimator: by a group with as many successes as failures
         self._unit = config.local.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
         self.account = TreeAccount()
@@ -103,6 +109,12 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
 
     def credit(self, step: int, groups: Sequence[EpisodeGroup]) -> Sequence[Credit | None]:
         self._judged = {}
+        kept = [group for group in groups if group.credit is not None and not group.dropped]
+        if (
+            rule := over_batch(self.service.estimator, [group.grown.rewards for group in kept])
+        ) is not self.service.estimator:
+            for group in kept:
+                group.credit = credit_of(rule, group.tree, group.grown.rewards)
         if self.parts.judge is not None:
             judged = self.parts.judge.judge([group.grown for group in groups], step)
             for group, advantages in zip(groups, judged.advantages, strict=True):
