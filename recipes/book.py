@@ -28,8 +28,9 @@ GIVEN = ("given",)  # the command of a stage that is there from the start, and i
 
 @dataclass(frozen=True)
 class Stage:
-    """A command of turntree (behind torchrun, on ranks), or a script of the recipe and its arguments. `result`, relative to the folder, exists when
-    it is done. `needs` are the stages whose results it reads. `model` is the folder of weights that it makes."""
+    """A command of turntree (behind torchrun, on ranks), or a script of the recipe and its arguments. `result`,
+    relative to the folder, exists when it is done. `needs` are the stages whose results it reads. `model` is the
+    folder of weights that it makes."""
 
     name: str
     result: str

@@ -1,4 +1,4 @@
-"""The recipes of the papers: every step is a command that turntree takes, what is said to be stated is in the paper, and
+"""The recipes of the papers: every step is a command that turntree takes, what is called stated is in the paper, and
 the small form goes from the first step to the last."""
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-import papers
+import paper_rows
 import pytest
 
 from turntree.cli.main import main
 from turntree.run.files import read_json
 
-FOLDER = papers.REPOSITORY / "recipes" / "papers"
+FOLDER = paper_rows.REPOSITORY / "recipes" / "papers"
 RECIPES = sorted(str(path.relative_to(FOLDER).with_suffix("")) for path in FOLDER.glob("*/*.toml"))
 
 
@@ -46,8 +46,8 @@ def test_what_a_recipe_calls_stated_is_in_the_paper_and_what_it_chose_has_a_reas
     chosen = [told for group in groups for told in group.get("chosen", {}).values()]
     assert len(stated) >= 5 and recipe["not_stated"]
     assert all(told["where"] and told["words"] for _, told in stated) and all(told["why"] for told in chosen)
-    text = papers.text(recipe["text"])
-    assert not [(key, told["words"]) for key, told in stated if papers.plain(told["words"]) not in text]
+    text = paper_rows.text(recipe["text"])
+    assert not [(key, told["words"]) for key, told in stated if paper_rows.plain(told["words"]) not in text]
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["full", "small"])
