@@ -3,17 +3,20 @@ pages of docs/papers.md call `works` is compared with it. No model: a policy is 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path as FilePath
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import spearmanr
 from torch import Tensor
 
 from group_progress import progress
@@ -345,6 +348,71 @@ def test_selective_rollout_appendix_a_rloo_leaves_one_out_and_dr_grpo_divides_by
     others = [(values.sum() - r) / (len(values) - 1) for r in values]
     assert np.allclose(rloo(rewards), values - others, atol=1e-7)
     assert np.allclose(mean_centred(rewards), values - values.mean(), atol=1e-7)
+
+
+# The 100 published groups of Selective Rollout, where a checkout has them
+
+
+@pytest.fixture(scope="module")
+def published(shared_data: FilePath) -> list[dict[str, str]]:
+    with (shared_data / "selective_rollout" / "hybrid_gate_features.csv").open(encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle))
+
+
+def column(rows: list[dict[str, str]], name: str, turn: int) -> np.ndarray:
+    return np.array([float(row[name]) for row in rows if int(row["K"]) == turn])
+
+
+def auroc(values: np.ndarray, mixed: np.ndarray) -> float:
+    """The chance that a mixed group has the larger value than one without variance, ties halved."""
+    pairs = [(a > b) + (a == b) / 2 for a in values[mixed] for b in values[~mixed]]
+    return float(np.mean(pairs))
+
+
+TABLE_7 = {  # turns 10, 15, 20
+    "prefix_edit_distance_mean": (0.374, 0.419, 0.418),
+    "action_bigram_jaccard_mean": (0.407, 0.406, 0.389),
+    "unique_prefix_ratio": (0.398, 0.307, 0.208),
+    "unique_action_ratio": (0.379, 0.272, 0.167),
+    "action_entropy": (0.369, 0.255, 0.161),
+    "obs_unique_ratio": (0.397, 0.307, 0.093),
+    "termination_fraction": (-0.059, 0.110, 0.165),  # the paper prints .235 for the last one
+}
+TABLE_8 = {"pick_and_place_simple": 0.62, "pick_two_obj_and_place": 0.91, "pick_cool_then_place_in_recep": 0.48}
+
+
+def test_selective_rollout_published_table_7_and_8_the_associations_of_the_signals_come_out_but_for_one_cell(published):
+    variance = column(published, "reward_var", 10)
+    for name, row in TABLE_7.items():
+        found = [float(spearmanr(column(published, name, turn), variance).statistic) for turn in (10, 15, 20)]
+        assert found == pytest.approx(row, abs=0.0006), name
+    d, mixed = column(published, "prefix_edit_distance_mean", 10), variance > 0
+    assert auroc(column(published, "prefix_edit_distance_mean", 15), mixed) == pytest.approx(0.77, abs=0.005)
+    kinds = np.array([row["task_type"] for row in published if row["K"] == "10"])
+    for kind, wanted in TABLE_8.items():
+        assert auroc(d[kinds == kind], mixed[kinds == kind]) == pytest.approx(wanted, abs=0.005)
+    assert set(kinds[(d < 0.12) & mixed]) == {"pick_and_place_simple"}  # E.4, all four
+
+
+def test_selective_rollout_published_table_10_the_medians_of_the_labels(published) -> None:
+    labels = np.array([row["label"] for row in published if row["K"] == "15"])
+    d, tau = (column(published, name, 15) for name in ("prefix_edit_distance_mean", "termination_fraction"))
+    found = {name: (np.sum(labels == name), np.median(d[labels == name]), np.median(tau[labels == name])) for name in
+             ("all_succeed", "mixed", "all_fail")}  # fmt: skip
+    assert [row[0] for row in found.values()] == [14, 61, 25]
+    assert [float(row[1]) for row in found.values()] == pytest.approx([0.19, 0.47, 0.26], abs=0.006)
+    assert [float(row[2]) for row in found.values()] == pytest.approx([1.0, 0.13, 0.0], abs=0.006)
+
+
+def test_selective_rollout_published_table_12_what_random_cuts_and_an_oracle_would_do(published) -> None:
+    """In expectation 23 cuts of 100 groups, 39 of them without variance, are right 9 times; the norm that is kept is
+    that of 61 - 14 mixed groups."""
+    flat = column(published, "reward_var", 10) == 0
+    right = 23 * flat.sum() / len(flat)
+    assert (flat.sum(), len(flat), round(right)) == (39, 100, 9)
+    assert round(right / 23, 2) == 0.39
+    assert math.sqrt((61 - (23 - right)) / 61) == pytest.approx(0.876, abs=0.005)
+    assert pytest.approx(0.26) == 39 * 20 / (100 * 30)  # were all rollouts T long; 23.1% by their real lengths
 
 
 # ARPO
