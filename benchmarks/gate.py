@@ -7,8 +7,8 @@ they are compared with is stated per basis:
 
 - `household`: the cheapest rollouts that this library has. The embedded tiny policy plays household games on this
   CPU, measured here in turn with the gate; a group of G takes G K times one rollout turn up to its decision.
-- `paper`: 27.7 s for a whole group of 8 over 30 turns (Qwen2.5-7B, one group at a time on one GPU), taken for groups
-  of every size, although larger ones take longer.
+- `paper`: the released runs' 27.7 s for a whole group of 8 over 30 turns (Qwen2.5-7B, one group at a time on one GPU),
+  taken for groups of every size, although larger ones take longer.
 
 Seconds are CPU seconds of this process on one thread, so that other work on the machine does not disturb the ratio.
 `share_of_rollout` is the largest share over all sizes, turns and both bases.
@@ -144,7 +144,7 @@ def main() -> None:
     result = measure(arguments.repeats, sizes, turns, games_played=1 if arguments.quick else 6)
     text = (
         "{group_size} rollouts, turn {turn}: {gate_seconds[median]:.2e} s, {household[median]:.3%} of "
-        "household rollouts, {paper[median]:.4%} of the paper's"
+        "household rollouts, {paper[median]:.4%} of the released runs'"
     )
     finish(result, arguments.json, [text.format(**case) for case in result["cases"]])
 

@@ -11,26 +11,32 @@ import hashlib
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from turntree.run.files import read_json, write_json
 
+TURNTREE = ("-m", "turntree.cli.main")
+PROGRAMS = {"torchrun": ("-m", "torch.distributed.run")}  # starts turntree on every rank
 GIVEN = ("given",)  # the command of a stage that is there from the start, and is only part of others' keys
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command of turntree, or a script of the recipe and its arguments. `result`, relative to the folder, exists when
-    it is done. `needs` are the stages whose results it reads. `model` is the folder of weights that it makes."""
+    """A command of turntree (behind torchrun, on ranks), or a script of the recipe and its arguments. `result`,
+    relative to the folder, exists when it is done. `needs` are the stages whose results it reads. `model` is the
+    folder of weights that it makes."""
 
     name: str
     result: str
     command: tuple[str, ...]
     needs: tuple[Stage, ...] = ()
+    codes: tuple[int, ...] = (0,)  # exit codes with which it is done: some say what was found
     key: str = field(default="", init=False)  # of all settings that the result depends on
 
     def __post_init__(self) -> None:
@@ -81,11 +87,12 @@ class Book:
             return
         told = {"command": list(stage.command), "key": stage.key, "load": [os.getloadavg()[0]]}
         write_json(self._record(stage), told | {"finished": False})
-        script = stage.command[0].endswith(".py")
-        print(("python " if script else "turntree ") + " ".join(stage.command), flush=True)
-        program = (str(self.scripts / stage.command[0]),) if script else ("-m", "turntree.cli.main", stage.command[0])
+        print(shown(stage.command), flush=True)
+        first = stage.command[0]
+        program = (str(self.scripts / first),) if first.endswith(".py") else PROGRAMS.get(first, (*TURNTREE, first))
         began, processor = time.perf_counter(), _processor()
-        if code := subprocess.run([sys.executable, *program, *stage.command[1:]], cwd=self.folder).returncode:
+        code = subprocess.run([sys.executable, *program, *stage.command[1:]], cwd=self.folder).returncode
+        if code not in stage.codes:
             sys.exit(code)
         seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": _processor() - processor}
         told["load"].append(os.getloadavg()[0])
@@ -101,6 +108,12 @@ def _processor() -> float:
     """Seconds of the commands so far. Of a stage that was killed and goes on, its record has the last attempt only."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def shown(command: Sequence[str]) -> str:
+    """The command as it is typed."""
+    before = {"torchrun": ""}.get(command[0], "python " if command[0].endswith(".py") else "turntree ")
+    return before + shlex.join(command)
 
 
 def words(*parts: object) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class Batch:
 
 
 def play(policy: Policy, tasks: list[HouseholdEnvironment], options: argparse.Namespace, gate: Gate | None) -> Batch:
-    sampling = Sampling(temperature=options.temperature, max_tokens=24)
+    sampling = Sampling(temperature=options.temperature, max_tokens=options.max_tokens)
     episodes = EpisodeConfig(max_turns=options.max_turns, sampling=sampling)
     config = SchedulerConfig(episodes=episodes, group_size=options.group_size, max_live_rollouts=options.places)
     policy.engine.clear_cache()  # nothing kept from the arm before
@@ -53,8 +53,9 @@ def play(policy: Policy, tasks: list[HouseholdEnvironment], options: argparse.Na
 
 def measure(options: argparse.Namespace) -> dict:
     policy = load_policy(options.model, Device())
-    chosen = GamesConfig(split="dev", count=options.tasks, offset=options.offset, difficulty=options.difficulty)
-    tasks = [HouseholdEnvironment(game) for game, _ in games(chosen)]
+    which = {"split": "dev", "count": options.tasks, "offset": options.offset, "difficulty": options.difficulty}
+    chosen = GamesConfig(source=options.games, **which)
+    tasks = [HouseholdEnvironment(game) for game, _ in games(chosen, options.seed)]
     gate = PrefixDivergenceGate(turn=options.gate_turn, threshold=options.gate_threshold)
     arms: dict[str, list[Batch]] = {"baseline": [], "gated": []}
     for number, start in enumerate(range(0, len(tasks), options.batch)):
@@ -103,6 +104,8 @@ def main() -> None:
     parser.add_argument("--offset", type=int, default=1000, help="of the development games; calibrate on others")
     parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--difficulty", default="easy")
+    parser.add_argument("--games", default="generated", help="or a folder or packed file of ALFWorld's")
+    parser.add_argument("--max-tokens", type=int, default=24, help="of a turn")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--places", type=int, default=160)
     parser.add_argument("--temperature", type=float, default=0.5)
