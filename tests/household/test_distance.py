@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from household_players import generate_games
 from turntree_worlds.household.distance import distance, shortest_plan
 from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import (
@@ -21,7 +22,6 @@ from turntree_worlds.household.generate import (
     TASK_TYPES,
     Difficulty,
     generate_game,
-    generate_games,
 )
 from turntree_worlds.household.world import Game, State
 

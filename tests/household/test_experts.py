@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from household_players import explore, noisy_explore
 from turntree_worlds.household.experts import (
     UnreachableGoal,
-    explore,
     next_exploring_action,
-    noisy_explore,
     shortest_plan,
 )
 from turntree_worlds.household.games import load_games

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from household_players import generate_games
 from household_text import written
 from turntree.core.errors import InputError
 from turntree_worlds.household.games import GameFiles, draw_games, load_games
-from turntree_worlds.household.generate import generate_games
 
 PLAY_TYPE = "pick_and_place_simple"
 

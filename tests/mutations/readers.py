@@ -265,8 +265,8 @@ def read_document_rows(path: Path) -> object:
 
 
 def packed_games(path: Path) -> None:
+    from household_players import generate_games
     from household_text import written
-    from turntree_worlds.household.generate import generate_games
 
     rows: list[dict[str, Any]] = [
         {"game": game.id, "task_type": game.task_type, **written(game), "walkthrough": ["look"], "solvable": True}
