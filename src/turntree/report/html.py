@@ -27,7 +27,7 @@ SECTIONS = {  # a page has those that the folder has something for
     "profile": "Profile",
     "task_types": "Task types",
     "skills": "Other skills",
-    "tree": "A rollout tree",
+    "tree": "Rollout trees",
     "ledger": "Ledger",
     "examples": "Examples",
     "configuration": "Configuration",
@@ -200,14 +200,10 @@ def _profile(run: Run) -> dict[str, Any]:
 
 
 def _trees(trees: Mapping[str, tuple[Path, browser.Groups]], page: Path) -> dict[str, Any]:
-    """A group of the first run that kept any, and where each has its browser, seen from where the page will lie (a
-    folder may be called `lr=1e-3#2`)."""
-    if not trees:
-        return {}
-    name, (_, groups) = next(iter(trees.items()))
+    """Where each run that kept any has its browser, seen from where the page will lie (a folder may be called
+    `lr=1e-3#2`), and how many lines of them could not be read."""
     links = {arm: quote(os.path.relpath(path, page.parent)) for arm, (path, _) in trees.items()}
-    total = len(groups.groups) + groups.left_out
-    return {"arm": name, "picture": browser.picture(groups), "total": total, "unread": groups.unread, "links": links}
+    return {"links": links, "unread": sum(groups.unread for _, groups in trees.values())} if links else {}
 
 
 def _configurations(run: Run) -> dict[str, str]:
