@@ -388,4 +388,4 @@ class TestAcceptance:
         assert rates["random admissible"] > 0.15  # a search step has many right answers
 
     def test_on_official_games(self, shared_data: Path) -> None:
-        self.check(load_games(shared_data / "alfworld", split="valid_seen"))
+        self.check(load_games(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
