@@ -1,6 +1,6 @@
 """What an environment costs: its tasks' own gold is played, and timed.
 
-    python benchmarks/environments.py terminal qa [--count 40] [--quick] [--json PATH]
+    python benchmarks/environments.py terminal swe browsing [--count 40] [--quick] [--json PATH]
 
 For each environment: how many of its tasks are solved by their gold, steps a second in one thread (the judgement at the
 end included; nothing for an environment without gold), and the median milliseconds of `reset`, of a step, of a `fork`
@@ -79,7 +79,7 @@ def named(words: Sequence[str]) -> list[Part]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("environments", nargs="*", default=["terminal", "qa"])
+    parser.add_argument("environments", nargs="*", default=["terminal", "swe", "browsing"])
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=str)

@@ -1,4 +1,4 @@
-"""The built-in worlds: household games, questions with tools, shell tasks, their policies and experts.
+"""The built-in worlds: household games, questions with tools, shell tasks and bugs, their policies and experts.
 
 They come through entry points, like those of any other package: the library `turntree` imports none of them.
 """

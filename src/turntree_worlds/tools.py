@@ -1,8 +1,11 @@
-"""The tools that come with turntree: `search` over a local index, `python` in the sandbox."""
+"""The tools that come with turntree: `search` over a local index, `open` and `find` on its pages, `python` in the
+sandbox."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +13,8 @@ from turntree.env.tools.tool import ToolOutput, ToolSpec
 from turntree_worlds.sandboxes.limits import Execution
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.search import SearchIndex
+
+_QUOTED = 100  # characters of a policy's own text in an error
 
 
 def _one_string(name: str, description: str) -> dict[str, Any]:
@@ -37,6 +42,67 @@ class SearchTool:
             for rank, document in enumerate(found, start=1)
         ]
         return ToolOutput("\n\n".join(shown) or "no document holds any of these words")
+
+
+class OpenTool:
+    """A document by its title, in parts of `part_chars` characters."""
+
+    pure = True
+
+    def __init__(self, index: SearchIndex, *, part_chars: int = 2000) -> None:
+        parameters = _one_string("title", "The title of the page, as the search shows it.")
+        parameters["properties"]["part"] = {
+            "type": "integer",
+            "description": "Which part of a long page; 1 is the first.",
+        }
+        self.spec = ToolSpec("open", "Open a page.", parameters)
+        self.version = f"{index.hash} {part_chars}"
+        self._index, self._part_chars = index, part_chars
+
+    def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
+        page, part = self._index.page(arguments["title"]), arguments.get("part", 1)
+        if page is None:
+            return ToolOutput(_no_page(arguments["title"]))
+        parts = max(1, -(-len(page.text) // self._part_chars))
+        if not 1 <= part <= parts:
+            return ToolOutput(f"error: {page.title!r} has parts 1 to {parts}")
+        start = (part - 1) * self._part_chars
+        shown = f"{page.title}\n{page.text[start : start + self._part_chars]}"
+        return ToolOutput(f"{shown}\n[part {part} of {parts}]" if parts > 1 else shown)
+
+
+class FindTool:
+    """Where a text occurs on a page: at most `count` places, each with its surroundings."""
+
+    pure = True
+
+    def __init__(self, index: SearchIndex, *, count: int = 5, around: int = 100) -> None:
+        parameters = _one_string("title", "The title of the page.")
+        parameters["properties"]["text"] = {"type": "string", "description": "What to look for; case does not matter."}
+        parameters["required"].append("text")
+        self.spec = ToolSpec("find", "Find a text on a page.", parameters)
+        self.version = f"{index.hash} {count} {around}"
+        self._index, self._count, self._around = index, count, around
+
+    def call(self, arguments: Mapping[str, Any], seconds: float) -> ToolOutput:
+        page, wanted = self._index.page(arguments["title"]), arguments["text"]
+        if page is None:
+            return ToolOutput(_no_page(arguments["title"]))
+        places = re.finditer(re.escape(wanted), page.text, re.IGNORECASE) if wanted else ()
+        shown = [
+            f"[{number}] {page.text[max(0, place.start() - self._around) : place.end() + self._around]}"
+            for number, place in enumerate(itertools.islice(places, self._count), start=1)
+        ]
+        return ToolOutput("\n".join(shown) or f"{page.title!r} does not hold {_quoted(wanted)}")
+
+
+def _no_page(title: str) -> str:
+    return f"error: there is no page {_quoted(title)}; search for it"
+
+
+def _quoted(text: str) -> str:
+    """What the policy wrote, without letting it fill its own context."""
+    return repr(text if len(text) <= _QUOTED else text[:_QUOTED] + "…")
 
 
 class SandboxTool:

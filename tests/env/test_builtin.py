@@ -11,7 +11,7 @@ from turntree_worlds.sandboxes.box import SandboxLost
 from turntree_worlds.sandboxes.limits import Execution, Limits, SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.search import SearchIndex, build_index
-from turntree_worlds.tools import SandboxTool, SearchTool, described
+from turntree_worlds.tools import FindTool, OpenTool, SandboxTool, SearchTool, described
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,54 @@ def test_a_search_shows_no_more_of_a_document_than_it_may(tmp_path):
     with SearchIndex(tmp_path / "i.db") as index:
         shown = SearchTool(index, passage_chars=20).call({"query": "city"}, 1.0).text
         assert len(shown) == len("[1] Lyon\n") + 20
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pages") / "i.db"
+    long = "".join(f"Line {number} of the page.\n" for number in range(200))
+    build_index([Document("a", "A (band)", "They sing."), Document("b", "A", long), Document("c", "!!!", "")], path)
+    with SearchIndex(path) as index:
+        yield ToolRuntime([OpenTool(index, part_chars=1000), FindTool(index, count=2, around=5)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"title": "a (BAND) "}, "A (band)\nThey sing."),
+        ({"title": "band"}, "error: there is no page 'band'; search for it"),
+        ({"title": ""}, "error: there is no page ''; search for it"),
+        ({"title": 'A" OR title: x'}, "error: there is no page 'A\" OR title: x'; search for it"),
+        ({"title": "A", "part": 99}, "error: 'A' has parts 1 to 5"),
+        ({"title": "A", "part": 0}, "error: 'A' has parts 1 to 5"),
+    ],
+)
+def test_a_page_is_opened_by_its_title(pages, arguments, text):
+    assert pages.call(ToolCall("open", arguments)).text == text
+
+
+def test_the_parts_of_a_page_are_the_page(pages):
+    parts = [pages.call(ToolCall("open", {"title": "A", "part": part})).text for part in range(1, 6)]
+    assert all(part.startswith("A\n") and part.endswith(f"\n[part {n} of 5]") for n, part in enumerate(parts, start=1))
+    whole = "".join(part.removeprefix("A\n").rpartition("\n[part")[0] for part in parts)
+    assert whole == "".join(f"Line {number} of the page.\n" for number in range(200))
+
+
+def test_a_part_may_be_written_as_a_whole_float(pages):
+    two = pages.call(ToolCall("open", {"title": "A", "part": 2.0}))
+    assert two.status is ToolStatus.ANSWERED and two.text.endswith("\n[part 2 of 5]")
+    assert pages.call(ToolCall("open", {"title": "A", "part": 2})).source is ToolSource.HIT
+    assert pages.call(ToolCall("open", {"title": "A", "part": 2.5})).status is ToolStatus.REFUSED
+
+
+def test_find_shows_where_a_text_stands(pages):
+    assert pages.call(ToolCall("find", {"title": "A", "text": "LINE 19 "})).text == "[1] age.\nLine 19 of th"
+    assert pages.call(ToolCall("find", {"title": "A", "text": "line"})).text.count("[") == 2
+    assert pages.call(ToolCall("find", {"title": "A", "text": "(.*)"})).text == "'A' does not hold '(.*)'"
+    assert pages.call(ToolCall("find", {"title": "A", "text": ""})).text == "'A' does not hold ''"
+    assert (
+        pages.call(ToolCall("find", {"title": "B", "text": "x"})).text == "error: there is no page 'B'; search for it"
+    )
 
 
 def ended(**more):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from turntree.core.errors import ConfigError, InputError
 from turntree_worlds.qa.build import QaWorld
 from turntree_worlds.qa.entry import Questions, read_splits
-from turntree_worlds.workbench.entry import Terminal
+from turntree_worlds.workbench.entry import Software, Terminal
 
 ASKED = ["Where does Ada live?", "Who is José's mother?", "Is the Straße long?", "How old is Bob?", "What is 1 + 1?"]
 REWRITTEN = st.sampled_from([
@@ -48,7 +48,8 @@ def test_one_file_gives_both_without_a_common_question(tmp_path):
     assert (len(asked), len(checked), report["dropped"]) == (3, 2, {"question: asked before": 5})
 
 
-def test_tasks_of_a_file_that_may_have_been_trained_on_are_not_played_as_held_out(tmp_path):
+@pytest.mark.parametrize("kind", [Terminal, Software])
+def test_tasks_of_a_file_that_may_have_been_trained_on_are_not_played_as_held_out(tmp_path, kind):
     """A command that only evaluates cannot know how many of the file another command trained on."""
     own, other = tmp_path / "own.jsonl", tmp_path / "other.jsonl"
     for path in (own, other):
@@ -56,7 +57,7 @@ def test_tasks_of_a_file_that_may_have_been_trained_on_are_not_played_as_held_ou
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def played(splits, **options):
-        with Terminal(tasks=str(own), **options).open(splits, seed=0) as opened:
+        with kind(tasks=str(own), **options).open(splits, seed=0) as opened:
             return {split: [task.task_id for task in tasks] for split, tasks in opened.tasks.items()}
 
     trained = played({"train": 2, "dev": 9})

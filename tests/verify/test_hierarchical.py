@@ -28,10 +28,10 @@ def judged(content, answers=("Paris",), answer_type="span", calls=(), **config):
     )
 
 
-def test_an_answer_that_the_token_limit_cut_is_none():
+def test_an_answer_that_the_token_limit_cut_is_none_unless_it_is_asked_for():
     endless = Message("assistant", "<answer>Paris</answer>" + " blah blah" * 50, cut=True)
     assert (judged(endless).reward, judged(endless).reason) == (-1.0, "cut by the token limit")
-    assert judged(endless.content).reward == 1.0
+    assert judged(endless, cut_turns="judge").reward == 1.0 == judged(endless.content).reward
 
 
 def test_the_reward_is_correctness_plus_a_bonus_for_correct_answers_with_all_tools():
@@ -90,11 +90,14 @@ def test_which_tools_a_bonus_needs_is_configured():
     assert from_mapping(HierarchicalConfig, {"bonus_tools": ["python"]}).bonus_tools == ("python",)
 
 
-def test_partial_credit_earns_no_bonus():
+def test_partial_credit_earns_the_bonus_in_the_released_rule_only():
     """F1 = 0.2 with both tools was paid 0.3 by the released code; the paper pays the bonus for correct answers."""
     text = f"<answer>Paris {' '.join('bcdefghij'[:8])}</answer>"
     assert judged(text, calls=BOTH).reward == 0.0
     assert judged(text, calls=BOTH, score="overlap").reward == pytest.approx(0.2)
+    released = judged(text, calls=BOTH, score="overlap", bonus_for="any_overlap")
+    assert released.reward == pytest.approx(0.3) and not released.correct
+    assert judged("<answer>Rome</answer>", calls=BOTH, score="overlap", bonus_for="any_overlap").reward == 0.0
 
 
 # the failures of a reward that normalises numbers as if they were words
@@ -187,13 +190,18 @@ def test_anything_but_one_well_formed_answer_is_refused(text, why):
     assert judged(text, calls=BOTH).reward == -1.0
 
 
+def test_a_box_may_be_required():
+    assert judged("<answer>Paris</answer>", boxed="required").reward == -1.0
+    assert judged(r"<answer>\boxed{Paris}</answer>", boxed="required").reward == 1.0
+
+
 pieces = ["<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "{", "}", "\\", "Paris", " ", "<tool_call>"]
 texts = st.lists(st.sampled_from(pieces), max_size=12).map("".join)
 
 
-@given(texts, st.sampled_from(["equal", "overlap"]))
-def test_the_parts_add_up_whatever_was_said(text, score):
-    found = judged(text, calls=BOTH, score=score)
+@given(texts, st.sampled_from(["equal", "overlap"]), st.sampled_from(["correct", "any_overlap"]))
+def test_the_parts_add_up_whatever_was_said(text, score, bonus_for):
+    found = judged(text, calls=BOTH, score=score, bonus_for=bonus_for)
     if found.answer is None:
         assert found.reward == -1.0 and not found.correct and found.score == found.bonus == 0.0
     else:

@@ -4,8 +4,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree_worlds.sandboxes.sandbox import Sandbox
-from turntree_worlds.workbench.entry import Terminal
-from turntree_worlds.workbench.families import generated
+from turntree_worlds.workbench.entry import Software, Terminal
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +19,9 @@ def sandbox():
 
 @pytest.fixture(scope="session")
 def terminal(sandbox):
-    return lambda split, number: Terminal()._played(generated(split, number), sandbox)
+    return lambda split, number: Terminal()._played(Terminal().task(split, number, sandbox), sandbox)
+
+
+@pytest.fixture(scope="session")
+def swe(sandbox):
+    return lambda split, number: Software()._played(Software().task(split, number, sandbox), sandbox)

@@ -18,7 +18,7 @@ from turntree_worlds.qa.world import World, generate_world
 from turntree_worlds.sandboxes.limits import SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.search import SearchIndex, build_index
-from turntree_worlds.tools import SandboxTool, SearchTool
+from turntree_worlds.tools import FindTool, OpenTool, SandboxTool, SearchTool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,8 @@ class SearchConfig:
     """Documents of a search."""
     passage_chars: int = field(default=1000, metadata=FIXED)
     """Most characters shown of each document; of a longer one the best-matching passage."""
+    pages: bool = False
+    """Give the tools `open` (a page by its title) and `find` (a text on a page) beside `search`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,13 @@ def open_tools(
     sandbox: SandboxConfig | None = None,
     runtime: ToolRuntimeConfig | None = None,
 ) -> Iterator[ToolRuntime]:
-    """`search` over any index, and `python` in the sandbox, which is closed at the end; the index stays open. Raises
-    `InputError` on a machine without a sandbox."""
+    """`search` over any index, `open` and `find` where `search.pages` says so, and `python` in the sandbox, which is
+    closed at the end; the index stays open. Raises `InputError` on a machine without a sandbox."""
     search = search or SearchConfig()
     with Sandbox(sandbox) as box:
         searching = SearchTool(index, count=search.count, passage_chars=search.passage_chars)
-        yield ToolRuntime([searching, SandboxTool(box)], runtime)
+        pages = [OpenTool(index), FindTool(index)] if search.pages else []
+        yield ToolRuntime([searching, *pages, SandboxTool(box)], runtime)
 
 
 def environments(

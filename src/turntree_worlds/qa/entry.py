@@ -104,12 +104,12 @@ class Questions:
                 posed = self.generated(world, splits)
                 asked = {split: [each.question for each in found] for split, found in posed.items()}
                 every = (each for found in posed.values() for each in found)
-                shown = {each.question.id: gold(each, world.world.told) for each in every}
+                shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
             else:
                 index = stack.enter_context(SearchIndex(Path(self.index)))
                 asked, read = self.read(splits, seed)
                 every = (question for found in asked.values() for question in found)
-                shown = {each.id: gold_of_evidence(each, index) for each in every}
+                shown = {each.id: gold_of_evidence(each, index, self.search.pages) for each in every}
             tools = stack.enter_context(
                 open_tools(index, search=self.search, sandbox=self.sandbox, runtime=self.runtime)
             )
@@ -144,6 +144,14 @@ class Questions:
             return self.episodes
         learned = self.model == EMBEDDED or _has_tokenizer_of_embedded(Path(self.model))
         return QaConfig(max_calls=self.episodes.max_calls, instructions="" if learned else INSTRUCTIONS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Browsing(Questions):
+    """Questions over pages: a search shows titles and a few words, and a page has to be opened to be read."""
+
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(count=5, passage_chars=60, pages=True))
+    episodes: QaConfig = field(default_factory=lambda: QaConfig(max_calls=24))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ def search(query: str) -> Message:
     return Message("assistant", "", (ToolCall("search", {"query": query}),))
 
 
+def look_at(title: str) -> Message:
+    return Message("assistant", "", (ToolCall("open", {"title": title}),))
+
+
 def compute(code: str) -> Message:
     return Message("assistant", "", (ToolCall("python", {"code": code}),))
 
@@ -51,13 +55,13 @@ def answer(text: str) -> Message:
     return Message("assistant", f"<answer>{text}</answer>")
 
 
-def gold(posed: Posed, told: Mapping[str, Mapping[str, str]]) -> tuple[Message, ...]:
+def gold(posed: Posed, told: Mapping[str, Mapping[str, str]], pages: bool) -> tuple[Message, ...]:
     """The expert's messages to a generated question, from what its world tells."""
     messages, ends = list[Message](), list[str]()
     for chain in posed.chains:
         held = chain.start
         for relation in chain.relations:
-            messages.append(search(f"{relation} of {held}"))
+            messages += [search(f"{relation} of {held}"), *([look_at(held)] if pages else [])]
             held = told[held][relation]
         ends.append(held)
     if posed.operation != "none":
@@ -65,7 +69,7 @@ def gold(posed: Posed, told: Mapping[str, Mapping[str, str]]) -> tuple[Message, 
     return (*messages, answer(posed.question.answers[0]))
 
 
-def gold_of_evidence(question: Question, index: SearchIndex) -> tuple[Message, ...]:
+def gold_of_evidence(question: Question, index: SearchIndex, pages: bool) -> tuple[Message, ...]:
     """The expert's messages to a question whose evidence is known: it looks up every subject. None where the pages of
     the subjects do not hold the answer (yes and no need not be held)."""
     found = [page for page in map(index.page, question.evidence) if page is not None]
@@ -73,7 +77,8 @@ def gold_of_evidence(question: Question, index: SearchIndex) -> tuple[Message, .
     known = [text for text in question.answers if text.casefold() in ("yes", "no") or text.casefold() in shown]
     if not found or not known:
         return ()
-    return (*(search(page.title) for page in found), answer(known[0]))
+    steps = [(search(page.title), *([look_at(page.title)] if pages else [])) for page in found]
+    return (*(message for step in steps for message in step), answer(known[0]))
 
 
 def _arithmetic(posed: Posed, ends: Sequence[str]) -> Message:
@@ -123,7 +128,7 @@ def next_turn(posed: Posed, messages: Sequence[Message]) -> Message:
         ends.append(held)
     if posed.operation == "none":
         return answer(ends[0])
-    computing = _arithmetic(posed, ends)
+    computing = compute(f"{ends[0]}+{ends[1]}" if posed.operation == "sum" else f"abs({ends[0]}-{ends[1]})")
     (wanted,) = computing.tool_calls
     for message, after in itertools.pairwise(messages):
         if [(call.name, call.arguments) for call in message.tool_calls] == [(wanted.name, wanted.arguments)]:

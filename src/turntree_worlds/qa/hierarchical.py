@@ -39,6 +39,12 @@ class HierarchicalConfig:
     """Added where every one of bonus_tools answered in the episode (the paper's r_M)."""
     bonus_tools: tuple[str, ...] = ("search", "python")
     """The tools that the bonus asks for."""
+    bonus_for: Literal["correct", "any_overlap"] = "correct"
+    """Correct answers (the paper), or those with any overlap (the released code, F1 > 0)."""
+    boxed: Literal["optional", "required"] = "optional"
+    """Whether an answer must stand in a \\boxed{} inside its tags, or may."""
+    cut_turns: Literal["fail", "judge"] = "fail"
+    """Whether an answer that the token limit cut is refused (fail) or read (judge)."""
 
     def __post_init__(self) -> None:
         if self.format_penalty > 0 or self.tool_bonus < 0:
@@ -87,7 +93,9 @@ class HierarchicalReward:
         the right `answers`, each right by itself, and all `calls` of the episode."""
         config = self.config
         try:
-            answer = extract_answer(message)
+            if message is not None and message.cut and config.cut_turns == "fail":
+                raise NoAnswer("cut by the token limit")
+            answer = extract_answer(message, boxed=config.boxed == "required")
         except NoAnswer as why:
             return Judgement(reward=config.format_penalty, reason=str(why))
         verdicts = [equal(answer, gold, answer_type) for gold in answers]
@@ -99,7 +107,8 @@ class HierarchicalReward:
         score = float(correct)
         if config.score == "overlap" and not correct:
             score = max(overlap(answer, gold, answer_type) for gold in answers)
-        bonus = config.tool_bonus if correct and set(config.bonus_tools) <= _answered(calls) else 0.0
+        earned = correct if config.bonus_for == "correct" else score > 0
+        bonus = config.tool_bonus if earned and set(config.bonus_tools) <= _answered(calls) else 0.0
         reason = "correct" if correct else "partly right" if score else "wrong"
         return Judgement(
             reward=score + bonus,
@@ -111,13 +120,11 @@ class HierarchicalReward:
         )
 
 
-def extract_answer(message: Message | None) -> str:
+def extract_answer(message: Message | None, *, boxed: bool = False) -> str:
     """What stands between the only `<answer>` and the only `</answer>` of a message, after its thinking; of that, what
-    stands in its only `\\boxed{}`, where there is one. Raises `NoAnswer`."""
+    stands in its only `\\boxed{}`, where there is one (`boxed`: there must be). Raises `NoAnswer`."""
     if message is None:
         raise NoAnswer("no answer before the limit")
-    if message.cut:
-        raise NoAnswer("cut by the token limit")
     if message.tool_calls:
         raise NoAnswer("a call instead of an answer")
     text = message.content.rpartition(_THOUGHT)[2]
@@ -131,16 +138,18 @@ def extract_answer(message: Message | None) -> str:
         raise NoAnswer("an answer that does not end")
     if _OPEN in answer + after or _CLOSE in after:
         raise NoAnswer("several answers")
-    answer = _unboxed(answer).strip()
+    answer = _unboxed(answer, boxed).strip()
     if not answer:
         raise NoAnswer("an empty answer")
     return answer
 
 
-def _unboxed(text: str) -> str:
+def _unboxed(text: str, required: bool) -> str:
     """The content of the only box, whose braces may be nested (`\\{` and `\\}` are characters, not braces)."""
     _, box, rest = text.partition(_BOX)
     if not box:
+        if required:
+            raise NoAnswer("no box in the answer")
         return text
     if _BOX in rest:
         raise NoAnswer("several boxes")

@@ -1,11 +1,12 @@
-"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file."""
+"""Work at a shell as an environment: tasks in a folder (`--environment terminal`), generated or from a file, and bugs
+in generated packages (`--environment swe`)."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
@@ -15,9 +16,9 @@ from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
 from turntree.env.tool_environment import ToolEnvironment
 from turntree_worlds.sandboxes.limits import Limits, SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
-from turntree_worlds.workbench import families
+from turntree_worlds.workbench import bugs, families
 from turntree_worlds.workbench.files import read_tasks
-from turntree_worlds.workbench.shell import Shell
+from turntree_worlds.workbench.shell import Editor, Shell
 from turntree_worlds.workbench.tasks import Task, messages
 
 GENERATED = "generated"
@@ -44,6 +45,8 @@ class Terminal:
     threads: int = 16
     """Concurrent commands; at most `sandbox.boxes` of them run at once."""
 
+    tools: ClassVar[type[Shell]] = Shell
+
     def __post_init__(self) -> None:
         at_least(self, threads=1)
         if self.held_out is not None and self.tasks == GENERATED:
@@ -56,7 +59,7 @@ class Terminal:
         with Sandbox(self.sandbox) as sandbox, LocalPool(self.threads) as pool:
             read: list[dict[str, Any]] = []
             if self.tasks == GENERATED:
-                made = {name: [families.generated(name, n) for n in range(count)] for name, count in splits.items()}
+                made = {name: [self.task(name, n, sandbox) for n in range(count)] for name, count in splits.items()}
             else:
                 read, made = self.read(splits, sandbox, seed)
             tasks = {name: [self._played(task, sandbox) for task in each] for name, each in made.items()}
@@ -78,15 +81,32 @@ class Terminal:
             made |= _split(found.tasks, of, path)
         return counted, made
 
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        """A generated task."""
+        return families.generated(split, number)
+
     def _played(self, task: Task, sandbox: Sandbox) -> ToolEnvironment:
         return ToolEnvironment(
-            Shell,
+            self.tools,
             task_id=task.id,
             arguments={"task": task, "sandbox": sandbox},
             prompt=(Message("system", self.instructions), Message("user", "")),
             task_type=task.kind,
             gold=messages(task.gold),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software(Terminal):
+    """Bugs in small packages, with tools to read and edit files beside the shell."""
+
+    instructions: str = "You work in a repository, through tools. Find the bug, fix it, and then submit."
+    """The system's message that opens every episode."""
+
+    tools: ClassVar[type[Shell]] = Editor
+
+    def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
+        return bugs.generated(split, number, sandbox)
 
 
 def _split(found: Sequence[Task], splits: Mapping[str, int], path: str) -> dict[str, Sequence[Task]]:

@@ -1,4 +1,4 @@
-"""The tools of a shell task: a plain class for `ToolEnvironment`.
+"""The tools of a shell task, and those of a repository task: plain classes for `ToolEnvironment`.
 
 The home folder is a value (`sandboxes.limits.Files`): a command takes it into a box and brings what became of it back.
 So a fork shares it and costs no copy, a replay gives the same, and nothing of one command runs on in the next.
@@ -6,11 +6,12 @@ So a fork shares it and costs no copy, a replay gives the same, and nothing of o
 
 from __future__ import annotations
 
+import copy
 import json
 import shlex
 from typing import Any
 
-from turntree_worlds.sandboxes.limits import EPOCH, Files
+from turntree_worlds.sandboxes.limits import EPOCH, File, Files
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.workbench.tasks import BASH, Task, run, unfit
 
@@ -64,11 +65,53 @@ class Shell:
         return "submitted"
 
     def fork(self) -> Shell:
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
+        return copy.copy(self)
 
     def __getstate__(self) -> dict[str, object]:
         """What counts as the state: the files without their times, and how it ended."""
         held = {path: (file.kind, file.data, file.mode) for path, file in self.files.items()}
         return {"files": held, "done": self.done, "reward": self.reward}
+
+    def __copy__(self) -> Shell:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+
+class Editor(Shell):
+    """One episode in a repository: a shell, and two tools to read and edit files."""
+
+    def view(self, path: str, first: int = 1, last: int = 200) -> str:
+        """Show lines of a file, numbered.
+
+        Args:
+            path: The file, from the home folder on.
+            first: The first line to show.
+            last: The last line to show.
+        """
+        lines = self._data(path).decode("utf-8", "replace").splitlines()
+        shown = range(max(first, 1), min(last, len(lines)) + 1)
+        return "\n".join(f"{number:>4}  {lines[number - 1]}" for number in shown) or "[no lines]"
+
+    def str_replace(self, path: str, old: str, new: str) -> str:
+        """Replace a text that occurs exactly once in a file.
+
+        Args:
+            path: The file, from the home folder on.
+            old: The text as it is, with its spaces.
+            new: The text to put in its place.
+        """
+        held, sought = self._data(path), old.encode("utf-8", "replace")  # a file may hold bytes that are no text
+        count = held.count(sought) if old else 0
+        if count != 1:
+            raise ValueError(f"`old` occurs {count} times in {path}, and must occur once" if old else "`old` is empty")
+        self._clock += _MINUTE  # a file that looks unchanged would keep its stale bytecode
+        data = held.replace(sought, new.encode("utf-8", "replace"))
+        self.files = {**self.files, path: File(data, mode=self.files[path].mode, time=self._clock)}
+        return f"{path} was changed"
+
+    def _data(self, path: str) -> bytes:
+        file = self.files.get(path)
+        if file is None or file.kind != "file":
+            raise ValueError(f"there is no file {path!r}")
+        return file.data

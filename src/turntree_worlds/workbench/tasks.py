@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
 from turntree_worlds.sandboxes.box import SandboxLost
-from turntree_worlds.sandboxes.limits import EPOCH, Execution, File, Files
+from turntree_worlds.sandboxes.limits import Execution, File, Files, Language
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
 _EXECUTABLE = 0o100
@@ -27,7 +27,8 @@ class Task:
 
     The task is solved when everything that it states holds at the end: `answer` was submitted (word by word);
     `expected` files are as given (None: absent) and no other file of the start was changed (new ones are ignored);
-    `check`, a shell script run among the files, ends with exit code 0.
+    `check`, a shell script run among the files, ends with exit code 0; each program of `values`, Python run among the
+    files, has a last line of that value.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Task:
     answer: str | None = None
     expected: Mapping[str, File | None] | None = None
     check: str | None = None
+    values: tuple[tuple[str, str], ...] = ()
 
     def solved(self, now: Files, answer: str, sandbox: Sandbox) -> bool:
         """Raises `EnvironmentFault` where the sandbox does not work: that is not the policy's failure."""
@@ -46,7 +48,9 @@ class Task:
         due = {} if self.expected is None else {**self.files, **self.expected}
         if not all(alike(file, now.get(path)) for path, file in due.items()):
             return False
-        return self.check is None or not run(sandbox, _CHECK + self.check, now).failed
+        if self.check is not None and run(sandbox, _CHECK + self.check, now).failed:
+            return False
+        return all(run(sandbox, source, now, "python").value == value for source, value in self.values)
 
 
 def alike(due: File | None, found: File | None) -> bool:
@@ -57,10 +61,13 @@ def alike(due: File | None, found: File | None) -> bool:
     return executable and (due.kind, due.data) == (found.kind, found.data)
 
 
-def run(sandbox: Sandbox, source: str, files: Files, clock: int = EPOCH) -> Execution:
-    """Run a shell script among files. Raises `EnvironmentFault` where no box works."""
+def run(
+    sandbox: Sandbox, source: str, files: Files, language: Language = "shell", clock: int | None = None
+) -> Execution:
+    """Raises `EnvironmentFault` where no box works."""
     try:
-        return sandbox.run(source, language="shell", files=files, clock=clock)
+        more = {} if clock is None else {"clock": clock}
+        return sandbox.run(source, language=language, files=files, **more)
     except SandboxLost as error:
         raise EnvironmentFault(f"the sandbox does not work: {error}") from error
 
