@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
+from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
+from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 
 
 class WhereUnsure:
-    """A user's own: forks where the first token after a tool result is less likely than it was before."""
+    """A user's own: forks where the first token after a tool result is less likely than it was before, and expands
+    the longest rollout once more."""
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         now, before = moment.entropies[-1][0], moment.entropies[-2][0]
         branches = 2 if now > before and moment.budget else 1
         return BranchDecision(branches=branches, reason="compared", numbers={"now": now, "before": before})
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        if group.round or not group.turns:
+            return ()
+        key = max(sorted(group.turns), key=lambda key: group.turns[key])
+        return [Expansion(key=key, turn=group.turns[key], reason="the longest", numbers={})]
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -47,6 +55,8 @@ KINDS = {
     "random": Kind(lambda: RandomBrancher(rate=0.5, probe_tokens=2), shown=2),
     "random, paced": Kind(lambda: RandomBrancher(rate=None, branches=3, probe_tokens=1)),
     "fixed": Kind(lambda: FixedBrancher(turns=(2, 4))),
+    "as released": Kind(lambda: ReleasedArpoBrancher(vocabulary=9)),
+    "posthoc": Kind(lambda: PosthocBrancher(expansions=2, rounds=2)),
     "a user's": Kind(WhereUnsure),
 }
 
@@ -136,3 +146,21 @@ def test_a_restored_brancher_goes_on_as_the_one_whose_state_it_was_given(name: s
         assert json.loads(json.dumps(again.state())) == state
         again = KINDS[name].make()
         again.restore(state)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    turns=st.dictionaries(KEYS, st.integers(1, 6), max_size=6),
+    budget=st.integers(1, 5),
+    round=st.integers(0, 3),
+    seed=st.integers(0, 9),
+)
+def test_an_expansion_is_of_a_finished_rollout_at_a_turn_that_it_had(
+    name: str, turns: dict[tuple[int, ...], int], budget: int, round: int, seed: int
+) -> None:
+    group = FinishedRollouts(task_id="t", turns=turns, budget=budget, round=round, seed=seed)
+    expansions = KINDS[name].make().expand(group)
+    assert len(expansions) <= budget
+    assert all(1 <= each.turn <= turns[each.key] and each.reason for each in expansions)
+    assert list(expansions) == list(KINDS[name].make().expand(group))

@@ -26,7 +26,7 @@ def config(brancher: Part | None, initial: int | None = 4, **train: Any) -> Trai
 
 
 def test_what_works_survives_its_file() -> None:
-    for brancher in (Part("entropy"), Part("fixed", {"turns": [2, 3]})):
+    for brancher in (Part("entropy"), Part("fixed", {"turns": [2, 3]}), Part("posthoc")):
         wanted = config(brancher)
         assert from_mapping(TrainOnlineConfig, to_mapping(wanted)) == wanted
     config(Part("entropy"), credit=UNBIASED, loss=CONSTANT)
@@ -45,6 +45,11 @@ def test_what_works_survives_its_file() -> None:
             lambda: config(Part("random"), loss=LossConfig(ratio="action")),
             "train.loss.ratio",
             "share a part of one",
+        ),
+        (
+            lambda: config(Part("posthoc"), credit=UNBIASED, loss=CONSTANT),
+            "train.credit.leaf_weights",
+            "biases path weights",
         ),
     ],
 )

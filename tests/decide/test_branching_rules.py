@@ -14,11 +14,12 @@ from moments import forks_by_turn, moment, moments
 from turntree.core import parts, seeds
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
+from turntree.core.protocols import BranchDecision, Brancher, FinishedRollouts, ForkMoment
+from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 
 VOCABULARY = 50
-RULES = ("entropy", "random", "fixed")
+RULES = ("entropy", "random", "fixed", "arpo_released", "posthoc")
 
 
 def decided(brancher: Brancher, at: ForkMoment) -> BranchDecision:
@@ -87,6 +88,7 @@ def test_a_first_turn_that_is_shorter_than_the_probe_counts_as_far_as_it_goes() 
         ("entropy", {"probe_tokens": 1, "tau": -9.0, "paced": False}),
         ("random", {"probe_tokens": 1, "rate": 1.0}),
         ("fixed", {"turns": [2]}),
+        ("arpo_released", {"alpha": 1.0}),
     ],
 )
 def test_a_fork_has_as_many_branches_as_asked_for_and_as_the_budget_allows(
@@ -249,6 +251,74 @@ def coin(at: ForkMoment) -> float:
     return seeds.generator(at.seed, "branch", at.task_id, *at.key, at.turn).random()
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_the_released_rule_sums_what_its_paper_averages_and_looks_at_the_turn_before(seed: int) -> None:
+    """u = clip(U - w dH, 0, 1) <= p, dH of the turn that ended in the call, over its first 20 tokens at most."""
+    draw = random.Random(seed)
+    first, ended, new = ([6 * draw.random() for _ in range(draw.randint(1, 30))] for _ in range(3))
+    at = moment(first, ended, new, seed=seed)
+    change = (sum(ended[:20]) - sum(first[:20])) / math.log(VOCABULARY)
+    u = min(1.0, max(0.0, coin(at) - 0.5 * change))
+    decision = decided(ReleasedArpoBrancher(vocabulary=VOCABULARY, alpha=0.4, beta=0.5), at)
+    assert decision.numbers["u"] == pytest.approx(u)
+    assert decision.numbers["change"] == pytest.approx(change)
+    assert (decision.branches, decision.shared) == ((2, 0) if u <= 0.4 else (1, 0))
+
+
+def test_the_released_rule_forks_with_probability_p_plus_w_times_the_change_clipped() -> None:
+    brancher = ReleasedArpoBrancher(vocabulary=VOCABULARY, alpha=0.3, beta=0.4)
+    for change, chance in ((0.0, 0.3), (1.0, 0.7), (-0.5, 0.1), (-3.0, 0.0), (3.0, 1.0)):
+        ended = [5.0, change * math.log(VOCABULARY)]
+        asked = [moment([5.0, 0.0], ended, [1.0], key=(n,)) for n in range(800)]
+        share = sum(decided(brancher, one).branches == 2 for one in asked) / 800
+        assert share == pytest.approx(chance, abs=0.07)
+
+
+def test_after_the_first_iteration_the_released_rule_keeps_some_other_questions_initial_entropy() -> None:
+    scale = math.log(VOCABULARY)
+    brancher = ReleasedArpoBrancher(vocabulary=VOCABULARY)
+    for task, initial in (("b", 3.0), ("a", 1.0), ("c", 0.5)):
+        own = decided(brancher, moment([initial], [2.0], task=task))
+        assert own.numbers["change"] == 0.0, "at the first call the turn before is the first turn"
+    own = decided(brancher, moment([3.0], [2.0], [2.0], task="b"))
+    assert own.numbers["change"] == pytest.approx((2.0 - 3.0) / scale), "the first iteration compares with its own"
+    for iteration in (1, 5):
+        stale = decided(brancher, moment([3.0], [2.0], task="b", iteration=iteration))
+        assert stale.numbers["change"] == pytest.approx((3.0 - 1.0) / scale), "that of the task which came first"
+        unknown = decided(brancher, moment([3.0], [2.0], task="b", key=(9,), iteration=iteration))
+        assert unknown.numbers["change"] == 0.0, "a slot that nobody had"
+
+
+# posthoc
+
+
+def finished(turns: dict[tuple[int, ...], int], *, budget: int = 99, seed: int = 0, round: int = 0) -> FinishedRollouts:
+    return FinishedRollouts(task_id="task", turns=turns, budget=budget, round=round, seed=seed)
+
+
+def test_posthoc_expands_every_independent_rollout_at_turns_drawn_uniformly_from_its_own() -> None:
+    brancher = PosthocBrancher(expansions=2)
+    drawn: dict[int, list[int]] = {0: [], 1: []}
+    for seed in range(500):
+        for expansion in brancher.expand(finished({(0,): 5, (1,): 2, (0, 1): 3}, seed=seed)):
+            drawn[expansion.key[0]].append(expansion.turn)
+            assert len(expansion.key) == 1
+    for sample, turns in ((0, 5), (1, 2)):
+        assert len(drawn[sample]) == 1000
+        for turn in range(1, turns + 1):
+            assert drawn[sample].count(turn) == pytest.approx(1000 / turns, abs=4 * math.sqrt(1000 / turns))
+
+
+def test_posthoc_goes_round_by_round_and_keeps_the_budget() -> None:
+    brancher = PosthocBrancher(expansions=2, rounds=2)
+    everybody = {(0,): 3, (1,): 3}
+    assert [len(brancher.expand(finished(everybody, round=n))) for n in range(4)] == [4, 4, 0, 0]
+    few = brancher.expand(finished(everybody, budget=3))
+    assert [expansion.key for expansion in few] == [(0,), (1,), (0,)], "one each before a second one"
+    assert brancher.expand(finished({})) == []
+    assert brancher.decide(moment([1.0], [1.0])) is None
+
+
 # configurations
 
 
@@ -258,11 +328,15 @@ def coin(at: ForkMoment) -> float:
         ("entropy", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
         ("random", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
         ("fixed", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
+        ("arpo_released", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
         ("entropy", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
         ("random", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
         ("random", {"rate": 1.5}, r"field 'brancher.rate': must be in \[0, 1\]"),
         ("entropy", {"beta": 0.0}, "field 'brancher.beta': must be above 0"),
+        ("arpo_released", {"beta": -0.1}, "field 'brancher.beta': must be at least 0"),
         ("fixed", {"turns": (1,)}, "field 'brancher.turns': a fork follows a tool result"),
+        ("posthoc", {"expansions": 0}, "field 'brancher.expansions'"),
+        ("posthoc", {"rounds": 0}, "field 'brancher.rounds'"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_in_one_line(rule: str, wrong: dict[str, Any], why: str) -> None:
@@ -271,10 +345,11 @@ def test_a_configuration_that_cannot_work_is_refused_in_one_line(rule: str, wron
     assert "\n" not in str(refused.value)
 
 
-def test_a_brancher_says_whether_its_branches_split_turns() -> None:
+def test_a_brancher_says_whether_its_branches_split_turns_and_whether_its_forks_are_biased() -> None:
     built = {rule: registered(rule) for rule in RULES}
     assert [rule for rule in RULES if built[rule].splits_turns] == ["entropy", "random"]
     assert not any(registered(rule, probe_tokens=1).splits_turns for rule in ("entropy", "random"))
+    assert [rule for rule in RULES if built[rule].biased] == ["posthoc"]
     fork = decided(registered("random", probe_tokens=4, rate=1.0), moment([1.0], [1.0] * 4))
     assert fork.shared == 3
 

@@ -15,6 +15,7 @@ import pytest
 from token_world import EPISODES, VOCABULARY, TokenRenderer, TokenWorld, WatchedEngine, expected_reward
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 from turntree.credit.scored import ScoredTree, path_weighted, positions_below
+from turntree.decide.branching.published import ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
@@ -51,6 +52,7 @@ HONEST: dict[str, Callable[[], Brancher]] = {
     "random": lambda: RandomBrancher(rate=0.5, probe_tokens=1),
     "random, after a shared token": lambda: RandomBrancher(rate=0.5, probe_tokens=2),
     "fixed": lambda: FixedBrancher(turns=(2, 3), branches=3),
+    "as released": lambda: ReleasedArpoBrancher(vocabulary=VOCABULARY, alpha=0.4, beta=0.5),
 }
 DISHONEST: dict[str, Callable[[], Brancher]] = {
     "decides on tokens that are not shared": lambda: entropy(2, SharesNothing),

@@ -23,6 +23,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
 from turntree.core.tree import RolloutTree, StopReason
+from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.engine.scripted import ScriptedAnswer, ScriptedEngine
@@ -43,6 +44,8 @@ BRANCHERS: dict[str, Callable[[], Brancher | None]] = {
     "fixed": lambda: FixedBrancher(turns=(2, 3), branches=3),
     "random": lambda: RandomBrancher(rate=0.5, probe_tokens=2),
     "entropy": lambda: EntropyBrancher(vocabulary=len(TOKENIZER), probe_tokens=2, paced=False),
+    "released": lambda: ReleasedArpoBrancher(vocabulary=len(TOKENIZER)),
+    "posthoc": lambda: PosthocBrancher(expansions=1),
 }
 
 
@@ -289,7 +292,7 @@ def without_costs(tree: RolloutTree) -> dict[str, Any]:
 @settings(max_examples=30)
 @given(WORLDS, WEATHERS)
 @example(
-    World(lengths=(1,), group_size=3, seed=0, brancher="fixed", initial=1, refills=False),
+    World(lengths=(1,), group_size=3, seed=0, brancher="posthoc", initial=1, refills=False),
     Weather(1, None, 1, 0, 0),
 )
 def test_every_task_comes_back_exactly_once_with_named_endings(world: World, weather: Weather) -> None:

@@ -51,11 +51,11 @@ class LocalPool:
     def open(self, environment: Environment) -> Session:
         return Session(environment)
 
-    def fork(self, session: Session) -> Session:
+    def fork(self, session: Session, steps: int | None = None) -> Session:
         """Where the environment cannot be forked, the twin is rebuilt by replay at its first call, as in worker
         processes; what is wrong with that is then the fault of this call alone."""
-        twin, held = session.twin(), self._held.get(session)
-        if held is not None:
+        twin, held = session.twin(steps), self._held.get(session)
+        if held is not None and len(twin.answers) == len(session.answers):
             with contextlib.suppress(EnvironmentFault):
                 self._held[twin] = asked(held.fork)
         return twin

@@ -27,9 +27,11 @@ class Session:
     actions: list[Message] = field(default_factory=list[Message])
     answers: list[Observation] = field(default_factory=list[Observation])
 
-    def twin(self) -> Session:
-        """The same episode up to now."""
-        return Session(self.environment, list(self.actions), list(self.answers))
+    def twin(self, steps: int | None = None) -> Session:
+        """The same episode up to now, or up to `steps` steps."""
+        if steps is None:
+            return Session(self.environment, list(self.actions), list(self.answers))
+        return Session(self.environment, self.actions[:steps], self.answers[: steps + 1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +73,9 @@ class EnvironmentPool(Protocol):
         """A new episode of `environment`, which must not be used otherwise from now on. Computes nothing yet."""
         ...
 
-    def fork(self, session: Session) -> Session:
-        """A second session that goes on from where `session` stands; of a closed one it is rebuilt by replay."""
+    def fork(self, session: Session, steps: int | None = None) -> Session:
+        """A second session that goes on from where `session` stands, or stood after `steps` steps: an earlier state,
+        like one of a closed session, is rebuilt by replay when it is first used."""
         ...
 
     def reset(self, session: Session) -> None:

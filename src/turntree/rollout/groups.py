@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
 from turntree.core.config import FIXED, at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import decided
 from turntree.core.labels import Rewards
 from turntree.core.protocols import (
     BranchDecision,
+    Brancher,
     Environment,
+    Expansion,
+    FinishedRollouts,
     ForkMoment,
     GateDecision,
     GroupProgress,
@@ -20,6 +24,7 @@ from turntree.core.protocols import (
 )
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.env.pool import Session
 from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged, start_rollout
 from turntree.rollout.rewards import RewardSum
 
@@ -175,11 +180,13 @@ class Group:
     started: int = 0  # independent rollouts that have been given a place
     refills: int = 0
     unfilled: int = 0
+    rounds: int = 0  # how often the brancher was asked to expand
     prompt_ids: tuple[int, ...] = ()
     told: Observation | None = None  # the task, once a rollout of the group has received it
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
     owed: dict[Key, Cost] = field(default_factory=dict[Key, Cost])  # paid for, and not yet in a node
+    episodes: dict[Key, Session] = field(default_factory=dict[Key, Session])  # of rollouts that ended
     decisions: list[tuple[Key, Decision]] = field(default_factory=list[tuple[Key, Decision]])  # a group's key is ()
     asked: int = 0  # the last turn at which the gate was asked
     decision: GateDecision | None = None  # the gate's last
@@ -234,6 +241,30 @@ class Group:
             iteration=self.iteration,
         )
 
+    def finished(self) -> FinishedRollouts:
+        """What a brancher may see of the group when all rollouts have ended. Censored ones are not expanded."""
+        return FinishedRollouts(
+            task_id=self.task.task_id,
+            turns={key: rollout.turns for key, rollout in sorted(self.rollouts.items()) if self._ended(key)},
+            budget=min(self.missing, self.branched - len(self.forked)),
+            round=self.rounds,
+            seed=self.seed,
+            iteration=self.iteration,
+        )
+
+    def expansions(self, brancher: Brancher | None) -> Sequence[Expansion]:
+        """What a brancher adds to rollouts that have all ended, within its budget. Raises `ConfigError` for a turn that
+        a rollout does not have."""
+        finished = self.finished()
+        if brancher is None or not finished.budget:
+            return ()
+        found = decided("brancher", brancher.expand, finished)[: finished.budget]
+        for one in found:
+            if not 1 <= one.turn <= max(1, finished.turns.get(one.key, 0)):
+                problem = f"expands rollout {one.key} at turn {one.turn}, which it does not have"
+                raise ConfigError(problem, field="brancher", hint="see FinishedRollouts.turns")
+        return found
+
     def fork(self, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> list[LiveRollout]:
         """The rollouts that leave `rollout`, which has said `completion`, and share the budget with it from now on."""
         left = rollout.budget - (decision.branches - 1)
@@ -242,6 +273,17 @@ class Group:
             each.budget = left // decision.branches + (number < left % decision.branches)
         self.rollouts |= {twin.key: twin for twin in twins}
         return twins
+
+    def expand(self, expansion: Expansion) -> LiveRollout:
+        """A rollout that leaves the finished one `expansion.key` before its turn `turn`. That turn was chosen among
+        those which the rollout turned out to have: the decision saw its end."""
+        finished, episode = self.rollouts[expansion.key], self.episodes[expansion.key]
+        twin = finished.revisit(episode.actions, episode.answers, expansion.turn)
+        self.rollouts[twin.key] = twin
+        numbers = {"turn": float(expansion.turn), **expansion.numbers}
+        fork = Decision("brancher", twin.origin, "fork", expansion.reason, numbers, saw=finished.leaf)
+        self.decisions.append((expansion.key, fork))
+        return twin
 
     def charge(self, key: Key, cost: Cost) -> None:
         """Count the cost of a failed call of the rollout."""
@@ -349,7 +391,8 @@ class _Layout:
                     self._finish(key)
         kept = [(key, d) for key, d in group.decisions if d.node in self._ids and not self._dropped_with(key, d)]
         for _, decision in sorted(kept, key=lambda pair: (self._ids[pair[1].node], pair[0])):
-            self.tree.record(replace(decision, node=self._ids[decision.node]))
+            saw = None if decision.saw is None else self._ids.get(decision.saw, self._ids[decision.node])
+            self.tree.record(replace(decision, node=self._ids[decision.node], saw=saw))
 
     def _root(self, group: Group) -> Node:
         task = () if group.told is None else group.told.messages

@@ -230,12 +230,20 @@ class _Run:
                 self._done.append(group.grown(self._clock(), self._scheduler.rewards))
 
     def _complete(self, group: Group) -> None:
-        """All rollouts have ended, but the group is short of leaves: start fresh rollouts, all at once (or leave them
-        out)."""
+        """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh
+        rollouts, all at once (or leave them out)."""
+        expansions = group.expansions(self._scheduler.brancher)
+        group.rounds += 1
+        for expansion in expansions:
+            if expansion.turn > 1:
+                twin = group.expand(expansion)
+                session = self._scheduler.pool.fork(group.episodes[expansion.key], expansion.turn - 1)
+                self._places.queue(group, twin, session)
+        fresh = sum(expansion.turn == 1 for expansion in expansions) if expansions else group.missing
         if self._config.refills is False:
-            group.unfilled += group.missing
+            group.unfilled += fresh
         else:
-            group.refills += group.missing
+            group.refills += fresh
         if group.started < group.wanted:
             self._usage.refilled += group.wanted - group.started
             self._places.refilling[group] = None
@@ -419,6 +427,7 @@ class _Turns:
     def end(self, place: Place, ending: Ending) -> None:
         self._places.release(place)
         place.group.endings[place.key] = ending
+        place.group.episodes[place.key] = place.session
         self.touched[place.group] = None
 
     def stop(self, group: Group) -> None:

@@ -376,7 +376,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
     of an experiment), or your own module:object."""
     brancher: Annotated[Part | None, Usual("entropy")] = None
-    """Fork episodes after tool results: entropy, random, fixed, or your own module:object."""
+    """Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or your own module:object."""
     filters: tuple[Part, ...] = ()
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
@@ -454,6 +454,12 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
                 "'action' takes the ratio of whole turns, and branches share a part of one",
                 field="train.loss.ratio",
                 hint="use ratio 'token', or brancher.probe_tokens 1",
+            )
+        if brancher.biased and self.train.credit.leaf_weights == "path_weighted":
+            raise ConfigError(
+                f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights",
+                field="train.credit.leaf_weights",
+                hint="use 'unit'",
             )
         return brancher
 

@@ -1,0 +1,102 @@
+"""The rules of released code, for comparison: ARPO's as released, and Tree-GRPO's expansion of finished trees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from turntree.core import seeds
+from turntree.core.config import at_least
+from turntree.core.errors import ConfigError
+from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
+from turntree.decide.branching.rules import bounded, drawn
+
+_TOKENS = 20
+
+
+class ReleasedArpoBrancher(Brancher):
+    """The rule of ARPO's released sampler, which differs from the paper.
+
+    - The entropy is that of the turn which *ended* in the tool call, *summed* over its first 20 tokens and divided by
+      ln(vocabulary).
+    - The initial entropy is kept per slot and never cleared. After the first iteration it belongs to another question
+      (here: to the same sample of the task that comes first by name).
+    - It forks at random, where u = clip(U - beta * dH, 0, 1) <= alpha, without a threshold.
+    - Its entropies are over the ten likeliest tokens; here they are over the full vocabulary.
+
+    Branch and incumbent both sample anew after the tool result, so the fork is unbiased.
+
+    Args:
+        branches: Z, rollouts that go on from a fork, the rollout itself among them.
+        alpha: The probability of a fork where the entropy has not changed.
+        beta: Weight of the change of entropy.
+    """
+
+    def __init__(self, *, vocabulary: int, branches: int = 2, alpha: float = 0.5, beta: float = 0.2) -> None:
+        if beta < 0:
+            raise ConfigError("must be at least 0: forks are for where entropy rises", field="beta")
+        self.branches, self.alpha, self.beta = branches, alpha, beta
+        at_least(self, branches=2)
+        self._most = math.log(vocabulary)
+        self._initial: dict[str, tuple[str, float]] = {}  # by sample: a task of the first iteration, its entropy
+        self._first: int | None = None
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        entropy = math.fsum(moment.entropies[-2][:_TOKENS]) / self._most
+        first = math.fsum(moment.entropies[0][:_TOKENS]) / self._most
+        change = entropy - self._stale(moment, first)
+        u = min(1.0, max(0.0, drawn(moment) - self.beta * change))
+        numbers = {"entropy": entropy, "change": change, "u": u}
+        if u <= self.alpha:
+            return bounded(moment, self.branches, "drawn to fork", numbers)
+        return BranchDecision(branches=1, reason="drawn to go on", numbers=numbers)
+
+    def _stale(self, moment: ForkMoment, first: float) -> float:
+        slot = str(moment.key[0])
+        self._first = moment.iteration if self._first is None else self._first
+        if moment.iteration == self._first:
+            self._initial[slot] = min(self._initial.get(slot, (moment.task_id, first)), (moment.task_id, first))
+            return first
+        return self._initial.get(slot, (moment.task_id, first))[1]
+
+    def state(self) -> dict[str, Any]:
+        return {"initial": {slot: list(held) for slot, held in self._initial.items()}, "first": self._first}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._initial = {slot: (task, entropy) for slot, (task, entropy) in state["initial"].items()}
+        self._first = state["first"]
+
+
+class PosthocBrancher(Brancher):
+    """Tree-GRPO: when all rollouts have ended, fork each one `expansions` times, in `rounds` rounds.
+
+    Each fork is before a turn drawn uniformly from the turns of the rollout (before the first turn: a fresh rollout).
+    The drawn turn depends on how long the rollout became, so path weights are biased; the tree records this
+    (`RolloutTree.biased_forks`).
+
+    Args:
+        expansions: Forks of each rollout.
+        rounds: Rounds of expansion.
+    """
+
+    biased = True
+
+    def __init__(self, *, expansions: int = 2, rounds: int = 1) -> None:
+        self.expansions, self.rounds = expansions, rounds
+        at_least(self, expansions=1, rounds=1)
+
+    def decide(self, moment: ForkMoment) -> BranchDecision | None:
+        return None
+
+    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
+        if group.round >= self.rounds:
+            return ()
+        samples = sorted(key for key in group.turns if len(key) == 1)
+        found: list[Expansion] = []
+        for number in range(self.expansions):
+            for key in samples:
+                draw = seeds.generator(group.seed, "expand", group.task_id, *key, group.round, number)
+                turn = draw.randint(1, max(1, group.turns[key]))
+                found.append(Expansion(key=key, turn=turn, reason="drawn to be expanded", numbers={}))
+        return found[: group.budget]
