@@ -17,7 +17,9 @@ import argparse
 import itertools
 import json
 import os
+import random
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -29,14 +31,32 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from turntree.core import seeds
 from turntree_worlds import skills
-from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, noisy_explore, slip
+from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, slip
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, generate_game
+from turntree_worlds.household.world import State, parse_command
 
 TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 Conversation = list[tuple[str, str]]
+
+
+def noisy_explore(state: State, rng: random.Random, epsilon: float) -> Iterator[str]:
+    """An exploring player's commands; with probability `epsilon` one is any admissible command, drawn evenly, except
+    picking up an object that no receptacle takes back."""
+    while not state.won:
+        if rng.random() < epsilon:
+            yield rng.choice([command for command in state.admissible() if not _traps(state, command)])
+        else:
+            yield next_exploring_action(state, rng)
+
+
+def _traps(state: State, command: str) -> bool:
+    parsed = parse_command(command)
+    if parsed is None or parsed[0] != "take":
+        return False
+    return not any(state.game.accepts(name, parsed[1]) for name in state.game.receptacles)
 
 
 def play(seed: int, max_turns: int) -> Conversation:

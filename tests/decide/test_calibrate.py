@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from turntree.core.outcome import GroupOutcome
 from turntree.decide.gates.calibrate import PAPER_SIGNAL, Grid, calibrate, operating_point, passing
-from turntree.decide.gates.features import read_features
 from turntree.decide.gates.table import GroupTable
 from turntree.run.statistics import clopper_pearson_low, successes_needed
-
-
-@pytest.fixture(scope="module")
-def published(shared_data: Path) -> GroupTable:
-    return read_features(shared_data / "selective_rollout" / "hybrid_gate_features.csv")
 
 
 def synthetic(groups: int, *, seed: int, noise: float = 0.0, turns=(4, 8), tasks: int | None = None) -> GroupTable:

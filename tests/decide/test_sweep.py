@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from turntree.core.errors import InputError
 from turntree.decide.gates.calibrate import Point, cut_mask, measure, sweep
-from turntree.decide.gates.features import read_features
-from turntree.decide.gates.table import GroupTable
-
-
-@pytest.fixture(scope="module")
-def published(shared_data: Path) -> GroupTable:
-    return read_features(shared_data / "selective_rollout" / "hybrid_gate_features.csv")
-
 
 # Table 1: threshold, cut, TP, FP, precision, recall, safe and raw in percent
 TABLE_1 = [

@@ -1,15 +1,12 @@
-"""Tables from rollout logs and from feature files: what is counted, and what is refused in one line."""
+"""Tables from rollout logs: what is counted, and what is refused in one line."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from turntree.core.errors import InputError
 from turntree.decide.gates.calibrate import sweep
-from turntree.decide.gates.features import read_features
 from turntree.decide.gates.table import default_turns, table_from_groups
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 
@@ -88,58 +85,8 @@ def test_the_default_turns_are_the_paper_s_at_its_horizon():
     assert default_turns(1) == (1,)
 
 
-HEADER = "K,task_id,label,reward_var,prefix_edit_distance_mean,termination_fraction"
-
-
-def features(tmp_path: Path, *rows: str, header: str = HEADER) -> Path:
-    path = tmp_path / "features.csv"
-    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
-    return path
-
-
-def test_a_feature_table_needs_its_lengths_for_savings_and_takes_ended_groups_for_not_actionable(tmp_path):
-    path = features(tmp_path, "4,a,all_succeed,0,0.0,1.0", "4,b,mixed,0.25,0.5,0.5")
-    found = read_features(path, max_turns=8)
-    assert found.turns == (4,) and found.max_turns == 8
-    assert found.actionable_NK[:, 0].tolist() == [False, True]
-    assert "turn or token counts" in found.absent["tokens"] and found.absent["action_entropy"] == "no such column"
-
-
-def test_groups_of_one_task_are_told_apart_by_their_iteration(tmp_path):
-    path = features(
-        tmp_path, "4,a,mixed,0.1,0", "4,a,all_fail,0.2,1", header="K,task_id,label,action_entropy,iteration"
-    )
-    found = read_features(path)
-    assert found.tasks == ("a", "a")
-    assert found.zero_variance_N.tolist() == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("rows", "header", "message"),
-    [
-        (["x,a,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': 'x' is not a number"),
-        (["2.5,a,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': '2.5' is not a whole number of turns"),
-        (["4,a,fail,0.1,0.5,0"], HEADER, "features.csv:2: field 'label': 'fail' is not an outcome; mixed, all_fail"),
-        (["4,a,mixed,0.1,nan,0"], HEADER, "features.csv:2: field 'prefix_edit_distance_mean': 'nan' is not a number"),
-        (["4,a,mixed,0.1,0.5"], HEADER, "features.csv:2: has another number of fields"),
-        (["4,a,mixed,0.1,0.5,0,9"], HEADER, "features.csv:2: has another number of fields"),
-        (["4,a,mixed,0.1,0.5,0", "4,a,mixed,0.1,0.5,0"], HEADER, "features.csv:3: field 'task_id': 'a' has a row at K"),
-        (["4,a,mixed,0.1,0.5,0", "5,b,mixed,0.1,0.5,0"], HEADER, "features.csv:2: field 'K': 'a' has no row at K = 5"),
-        (["4,a,mixed,0.1,0.5,0", "5,a,all_fail,0,0.5,0"], HEADER, "features.csv:3: field 'label': 'a' has another"),
-        (["a,mixed,0.5"], "task_id,label,action_entropy", "features.csv:1: field 'K': the column is missing"),
-        (["4,a,mixed"], "K,task_id,label", "features.csv:1: has no column with a signal; a feature table has"),
-        ([], HEADER, "features.csv: holds no group that can be judged; the file is empty"),
-    ],
-)
-def test_a_wrong_feature_table_is_one_line_with_file_line_and_field(tmp_path, rows, header, message):
-    with pytest.raises(InputError) as refused:
-        read_features(features(tmp_path, *rows, header=header))
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_the_published_table_has_a_hundred_groups_in_the_order_of_the_buffer(shared_data):
-    found = read_features(shared_data / "selective_rollout" / "hybrid_gate_features.csv")
+def test_the_published_table_has_a_hundred_groups_in_the_order_of_the_buffer(published):
+    found = published
     assert found.turns == (10, 15, 20) and len(set(found.tasks)) == 100
     assert found.tasks[0].startswith("pick_two_obj_and_place-SoapBar")
     assert np.bincount([["mixed", "all_fail", "all_succeed"].index(o) for o in found.outcomes]).tolist() == [61, 25, 14]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from household_players import generate_games
 from turntree_worlds.household.distance import distance, shortest_plan
 from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import (
@@ -21,7 +22,6 @@ from turntree_worlds.household.generate import (
     TASK_TYPES,
     Difficulty,
     generate_game,
-    generate_games,
 )
 from turntree_worlds.household.world import Game, State
 
@@ -138,6 +138,6 @@ def test_a_goal_out_of_reach_has_no_distance() -> None:
 def test_distance_equals_the_planner_walkthroughs_of_the_official_games(
     shared_data: Path, split: str, games: int
 ) -> None:
-    records = list(GameFiles(shared_data / "alfworld", split=split).records)
+    records = list(GameFiles(shared_data / "alfworld" / f"{split}.jsonl.xz").records)
     assert len(records) == games
     assert [distance(each.game().reset()) for each in records] == [len(each.fields["walkthrough"]) for each in records]

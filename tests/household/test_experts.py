@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from household_players import explore, noisy_explore
 from turntree_worlds.household.experts import (
     UnreachableGoal,
-    explore,
     next_exploring_action,
-    noisy_explore,
     shortest_plan,
 )
 from turntree_worlds.household.games import load_games
@@ -124,7 +123,7 @@ def test_on_generated_games_no_play_is_shorter_than_the_plan(seed: int) -> None:
 
 
 def test_on_official_games_no_play_is_shorter_than_the_plan(shared_data: Path) -> None:
-    games = list(load_games(shared_data / "alfworld", split="valid_seen"))
+    games = list(load_games(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
     rng = random.Random(0)
     for game in rng.sample(games, 8):
         state = wander(game.reset(), rng, rng.randrange(10))
@@ -193,7 +192,7 @@ def test_the_explorer_never_uses_what_it_was_not_shown(seed: int) -> None:
 
 
 def official_games(shared_data: Path, split: str) -> list[Game]:
-    return list(load_games(shared_data / "alfworld", split=split))
+    return list(load_games(shared_data / "alfworld" / f"{split}.jsonl.xz"))
 
 
 @pytest.mark.parametrize("split", ["valid_seen", "valid_unseen", "valid_train"])

@@ -8,15 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from household_players import generate_games
 from household_text import written
 from turntree.core.errors import InputError
 from turntree_worlds.household.games import GameFiles, draw_games, load_games
-from turntree_worlds.household.generate import generate_games
 
 PLAY_TYPE = "pick_and_place_simple"
 
@@ -60,8 +61,7 @@ def test_packed_lines_plain_or_compressed_and_a_tree_hold_the_same_games(tmp_pat
     sources = [
         load_games(packed(tmp_path / "train.jsonl", rows)),
         load_games(packed(tmp_path / "train.jsonl.xz", rows)),
-        load_games(tmp_path, split="train"),
-        load_games(tree(tmp_path / "tree", rows), split="train"),
+        load_games(tree(tmp_path / "tree", rows)),
         load_games(tmp_path / "tree" / "json_2.1.1" / "train"),
     ]
     texts = [[(game.id, game.task_type, game.intro) for game in games] for games in sources]
@@ -71,7 +71,7 @@ def test_packed_lines_plain_or_compressed_and_a_tree_hold_the_same_games(tmp_pat
 
 def test_the_path_may_hold_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALFWORLD_DATA", str(tree(tmp_path, [row(0)])))
-    assert [game.task_type for game in load_games("$ALFWORLD_DATA", split="train")] == [PLAY_TYPE]
+    assert [game.task_type for game in load_games("$ALFWORLD_DATA")] == [PLAY_TYPE]
 
 
 def test_what_the_official_loader_leaves_out_is_counted_by_reason(tmp_path: Path) -> None:
@@ -90,19 +90,6 @@ def test_what_the_official_loader_leaves_out_is_counted_by_reason(tmp_path: Path
     from_tree = load_games(tree(tmp_path / "tree", rows))
     (tmp_path / "tree" / "json_2.1.1" / rows[0]["game"] / "game.tw-pddl").unlink()
     assert list(from_tree) == [] and from_tree.skipped == reasons | {"no game.tw-pddl": 1}
-
-
-def test_a_split_of_a_mixed_file_and_a_limit_that_counts_playable_games(tmp_path: Path) -> None:
-    rows = [
-        row(0, game="valid_seen/pick_and_place_simple-a/t"),
-        row(1, solvable=False),
-        *map(row, range(2, 5)),
-    ]
-    path = packed(tmp_path / "mixed.jsonl", rows)
-    files = load_games(path, split="train", limit=2)
-    assert [game.id for game in files] == [rows[2]["game"], rows[3]["game"]]
-    assert files.skipped == {"other split": 1, "unsolvable": 1}
-    assert list(load_games(path, limit=0)) == []
 
 
 def of_types(*sizes: int) -> list[dict[str, Any]]:
@@ -186,8 +173,6 @@ def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
 def test_missing_files_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder; run alfworld-download"):
         load_games(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="has no split 'train'"):
-        load_games(tmp_path, split="train")
     with pytest.raises(InputError, match=r"holds no game\.tw-pddl"):
         list(load_games(tmp_path))
     (tmp_path / "games.zip").touch()
@@ -204,17 +189,16 @@ def test_a_broken_game_file_in_a_tree_is_named(tmp_path: Path) -> None:
 
 def test_the_official_splits_have_the_sizes_of_the_paper(shared_data: Path) -> None:
     for split, size in {"valid_seen": 140, "valid_unseen": 134, "valid_train": 200}.items():
-        files = load_games(shared_data / "alfworld", split=split)
+        files = load_games(shared_data / "alfworld" / f"{split}.jsonl.xz")
         assert len({game.id for game in files}) == files.loaded == size
         assert not files.skipped
 
 
 def test_official_games_read_the_same_from_a_tree(shared_data: Path, tmp_path: Path) -> None:
-    files = GameFiles(shared_data / "alfworld", split="valid_unseen", limit=5)
-    rows = [{**record.fields} for record in files.records]
-    from_tree = {game.id: game.intro for game in load_games(tree(tmp_path, rows), split="valid_unseen")}
-    lines = load_games(shared_data / "alfworld" / "valid_unseen.jsonl.xz", limit=5)
-    assert from_tree == {game.id: game.intro for game in lines}
+    source = shared_data / "alfworld" / "valid_unseen.jsonl.xz"
+    rows = [{**record.fields} for record in islice(GameFiles(source).records, 5)]
+    from_tree = {game.id: game.intro for game in load_games(tree(tmp_path, rows))}
+    assert from_tree == {game.id: game.intro for game in islice(load_games(source), 5)}
     shutil.rmtree(tmp_path / "json_2.1.1")
 
 

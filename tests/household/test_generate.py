@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from household_players import explore, generate_games
 from turntree.core.errors import InputError
 from turntree_worlds.household.catalogue import OBJECT_KINDS, ROOMS
 from turntree_worlds.household.distance import shortest_plan
-from turntree_worlds.household.experts import explore
 from turntree_worlds.household.generate import (
     EASY,
     HARD,
@@ -21,7 +21,6 @@ from turntree_worlds.household.generate import (
     TASK_TYPES,
     Difficulty,
     generate_game,
-    generate_games,
 )
 
 # Official wordings by task type, with X and Y for the two names that change.

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from household_players import explore, generate_games, noisy_explore
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree_worlds.household.environment import HouseholdEnvironment, generated_source
-from turntree_worlds.household.experts import explore, next_exploring_action, noisy_explore, shortest_plan
+from turntree_worlds.household.experts import next_exploring_action, shortest_plan
 from turntree_worlds.household.games import load_games
 from turntree_worlds.household.generate import (
     EASY,
@@ -25,7 +26,6 @@ from turntree_worlds.household.generate import (
     TASK_TYPES,
     Difficulty,
     generate_game,
-    generate_games,
 )
 from turntree_worlds.household.verifier import (
     ACTION_KINDS,
@@ -388,4 +388,4 @@ class TestAcceptance:
         assert rates["random admissible"] > 0.15  # a search step has many right answers
 
     def test_on_official_games(self, shared_data: Path) -> None:
-        self.check(load_games(shared_data / "alfworld", split="valid_seen"))
+        self.check(load_games(shared_data / "alfworld" / "valid_seen.jsonl.xz"))

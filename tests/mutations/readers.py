@@ -238,20 +238,6 @@ def importing(on_error: Any) -> Callable[[Path], object]:
     return read
 
 
-def feature_table(path: Path) -> None:
-    header = "K,task_id,label,reward_var,task_type,iteration,termination_fraction,prefix_edit_distance_mean"
-    rows = [
-        f"{k},t{t},{'mixed' if t else 'all_fail'},{0.2 * (t > 0)},find,0,0.1,0.{k}" for t in range(3) for k in (2, 5)
-    ]
-    path.write_text("\n".join([header, *rows, ""]), encoding="utf-8")
-
-
-def read_feature_table(path: Path) -> object:
-    from turntree.decide.gates.features import read_features
-
-    return read_features(path)
-
-
 def question_rows(path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"question": "Who?", "answer": "Ada", "id": "1", "hops": 2},
@@ -279,8 +265,8 @@ def read_document_rows(path: Path) -> object:
 
 
 def packed_games(path: Path) -> None:
+    from household_players import generate_games
     from household_text import written
-    from turntree_worlds.household.generate import generate_games
 
     rows: list[dict[str, Any]] = [
         {"game": game.id, "task_type": game.task_type, **written(game), "walkthrough": ["look"], "solvable": True}
@@ -430,7 +416,6 @@ READERS: dict[str, Reader] = {
         ("responses.jsonl", responses_rows, importing("stop"), {}),
         ("tau.json", tau_runs, importing("stop"), {}),
         ("tau2.json", tau2_document, importing("drop"), {}),
-        ("features.csv", feature_table, read_feature_table, {"structured": False}),
         ("questions.jsonl", question_rows, read_question_rows, {}),
         ("documents.jsonl", document_rows, read_document_rows, {}),
         ("games.jsonl", packed_games, read_packed_games, {}),

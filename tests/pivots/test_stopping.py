@@ -26,14 +26,13 @@ def stopping(rollouts: int = K, rows: tuple[dict, ...] = (), **settings) -> Stop
     return StoppingRule(AdaptiveConfig(**settings), rollouts, prior)
 
 
-@given(outcomes, st.sampled_from([0.3, 0.6, 1.0]), st.sampled_from(["selection", "class"]))
-def test_what_is_certain_early_is_what_all_rollouts_find(rewards, threshold, settle):
-    certain = stopping(confidence=1.0, threshold=threshold, settle=settle)
-    config = AdaptiveConfig(threshold=threshold, settle=settle)
+@given(outcomes, st.sampled_from([0.3, 0.6, 1.0]))
+def test_what_is_certain_early_is_what_all_rollouts_find(rewards, threshold):
+    certain = stopping(confidence=1.0, threshold=threshold)
     for count in range(1, K + 1):
         forecast = certain.settled(rewards[:count])
         if forecast is not None:
-            assert forecast.kind is way_of(rewards, config)
+            assert forecast.kind is way_of(rewards, threshold)
 
 
 def test_certainty_comes_as_early_as_it_can():
@@ -130,7 +129,7 @@ def test_the_rule_errs_no_more_often_than_it_says(confidence):
             count = next(look for look in config.looks(K) if rule.settled(rewards[:look]) is not None)
             forecast = rule.settled(rewards[:count])
             used += count
-            wrong += forecast.kind is not way_of(rewards, config)
+            wrong += forecast.kind is not way_of(rewards, config.threshold)
             doubt += 1 - forecast.probability
             rows.append(row(int(sum(rewards[:count])), count - int(sum(rewards[:count]))))
         prior.learn(rows)

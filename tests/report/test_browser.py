@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from online_directories import Played, grown, mixed_group
 
 from chromium import browser
 from turntree.core.errors import InputError
@@ -18,7 +16,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.trees import KeptTree
-from turntree.report.browser import DRAWN, PAGE, build_browser, fitting, picture, render
+from turntree.report.browser import PAGE, build_browser, fitting, render
 from turntree.run.jsonl import write_lines
 
 HOSTILE = "</script><script>document.title = 'taken'</script><b>bold</b>"
@@ -95,37 +93,6 @@ def test_a_page_holds_what_a_browser_can_open_and_says_what_was_left_out() -> No
     data = data_of(render(fitting([forked(n) for n in range(10)], "run", max_nodes=16)))
     assert [group["id"] for group in data["groups"]] == ["1.7", "1.8", "1.9"]
     assert data["left_out"] == 7
-
-
-def test_the_group_that_a_report_draws_has_rewards_that_differ_and_forks_if_any_does() -> None:
-    equal, mixed, later = forked(0, rewards=(1.0, 1.0)), mixed_group(), replace(forked(2), iteration=9)
-    plain = grown([Played(["a"], 1.0), Played(["b"], 0.0)], iteration=10)
-    assert picture(fitting([equal], "run")) is None
-    drawn = picture(fitting([equal, mixed, plain, later], "run"))
-    assert drawn is not None
-    assert drawn["group"]["id"] == later.id and (drawn["rollouts"], drawn["forks"], drawn["mixed"]) == (2, 1, 3)
-    assert [(row["turn"], row["text"], row["fork"], row["end"], row["side"]) for row in drawn["rows"]] == [
-        ("task", "find it", False, "", ""),
-        ("turn 1", "look search(look)", False, "", ""),
-        ("turn 2", "open search(open)", False, "reward 1", "good"),
-        ("turn 2", "leave search(leave)", True, "reward 0", "bad"),
-    ]
-
-
-def test_a_reward_of_an_answer_stands_at_its_turn_and_a_censored_end_says_how_it_ended() -> None:
-    drawn = picture(fitting([mixed_group()], "run"))
-    assert drawn is not None
-    ends = [row["end"] for row in drawn["rows"] if row["end"]]
-    assert ends == ["reward 0", "reward 1", "environment_error", "reward 0"]
-    assert [row["start"] for row in drawn["rows"]].count(True) == 2
-    assert [row["lane"] for row in drawn["rows"] if row["fork"]] == [1]
-
-
-def test_what_is_not_drawn_of_a_long_group_is_counted() -> None:
-    long = grown([Played([f"turn {t} of {r}" for t in range(20)], float(r % 2)) for r in range(8)])
-    drawn = picture(fitting([long], "run"))
-    assert drawn is not None
-    assert (len(drawn["rows"]), drawn["not_drawn"], drawn["rollouts"]) == (DRAWN, 1 + 8 * 20 - DRAWN, 8)
 
 
 def test_a_run_without_trees_has_no_page(tmp_path: Path) -> None:

@@ -83,14 +83,6 @@ def test_branching_adds_up_over_iterations_and_turns_are_in_their_order(online: 
     assert "8 leaves: 4 independent starts, 2 forks, 2 refills" in shown
 
 
-def test_a_group_is_drawn_with_its_fork_and_its_rewards(online: Path) -> None:
-    shown = text_of(online)
-    assert "group 2.0 of iteration 2: 4 rollouts, 1 fork." in shown
-    assert "One of 1 group with different rewards (of 2)" in shown
-    assert 'turn 2 fork search({"query": "the right thing"}) turn 3 <answer>Istria</answer> reward 1' in shown
-    assert "<Eaton>" not in online.read_text(encoding="utf-8")
-
-
 def test_held_out_checks_have_a_line_of_their_own_in_the_ledger(online: Path) -> None:
     shown = text_of(online)
     assert "train mine 40 " in shown

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,7 +92,7 @@ def test_every_id_occurs_once_and_every_reference_has_its_target(markup: str) ->
 
 def test_every_figure_says_in_words_what_it_shows(markup: str) -> None:
     said = re.findall(r'role="img" aria-label="([^"]*)"', markup)
-    assert len(said) == markup.count("<svg") >= 10
+    assert len(said) == markup.count("<svg") >= 6
     assert any("PivotRL from 0.25 to 0.75" in one for one in said)
 
 
@@ -213,17 +212,11 @@ def test_what_the_summary_says_of_the_whole_run_is_shown(tmp_path: Path) -> None
     assert "The run: seed 3, 12 min 05 s in all." in text_of(build_report(tmp_path))
 
 
-def test_the_quickstart_draws_a_group_of_pivotrl_and_leads_to_the_trees_of_every_arm(
-    complete: Path, tmp_path: Path
-) -> None:
+def test_the_quickstart_leads_to_the_trees_of_every_arm(complete: Path, tmp_path: Path) -> None:
     run = shutil.copytree(complete, tmp_path / "run")
-    drawn = replace(mixed_group(), meta={"role": "pivot", "demonstrated": "take mug 1 from desk 2"})
     for arm in ("pivotrl", "random"):
-        write_lines(run / arm / "trees.jsonl", [drawn.to_json()])
-    page = build_report(run)
-    shown, markup = text_of(page), page.read_text(encoding="utf-8")
-    assert "A rollout tree of PivotRL Task task-7" in shown
-    assert "Last observation the question of task-7 Demonstrated take mug 1 from desk 2" in shown
+        write_lines(run / arm / "trees.jsonl", [mixed_group().to_json()])
+    markup = build_report(run).read_text(encoding="utf-8")
     assert re.findall(r'href="([^"#]+)"', markup) == ["pivotrl/trees.html", "random/trees.html"]
     assert all((run / arm / "trees.html").exists() for arm in ("pivotrl", "random"))
 

@@ -33,8 +33,8 @@ def calibrate(config: Any, paths: tuple[Path, ...], json_path: str | None) -> No
     """Print Table 1 of the paper at every turn, and choose a (signal, turn, threshold) by the lower bound of precision
     among groups still running.
 
-    FILE is a rollout log of any framework that `turntree audit` reads, or a per-group feature table (CSV). Ends with
-    exit code 3 and the reason where the data support no operating point.
+    FILE is a rollout log of any framework that `turntree audit` reads. Ends with exit code 3 and the reason where the
+    data support no operating point.
 
     \b
     Example: turntree gate calibrate rollouts.jsonl --floor 0.8 --thresholds .08,.12

@@ -77,19 +77,6 @@ class AdaptedEnvironment(Recorded):
         with self._own_random():
             return self._held.act(action)
 
-    def _fresh(self) -> AdaptedEnvironment:
-        twin = AdaptedEnvironment(
-            self._make,
-            task_id=self.task_id,
-            seed=self._seed,
-            tools=self.tools,
-            task_type=self.task_type,
-            can_copy=self._can_copy,
-            gold=self.gold,
-        )
-        twin._random = self._random  # for a copy; `reset` seeds it
-        return twin
-
     def _copied(self) -> Game | None:
         if self._can_copy:
             try:

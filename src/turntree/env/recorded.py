@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 import weakref
@@ -22,9 +23,9 @@ _CLOSING_SECONDS = 10.0  # for an asynchronous `close`
 class Recorded(Task):
     """Base of environments that make something for each episode, and let it play: `_held` (None before `reset`).
 
-    A subclass gives `_begin` (which makes it and tells the task), `_do` (an action) and `_fresh` (another start of the
-    same task). A fork is what `_copied` gives; otherwise the episode is replayed on a fresh start, and refused with an
-    `EnvironmentFault` where that answers differently.
+    A subclass gives `_begin` (which makes it and tells the task) and `_do` (an action). A fork is what `_copied` gives;
+    otherwise the episode is replayed on another start of the same task, and refused with an `EnvironmentFault` where
+    that answers differently.
 
     `close()` of what is held, where it has one, is called once, when nobody holds the episode any more: the pool forgot
     it, a call failed, or the pool or the program ends. Every fork closes its own. A worker process that is killed (a
@@ -42,9 +43,6 @@ class Recorded(Task):
         raise NotImplementedError
 
     def _do(self, action: Message) -> Observation:
-        raise NotImplementedError
-
-    def _fresh(self) -> Self:
         raise NotImplementedError
 
     def _copied(self) -> Any:
@@ -66,8 +64,10 @@ class Recorded(Task):
 
     def fork(self) -> Self:
         copied = None if self._held is None else self._copied()
-        twin: Any = self._fresh()
+        twin = copy.copy(self)
+        twin._held = twin._closing = None
         if copied is None:
+            twin._actions, twin._answers = [], []
             deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
         else:
             twin._hold(copied)

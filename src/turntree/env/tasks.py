@@ -191,9 +191,6 @@ class Replayed(Recorded):
         """The environment's own `state()`, where it has one."""
         return None if self._held is None else task_of(self._held).state()
 
-    def _fresh(self) -> Replayed:
-        return Replayed(self._start)
-
 
 Openings = Mapping[str, Mapping[str, Sequence[Message]]]  # what the tasks tell at their start, by split and id
 

@@ -109,16 +109,6 @@ class ToolEnvironment(Recorded):
             return "its attributes contain each other in a cycle"
         return None
 
-    def _fresh(self) -> ToolEnvironment:
-        return ToolEnvironment(
-            self._factory,
-            task_id=self.task_id,
-            arguments=self._arguments,
-            prompt=self._prompt,
-            task_type=self.task_type,
-            gold=self.gold,
-        )
-
     def _copied(self) -> Any:
         own = getattr(self._held, "fork", None)
         return own() if callable(own) else None

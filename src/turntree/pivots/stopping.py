@@ -13,9 +13,6 @@ rollouts fail. After n of K rollouts with s successes and f failures, the outcom
 
   with the prior w over the success probability p estimated from the profile so far (`Prior`).
 
-With `settle="class"` all four classes are distinguished. That costs most of the saving: whether all rollouts of a
-mastered turn succeed is known only after the last one.
-
 A share of the candidates (`audit`, drawn by seed) is run to K although it could have stopped. They measure the errors
 of the rule, in every run (docs/results/adaptive-profiling.md).
 """
@@ -25,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -55,8 +52,6 @@ class AdaptiveConfig:
     """Rollouts between two looks."""
     audit: float = field(default=0.03, metadata=FIXED)
     """Share of the candidates that are run to K although they could have stopped."""
-    settle: Literal["selection", "class"] = field(default="selection", metadata=FIXED)
-    """Settle how the candidate is selected, or which of all four classes it has."""
 
     def __post_init__(self) -> None:
         if not 0.5 < self.confidence <= 1:
@@ -78,10 +73,10 @@ class AdaptiveConfig:
         return [*range(self.first, rollouts, self.step), rollouts]
 
 
-def way_of(rewards: Sequence[float], config: AdaptiveConfig) -> Class:
+def way_of(rewards: Sequence[float], threshold: float) -> Class:
     """The way in which a selection treats these rewards, as a class that stands for it."""
-    kind = class_of(rewards, config.threshold)
-    return Class.EASY if kind is Class.SUCCEED and config.settle == "selection" else kind
+    kind = class_of(rewards, threshold)
+    return Class.EASY if kind is Class.SUCCEED else kind
 
 
 class Prior:
@@ -152,12 +147,14 @@ class StoppingRule:
         scored = [reward for reward in rewards if reward is not None]
         left = self._rollouts - len(rewards)
         if left == 0 or self._certain(scored, left):
-            return Forecast(way_of(scored, self._config), 1.0)
+            return Forecast(way_of(scored, self._config.threshold), 1.0)
         if not scored or any(reward not in (0.0, 1.0) for reward in scored):
             return None
         successes = int(sum(scored))
         forecast = self._forecast(successes, len(scored) - successes, left)
-        seen = way_of(scored, self._config)  # what the row will say: a pivot that is only forecast is not selected
+        seen = way_of(
+            scored, self._config.threshold
+        )  # what the row will say: a pivot that is only forecast is not selected
         return forecast if forecast.kind is seen and forecast.probability >= self._config.confidence else None
 
     def _certain(self, scored: Sequence[float], left: int) -> bool:
@@ -180,7 +177,7 @@ class StoppingRule:
         total = successes + failures + left
         by_way: dict[Class, float] = {}
         for more, chance in enumerate(chances_T.tolist(), start=successes):
-            way = way_of([1.0] * more + [0.0] * (total - more), self._config)
+            way = way_of([1.0] * more + [0.0] * (total - more), self._config.threshold)
             by_way[way] = by_way.get(way, 0.0) + chance
         way = max(by_way, key=lambda one: by_way[one])
         return Forecast(way, min(1.0, by_way[way]))

@@ -50,7 +50,7 @@ class ProfileSummary:
 
     def _audit(self, row: Row, config: AdaptiveConfig) -> None:
         rewards = [a["reward"] for a in row["actions"] if a["reward"] is not None for _ in range(a["count"])]
-        agreed = way_of(rewards, config) == row["audit"]["forecast"]
+        agreed = way_of(rewards, config.threshold) == row["audit"]["forecast"]
         self._sums.update(audited=1, audit_disagreed=not agreed)
 
     @property

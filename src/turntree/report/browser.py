@@ -8,7 +8,6 @@ entropy and credit as colour.
 from __future__ import annotations
 
 import json
-import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,12 +22,10 @@ from turntree.logs.rollouts import depth_first
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
 from turntree.report.page import templates
-from turntree.report.wording import number
 from turntree.run.files import write_text
 
 PAGE = "trees.html"
 MAX_NODES = 20_000  # of a page: a browser opens so many at once
-DRAWN = 60  # rows of the group that a report shows
 _NO_END = Verdict(None, "no rollout ended here: it went on in another branch")
 
 
@@ -90,78 +87,6 @@ def render(groups: Groups) -> str:
     # inside a script element only this character could end it
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     return templates().get_template("browser.html.j2").render(title=groups.title, data=text)
-
-
-# one group on the page of a report
-
-
-def picture(groups: Groups) -> dict[str, Any] | None:
-    """The group with different rewards that says most, as an outline: of those that fit one that forked, then the one
-    with rewards on both sides of the mean, then with most different actions, then the latest. None where every group
-    has one reward."""
-    mixed = [group for group in groups.groups if len(set(_rewards(group))) > 1]
-    if not mixed:
-        return None
-    group = max(mixed, key=_worth)
-    mean = statistics.mean(_rewards(group))
-    rows: dict[int, dict[str, Any]] = {}  # by the place of the node
-    for place, node in enumerate(group["nodes"]):
-        if node["kind"] != "observation":
-            rows[place] = _outline_row(group, node, groups.words)
-        if "part" in node and place in rows:
-            rows[place]["end"] = f"part of {node['part']}"
-        if "end" in node and (row := rows.get(place, rows.get(node["parent"]))) is not None:
-            reward = node["end"]["reward"]
-            row["end"] = node["end"]["stop"] if reward is None else f"reward {number(reward)}"
-            row["side"] = "" if reward is None else "good" if reward > mean else "bad"
-    return {
-        "group": group,
-        "rows": list(rows.values())[:DRAWN],
-        "not_drawn": max(0, len(rows) - DRAWN),
-        "rollouts": sum("end" in node for node in group["nodes"]),
-        "forks": sum(row["fork"] for row in rows.values()),
-        "asked": _text(group["nodes"][0], groups.words, limit=1200),
-        "mixed": len(mixed),
-    }
-
-
-def _outline_row(group: Mapping[str, Any], node: Mapping[str, Any], words: Mapping[int, str]) -> dict[str, Any]:
-    left = node["parent"] is not None and group["nodes"][node["parent"]]["lane"] < node["lane"]
-    return {
-        "lane": node["lane"],
-        "turn": "task" if node["kind"] == "prompt" else f"turn {node['turn']}",
-        "text": _text(node, words),
-        "start": node.get("start", 1) > 1,
-        "fork": left and "local" not in node,
-        "end": "",
-        "side": "",
-    }
-
-
-def _rewards(group: Mapping[str, Any]) -> list[float]:
-    ends = (node["end"]["reward"] for node in group["nodes"] if "end" in node)
-    return [reward for reward in ends if reward is not None]
-
-
-def _worth(group: Mapping[str, Any]) -> tuple[bool, bool, int, int, int]:
-    rewards, nodes = _rewards(group), group["nodes"]
-    above = sum(reward > statistics.mean(rewards) for reward in rewards)
-    fits = sum(node["kind"] != "observation" for node in nodes) <= DRAWN
-    forked = any(node["lane"] for node in nodes)
-    actions = len({tuple(node["ids"]) for node in nodes if node["kind"] == "completion"})
-    return fits, forked, min(2, above, len(rewards) - above), actions, group["iteration"]
-
-
-def _text(node: Mapping[str, Any], words: Mapping[int, str], limit: int = 200) -> str:
-    """What was said at a node, on one line: its last message, or the tokens of a start that others share."""
-    said = ""
-    for message in node.get("messages", ())[-1:]:
-        calls = (
-            f"{call['name']}({', '.join(map(str, call['arguments'].values()))})" for call in message.get("calls", ())
-        )
-        said = " ".join([message["content"], *calls]) or message.get("reasoning", "")
-    said = " ".join((said or "".join(words.get(token, f" {token} ") for token in node["ids"])).split())
-    return said if len(said) <= limit else f"{said[:limit]} …"
 
 
 def group_view(kept: KeptTree) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Figures as inline SVG, drawn by matplotlib: the same data give the same bytes, text stays text, ids do not collide.
 
-Two kinds serve most pages: `lines` (what was logged, over steps or over what was spent) and `intervals` (values with
-their intervals, a row each).
+`lines` draws what was logged, over steps or over what was spent, and `reward_means` a profile. Values with their
+intervals stand in tables, whose cells draw them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, EDGE, PALE, GRID, WASH = "#22252a", "#5d6570", "#9aa2ac", "#c9ced5", "#e8ebee", "#f4f6f8"
-ON_DARK, ON_LIGHT = "#fdfdfd", "#1b1d21"  # text on a bar, whose colour is the same on a light and on a dark page
 # What follows the page's colour scheme, by the names that style.css has. The colours of data do not.
 _THEMED = {"#ffffff": "page", "#000000": "ink", INK: "ink", MUTED: "muted", EDGE: "edge", PALE: "pale"}
 _THEMED |= {GRID: "grid", WASH: "wash"}
@@ -224,76 +223,6 @@ def moving_mean(values: Sequence[float]) -> list[float]:
     half = SMOOTHING // 2
     windows = (values[max(0, at - half) : at + half + 1] for at in range(len(values)))
     return [sum(window) / len(window) for window in windows]
-
-
-# values with their intervals
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A value of a row with its interval. `of` names what is measured where a row has several; `shift` moves it up
-    (below zero) or down in its row; `text` stands beside it."""
-
-    row: str
-    value: float
-    low: float
-    high: float
-    of: str = ""
-    tint: str = BLUE
-    shape: str = "o"
-    hollow: bool = False
-    shift: float = 0.0
-    text: str = ""
-
-
-def intervals(
-    name: str,
-    size: tuple[float, float],
-    marks: Sequence[Mark],
-    *,
-    alt: str,
-    xlabel: str,
-    caption: str = "",
-    line: float | None = None,
-) -> Chart:
-    """The marks by row, from top to bottom in their order, on an axis in percent; `line` is a value that they are
-    compared with."""
-    rows = list(dict.fromkeys(mark.row for mark in marks))
-    named = {mark.of: mark for mark in marks if mark.of}
-    with drawing(name, *size) as (figure, made):
-        axes = figure.add_subplot()
-        if line is not None:
-            axes.axvline(line, color=INK, linewidth=1)
-        for band in range(0, len(rows), 2) if len(named) > 1 else ():
-            axes.axhspan(band - 0.5, band + 0.5, color=WASH, zorder=0)
-        for mark in marks:
-            _mark(axes, mark, rows.index(mark.row) + mark.shift)
-        low, high = min(mark.low for mark in marks), max(mark.high for mark in marks)
-        if line is None and low >= 0:
-            axes.set_xlim(-0.02, min(1.12, high + 0.14))  # with room for the values beside it
-        axes.set_xlabel(xlabel)
-        axes.set_yticks(range(len(rows)), [literal(row) for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        plain_ticks(axes, "x", steps=(1, 2, 5, 10))
-        percent_ticks(axes)
-        for of, mark in named.items():
-            face = "white" if mark.hollow else mark.tint
-            axes.plot([], [], color=mark.tint, mfc=face, marker=mark.shape, ls="", ms=6, label=literal(label(of)))
-        if named:
-            figure.legend(loc="outside upper left", ncols=len(named), handletextpad=0.2)
-    return Chart(made[0], f"{alt} The table has the figures.", caption)
-
-
-def _mark(axes: Axes, mark: Mark, y: float) -> None:
-    face, size, width = ("white", 6, 1.3) if mark.hollow else (mark.tint, 15 if mark.shape == "|" else 7, 2)
-    axes.plot([mark.low, mark.high], [y, y], color=mark.tint, linewidth=width, solid_capstyle="round")
-    axes.plot([mark.value], [y], marker=mark.shape, ms=size, color=mark.tint, mfc=face, mew=1.4)
-    if mark.text:
-        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(mark.text, (mark.high, y), **beside)
 
 
 # profiles

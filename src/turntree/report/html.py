@@ -13,10 +13,10 @@ from urllib.parse import quote
 from turntree.pivots.select import classify
 from turntree.report import browser, examples, figures, results
 from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
-from turntree.report.figures import Chart, Mark, intervals, lines, series, style
+from turntree.report.figures import Chart, lines, series, style
 from turntree.report.page import templates
 from turntree.report.read import Arm, Row, Run, read_run, reading
-from turntree.report.wording import MINUS, duration, label, percent, points
+from turntree.report.wording import duration
 from turntree.run.files import write_text
 
 SECTIONS = {  # a page has those that the folder has something for
@@ -27,7 +27,7 @@ SECTIONS = {  # a page has those that the folder has something for
     "profile": "Profile",
     "task_types": "Task types",
     "skills": "Other skills",
-    "tree": "A rollout tree",
+    "tree": "Rollout trees",
     "ledger": "Ledger",
     "examples": "Examples",
     "configuration": "Configuration",
@@ -70,16 +70,14 @@ def view(run: Run) -> dict[str, Any]:
         "results": evaluated and {
             "arms": arms,
             "differences": compared,
-            "success": _success(arms),
-            "paired": _paired(compared) if compared else None,
             "remarks": _remarks(run.summary or {}),
         },
         "success": _success_for_cost(run.arms),
         "curves": _curves(run.arms),
         "branching": _branching(run.arms),
         "profile": _profile(run),
-        "task_types": _by_row("task-types", task_types, "success (%)", 0.19 * (len(evaluated) + 1)),
-        "skills": _by_row("skills", skills, "exact-match accuracy (%)", 0.42),
+        "task_types": _by_row(task_types),
+        "skills": _by_row(skills),
         "ledger": results.ledger(run),
         "examples": examples.examples(run),
         "configuration": _configurations(run),
@@ -94,78 +92,10 @@ def _remarks(summary: Mapping[str, Any]) -> str:
     return f"The run: {', '.join(told)}." if told else ""
 
 
-# results
-
-
-def _success(arms: Sequence[Row]) -> Chart | None:
-    names = [arm["name"] for arm in arms]
-    marks = [
-        Mark(
-            label(arm["name"]),
-            *(share["success"], share["low"], share["high"]),
-            tint=style(arm["name"], names)[0],
-            shape=style(arm["name"], names)[1],
-            hollow=greedy,
-            shift=0.17 if greedy else -0.13,
-            text="" if greedy else percent(share["success"]),
-        )
-        for arm in arms
-        for share, greedy in ((arm["sampled"], False), (arm["greedy"], True))
-        if share is not None and share["success"] is not None
-    ]
-    if not marks:
-        return None
-    below = " Open markers below: greedy decoding." if any(mark.hollow for mark in marks) else ""
-    size = (5.4, 0.9 + 0.55 * len({mark.row for mark in marks}))
-    alt, caption = "Success by policy with 95% intervals.", f"Success, with 95% Wilson intervals.{below}"
-    return intervals("success", size, marks, alt=alt, xlabel="success (%)", caption=caption)
-
-
-def _paired(compared: Sequence[results.Difference]) -> Chart:
-    arms = [difference.first for difference in compared]
-    marks = [
-        Mark(
-            f"{label(difference.first)} {MINUS} {label(difference.second)}",
-            *(difference.sampled.mean, difference.sampled.low, difference.sampled.high),
-            tint=style(difference.first, arms)[0],
-            shape=style(difference.first, arms)[1],
-            hollow=difference.sampled.contains_zero,
-            text=points(difference.sampled.mean),
-        )
-        for difference in compared
-    ]
-    return intervals(
-        "paired",
-        (5.4, 0.9 + 0.5 * len(compared)),
-        marks,
-        alt="Paired differences in percentage points.",
-        xlabel="difference in success (percentage points)",
-        caption="Paired differences over tasks, with 95% bootstrap intervals; hollow: the interval contains zero.",
-        line=0,
-    )
-
-
-def _by_row(name: str, measured: Mapping[str, Mapping[str, Any]], xlabel: str, height: float) -> dict[str, Any]:
-    """By row (task type or skill) what every arm has there, or None; and the arms as dodged intervals in a band a row,
-    where a bar across the band marks a chance level."""
-    names, arms = sorted({row for by_row in measured.values() for row in by_row}), list(measured)
-    rows = {row: {arm: by_row.get(row) for arm, by_row in measured.items()} for row in names}
-    marks: list[Mark] = []
-    for row, by_arm in rows.items():
-        known = [value for value in by_arm.values() if value]
-        if "chance" in known[0]:
-            chance = known[0]["chance"]
-            marks.append(Mark(row, chance, chance, chance, "chance", figures.INK, "|"))
-        for place, (arm, value) in enumerate(by_arm.items()):
-            share = value and value.get("success", value.get("accuracy"))
-            if value and share is not None:
-                low, high = value.get("low", share), value.get("high", share)
-                shift = (place - (len(arms) - 1) / 2) * 0.8 / len(arms)
-                marks.append(Mark(row, share, low, high, arm, *style(arm, arms), shift=shift))
-    if not marks:
-        return {}
-    alt = f"{name.replace('-', ' ').capitalize()} by policy."
-    return {"rows": rows, "chart": intervals(name, (7.0, 1.0 + height * len(rows)), marks, alt=alt, xlabel=xlabel)}
+def _by_row(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By row (task type or skill) what every arm has there, or None."""
+    names = sorted({row for by_row in measured.values() for row in by_row})
+    return {row: {arm: by_row.get(row) for arm, by_row in measured.items()} for row in names}
 
 
 # training
@@ -270,14 +200,10 @@ def _profile(run: Run) -> dict[str, Any]:
 
 
 def _trees(trees: Mapping[str, tuple[Path, browser.Groups]], page: Path) -> dict[str, Any]:
-    """A group of the first run that kept any, and where each has its browser, seen from where the page will lie (a
-    folder may be called `lr=1e-3#2`)."""
-    if not trees:
-        return {}
-    name, (_, groups) = next(iter(trees.items()))
+    """Where each run that kept any has its browser, seen from where the page will lie (a folder may be called
+    `lr=1e-3#2`), and how many lines of them could not be read."""
     links = {arm: quote(os.path.relpath(path, page.parent)) for arm, (path, _) in trees.items()}
-    total = len(groups.groups) + groups.left_out
-    return {"arm": name, "picture": browser.picture(groups), "total": total, "unread": groups.unread, "links": links}
+    return {"links": links, "unread": sum(groups.unread for _, groups in trees.values())} if links else {}
 
 
 def _configurations(run: Run) -> dict[str, str]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError
 from turntree.decide.gates.calibrate import PAPER_SIGNAL, TABLE_1, calibrate
-from turntree.decide.gates.features import PAPER_HORIZON, read_features
 from turntree.decide.gates.table import table_from_groups
 from turntree.logs.read import AUTO, open_log
 
@@ -34,7 +33,7 @@ class CalibrateConfig:
     confidence: float = 0.95
     """Of the lower bound of precision."""
     max_turns: Annotated[int, Between(1)] | None = None
-    """The horizon; default: the longest rollout, CSV: 30."""
+    """The horizon; default: the longest rollout."""
     log_format: Part = AUTO
     """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
 
@@ -45,15 +44,9 @@ class CalibrateConfig:
 
 
 def run_calibration(paths: Sequence[Path], config: CalibrateConfig) -> dict[str, Any]:
-    """The result of `calibrate` on a feature table (one CSV file) or a rollout log (anything that `open_log` reads);
-    `read` are the counts of the log."""
-    if len(paths) == 1 and paths[0].suffix == ".csv":
-        table = read_features(paths[0], max_turns=config.max_turns or PAPER_HORIZON, turns=config.turns)
-        read = None
-    else:
-        log = open_log(paths, config.log_format)
-        table = table_from_groups(list(log), source=str(paths[0]), max_turns=config.max_turns, turns=config.turns)
-        read = log.report.to_json()
+    """The result of `calibrate` on a rollout log (anything that `open_log` reads); `read` are the counts of the log."""
+    log = open_log(paths, config.log_format)
+    table = table_from_groups(list(log), source=str(paths[0]), max_turns=config.max_turns, turns=config.turns)
     result = calibrate(
         table,
         thresholds=config.thresholds,
@@ -63,4 +56,4 @@ def run_calibration(paths: Sequence[Path], config: CalibrateConfig) -> dict[str,
         floor=config.floor,
         confidence=config.confidence,
     )
-    return {**result, "read": read}
+    return {**result, "read": log.report.to_json()}

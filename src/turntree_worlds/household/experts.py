@@ -6,11 +6,11 @@ An expert is a function of the state (and a random generator) that names the nex
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from turntree.core.errors import TurntreeError
 from turntree_worlds.household import distance
-from turntree_worlds.household.world import APPLIANCES, State, parse_command
+from turntree_worlds.household.world import APPLIANCES, State
 
 _VERB_OF_TRAIT = {gained: verb for verb, (_, _, gained, _) in APPLIANCES.items()}
 
@@ -30,28 +30,6 @@ def shortest_plan(state: State) -> list[str]:
     if plan is None:
         raise UnreachableGoal(f"game {state.game.id}: the goal is out of reach, {state.held} is in hand for good")
     return plan
-
-
-def explore(state: State, rng: random.Random | None = None) -> Iterator[str]:
-    """Commands of a player without knowledge until the game is won; step `state` with each before drawing the next.
-
-    Works from any state. See `next_exploring_action` for what the player knows and how `rng` orders the search.
-    """
-    while not state.won:
-        yield next_exploring_action(state, rng)
-
-
-def noisy_explore(state: State, rng: random.Random, epsilon: float) -> Iterator[str]:
-    """`explore`, but with probability `epsilon` a command is any admissible one, drawn evenly.
-
-    Only picking up an object that no receptacle takes back is excluded, because it cannot be undone. After a random
-    command the exploring player continues from the new state.
-    """
-    while not state.won:
-        if rng.random() < epsilon:
-            yield rng.choice([command for command in state.admissible() if not _traps(state, command)])
-        else:
-            yield next_exploring_action(state, rng)
 
 
 def slip(state: State, rng: random.Random) -> str:
@@ -191,10 +169,3 @@ def _uncover(state: State, name: str) -> str:
 
 def _nearest(state: State, names: Iterable[str]) -> str:
     return min(names, key=lambda name: name not in state.here)
-
-
-def _traps(state: State, command: str) -> bool:
-    parsed = parse_command(command)
-    if parsed is None or parsed[0] != "take":
-        return False
-    return not any(state.game.accepts(name, parsed[1]) for name in state.game.receptacles)

@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +75,11 @@ class GameFiles(Iterator[Game]):
     `records` are the same games unparsed: draw from one of the two.
     """
 
-    def __init__(self, path: str | Path, *, split: str | None = None, limit: int | None = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.skipped: Counter[str] = Counter()
         self.loaded = 0
-        found = _records(Path(os.path.expanduser(os.path.expandvars(path))), split, self.skipped)
-        self.records: Iterator[Record] = islice(self._playable(found), limit)
+        found = _records(Path(os.path.expanduser(os.path.expandvars(path))), self.skipped)
+        self.records: Iterator[Record] = self._playable(found)
 
     def _playable(self, records: Iterator[Record]) -> Iterator[Record]:
         for record in records:
@@ -95,13 +94,12 @@ class GameFiles(Iterator[Game]):
         return next(self.records).game()
 
 
-def load_games(path: str | Path, *, split: str | None = None, limit: int | None = None) -> GameFiles:
-    """The games of a packed file, of a folder of packed files, or of a tree of `game.tw-pddl` files, in a fixed order.
+def load_games(path: str | Path) -> GameFiles:
+    """The games of a packed file or of a tree of `game.tw-pddl` files, in a fixed order.
 
-    `path` may hold variables such as `$ALFWORLD_DATA`; `split` is train, valid_seen, valid_unseen (or any folder
-    name); `limit` counts playable games. InputError names the file and line of anything unreadable.
+    `path` may hold variables such as `$ALFWORLD_DATA`. InputError names the file and line of anything unreadable.
     """
-    return GameFiles(path, split=split, limit=limit)
+    return GameFiles(path)
 
 
 def draw_games(
@@ -129,32 +127,21 @@ def draw_games(
     return [record.game() for record in drawn], report | {"skipped": dict(files.skipped)}
 
 
-def _records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:
+def _records(path: Path, skipped: Counter[str]) -> Iterator[Record]:
     if not path.exists():
         hint = "run alfworld-download and give its folder ($ALFWORLD_DATA), or give a packed .jsonl.xz file"
         raise InputError("no such file or folder", path=path, hint=hint)
     if path.is_file():
-        return _packed_records(path, split, skipped)
-    if split is not None:
-        for ending in _PACKED_ENDINGS:
-            if (path / f"{split}{ending}").is_file():
-                return _packed_records(path / f"{split}{ending}", None, skipped)
-    root = next((folder for folder in (path / _DOWNLOAD_FOLDER, path) if folder.is_dir()), path)
-    if split is not None and root.name != split:
-        root = root / split
-    if not root.is_dir():
-        raise InputError(f"has no split {split!r}", path=path, hint=f"expected the folder {root}")
-    return _tree_records(root, skipped)
+        return _packed_records(path)
+    downloaded = path / _DOWNLOAD_FOLDER
+    return _tree_records(downloaded if downloaded.is_dir() else path, skipped)
 
 
-def _packed_records(path: Path, split: str | None, skipped: Counter[str]) -> Iterator[Record]:
+def _packed_records(path: Path) -> Iterator[Record]:
     for number, line in _lines(path):
         fields = parse_object(line, path, number)
         if not isinstance(fields.get("game"), str):
             raise InputError("is missing or not text", path=path, line=number, field="game", hint="name the game")
-        if split is not None and fields["game"].split("/")[0] != split:
-            skipped["other split"] += 1
-            continue
         yield Record(fields["game"], fields.get("task_type", ""), fields, path, number)
 
 
@@ -165,7 +152,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _tree_records(root: Path, skipped: Counter[str]) -> Iterator[Record]:
-    """Sorted by path, so that `limit` means the same games on every machine (the official order is the disk's)."""
+    """Sorted by path, the same on every machine (the official order is the disk's)."""
     folders = sorted({file.parent for name in (GAME_FILE, TRAJECTORY_FILE) for file in root.rglob(name)})
     if not folders:
         raise InputError(f"holds no {GAME_FILE}", path=root, hint="run alfworld-download and give its folder")

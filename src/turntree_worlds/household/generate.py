@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -88,18 +88,6 @@ def generate_game(seed: int, *, task_type: str | None = None, difficulty: Diffic
         goal=task.goal,
         task=task.sentence(rng),
     )
-
-
-def generate_games(
-    seed: int, n: int, *, task_types: Sequence[str] | None = None, difficulty: Difficulty = EASY
-) -> Iterator[GeneratedGame]:
-    """The games of the seeds `seed ... seed + n - 1`; seed s gets `task_types[s % len(task_types)]` (default: all six).
-
-    Ranges of seeds that do not meet give different games, so a split is a range.
-    """
-    kinds = TASK_TYPES if task_types is None else tuple(task_types)
-    for i in range(n):
-        yield generate_game(seed + i, task_type=kinds[(seed + i) % len(kinds)], difficulty=difficulty)
 
 
 def _furnish(rng: random.Random, task: Task, difficulty: Difficulty) -> list[str]:

@@ -14,7 +14,7 @@ from turntree_worlds.qa.environment import QaConfig, QaEnvironment
 from turntree_worlds.qa.generate import Posed, QuestionMix, Split, generate_questions
 from turntree_worlds.qa.hierarchical import HierarchicalReward
 from turntree_worlds.qa.questions import Question
-from turntree_worlds.qa.world import World, WorldConfig, generate_world
+from turntree_worlds.qa.world import World, generate_world
 from turntree_worlds.sandboxes.limits import SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.search import SearchBackend, SearchIndex, build_index
@@ -39,7 +39,6 @@ class QaWorldConfig:
 
     seed: int = 0
     """Of the world."""
-    world: WorldConfig = field(default_factory=WorldConfig)
     mix: QuestionMix = field(default_factory=QuestionMix)
 
 
@@ -48,7 +47,7 @@ class QaWorld:
 
     def __init__(self, config: QaWorldConfig | None = None) -> None:
         self.config = config or QaWorldConfig()
-        self.world: World = generate_world(self.config.seed, self.config.world)
+        self.world: World = generate_world(self.config.seed)
 
     def build_index(self, path: Path) -> SearchIndex:
         """Write the index of the world's documents to `path` and open it."""

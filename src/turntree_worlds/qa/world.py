@@ -10,12 +10,10 @@ import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from turntree.core import seeds
-from turntree.core.config import FIXED
-from turntree.core.errors import ConfigError
 from turntree_worlds.documents import Document
 
 Kind = Literal["person", "firm", "town", "country", "number"]
@@ -38,13 +36,15 @@ LAST_NAMES = _words(
     "Slater Stone Tanner Thorne Tucker Vance Wade Walsh Webber Weller York"
 )
 FIRM_WORDS = _words("Mills Works Bank Press Foods Glass Motors Steel")
-TOWNS = _words(
+_TOWN_NAMES = _words(
     "Alden Arbor Ashby Avon Balin Barrow Belmar Birk Calder Carrick Colby Corvin Dorn Dunmore Elgin Elsted Fallow "
     "Farley Galway Gorst Halden Harrow Hexham Inver Jarrow Kelby Kirk Lanark Linden Lorne Malden Marlow Milford "
     "Norwell Oakham Orford Penrith Quorn Redcar Rugby Selby Stroud Tarn Thirsk Ulster Wells Whitby Yarm"
 )
-COUNTRIES = _words("Arland Borvia Cadia Dravia Estmark Fenland Gallia Hestia Istria Jutia Kelland Lumia")
+_COUNTRY_NAMES = _words("Arland Borvia Cadia Dravia Estmark Fenland Gallia Hestia Istria Jutia Kelland Lumia")
 
+PEOPLE, FIRMS, TOWNS, COUNTRIES = 160, 40, 30, 8  # how many entities of each kind there are
+TOLD = 3  # least number of facts that are told of a person
 RELATIONS: dict[Kind, dict[str, Kind]] = {
     "person": {
         "mother": "person",
@@ -68,35 +68,6 @@ class Fact:
     subject: str
     relation: str
     value: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorldConfig:
-    """How many entities of each kind there are."""
-
-    people: int = field(default=160, metadata=FIXED)
-    """People of the world."""
-    firms: int = field(default=40, metadata=FIXED)
-    """Firms."""
-    towns: int = field(default=30, metadata=FIXED)
-    """Towns."""
-    countries: int = field(default=8, metadata=FIXED)
-    """Countries."""
-    told: int = field(default=3, metadata=FIXED)
-    """Least number of facts that are told of a person."""
-
-    def __post_init__(self) -> None:
-        most = {
-            "people": len(FIRST_NAMES) * len(LAST_NAMES) // 4,
-            "firms": len(LAST_NAMES) * len(FIRM_WORDS) // 4,
-            "towns": len(TOWNS),
-            "countries": len(COUNTRIES),
-        }
-        for name, limit in most.items():
-            if not 2 <= getattr(self, name) <= limit:
-                raise ConfigError(f"{getattr(self, name)} is impossible", field=name, hint=f"use 2 to {limit}")
-        if not 1 <= self.told <= 5:
-            raise ConfigError(f"{self.told} facts a person are impossible", field="told", hint="use 1 to 5")
 
 
 @dataclass(frozen=True)
@@ -126,15 +97,14 @@ class World:
             yield Document(subject, subject, " ".join(f"The {fact.relation} is {fact.value}." for fact in group))
 
 
-def generate_world(seed: int, config: WorldConfig | None = None) -> World:
+def generate_world(seed: int) -> World:
     """The world of a seed. Parents and teachers are older, marriages mutual, founders grown up, names unique."""
-    config = config or WorldConfig()
     rng = seeds.generator(seed, "qa", "world")
-    people = _names(rng, config.people, FIRST_NAMES, LAST_NAMES)
-    firms = _names(rng, config.firms, LAST_NAMES, FIRM_WORDS)
-    towns, countries = rng.sample(TOWNS, config.towns), rng.sample(COUNTRIES, config.countries)
+    people = _names(rng, PEOPLE, FIRST_NAMES, LAST_NAMES)
+    firms = _names(rng, FIRMS, LAST_NAMES, FIRM_WORDS)
+    towns, countries = rng.sample(_TOWN_NAMES, TOWNS), rng.sample(_COUNTRY_NAMES, COUNTRIES)
     born = {name: rng.randint(1900, 1985) for name in people}
-    told = {name: _life(rng, name, born, firms, towns, config.told) for name in people}
+    told = {name: _life(rng, name, born, firms, towns, TOLD) for name in people}
     _marry(rng, people, told)
     for name in firms:
         founder = rng.choice(people)
