@@ -60,7 +60,8 @@ class HouseholdEnvironment:
     tools: tuple[dict[str, Any], ...] = ()
 
     def __init__(self, game: Game, state: State | None = None, *, prompt: Prompt = "plain") -> None:
-        self._game, self._prompt = game, prompt
+        self._game = game
+        self._prompt: Prompt = prompt
         self._state = state if state is not None else game.reset()
 
     @property
