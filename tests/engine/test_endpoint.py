@@ -79,6 +79,16 @@ def test_a_server_that_returns_text_only_is_read_and_called_inexact():
     assert set(found.logprobs) == {0.0}
 
 
+def test_another_trainer_says_when_its_weights_are_on_the_server_which_must_then_report_all_tokens():
+    answers = [completion("ab", logprobs(["x"], [-LN2]), token_ids=[STOP]), completion("go to the drawer 1")]
+    with serve(lambda asked: answers.pop(0)) as server, engine(server, max_context=256) as remote:
+        remote.update_weights(None, 3)
+        (found,) = remote.generate([request()])
+        assert (found.policy_version, found.logprobs) == (3, (-LN2,))
+        with pytest.raises(InputError):
+            remote.generate([request()])
+
+
 def test_what_follows_a_stop_token_is_not_part_of_the_answer():
     answer = completion("", None, "length", token_ids=[40, STOP, 41, 42])
     with serve(lambda asked: answer) as server, engine(server) as remote:

@@ -189,8 +189,9 @@ def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
 
 @contextlib.contextmanager
 def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = None) -> Iterator[RolloutService]:
-    """The rollouts of such a run for another trainer (`turntree_interop.trl`): sampled from a server, where the trainer
-    puts its weights, or from the policy in this process. Raises `ConfigError` for what only this command does."""
+    """The rollouts of such a run, without an end, for another trainer (`turntree_interop.trl`): sampled from a server,
+    where the trainer puts its weights, or from the policy in this process. Raises `ConfigError` for what only this
+    command does."""
     config = parts.resolved(config)
     for key, used in (("train.local", config.train.local.verdicts), ("cluster.workers", config.cluster.workers)):
         if used:
@@ -210,7 +211,7 @@ def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = N
                 rewards=playing.rewards,
                 filters=config.build_filters(),
             )
-            yield RolloutService(components, config.train.played, own)
+            yield RolloutService(components, replace(config.train.played, last=None), own)
 
 
 CONFIG = TrainOnlineConfig
