@@ -17,14 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
     AcrossAnchors,
     Advantages,
+    BatchStandardised,
     Comparison,
     across_leaves,
     across_siblings,
@@ -90,6 +93,13 @@ class CreditRule:
                 hint="use normalizer 'tokens' or 'constant' with hard_dedup",
             )
 
+    def over(self, batch: Sequence[Rewards]) -> CreditRule:
+        """This estimator for the groups of a batch, which matters where advantages are standardised over it."""
+        if not isinstance(self.advantages, BatchStandardised):
+            return self
+        scored = [reward for rewards in batch for reward in rewards.scored().values()]
+        return replace(self, advantages=self.advantages.over(scored))
+
     def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
         """Label the completions of the scored rollouts that have a weight; all others stay untrained.
 
@@ -108,7 +118,8 @@ class CreditRule:
             nodes=nodes,
             rollout_tokens=self._tokens(facts, lengths, nodes),
             rollouts=math.fsum(w for w, n in zip(facts.weights, lengths, strict=True) if n),  # one without has no mean
-            zero_variance=is_zero_variance([*facts.rewards, *own.values()]),
+            zero_variance=is_zero_variance([*facts.rewards, *own.values()])
+            and not any(one.positive or one.negative for one in nodes.values()),
             censored=len(rewards.verdicts) - len(scored),
             uncounted=len(scored) - len(facts.leaves),
             redistributed=weighting.redistributed,
@@ -157,6 +168,27 @@ class CreditRule:
         if self.per_rollout:  # the multiplicities have been divided by the lengths already
             return math.fsum(w * n for w, n in zip(scored.weights, lengths, strict=True))
         return math.fsum(c.multiplicity * len(scored.tree[n].token_ids) for n, c in nodes.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyBaseline(CreditRule):
+    """ReMax (Li et al. 2024): r_i minus the reward of a greedy rollout of the task, which is the first of the group
+    (`SchedulerConfig.greedy_first`) and is not trained on. Where it has no reward, or a rollout has no turn, so that
+    the first is not known, nothing of the group is trained on."""
+
+    def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
+        starts, ends = tree.starts(), rewards.verdicts
+        first = [leaf for leaf in ends if len(starts) == len(ends) and starts[0] in tree.nodes_of(leaf)]
+        baseline = ends[first[0]].reward if first else None
+        hidden = first if baseline is not None else [*ends]
+        untrained = dict.fromkeys(hidden, Verdict(None, "the greedy baseline, or a group without one"))
+        rule = replace(self, advantages=partial(above, baseline or 0.0))
+        credit = CreditRule.__call__(rule, tree, replace(rewards, verdicts={**ends, **untrained}))
+        return replace(credit, censored=len(ends) - len(rewards.scored()))
+
+
+def above(baseline: float, rewards: Sequence[float]) -> list[float]:
+    return [reward - baseline for reward in rewards]
 
 
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:
