@@ -26,7 +26,7 @@ from turntree.credit.comparisons import (
     within_and_across_trees,
 )
 from turntree.credit.config import CreditConfig
-from turntree.credit.credit import CreditRule, hard, hard_dedup
+from turntree.credit.credit import CreditRule, hard, hard_dedup, sampled_turns
 from turntree.credit.scored import path_weighted, unit_weights
 
 
@@ -358,3 +358,31 @@ def test_remax_without_a_greedy_reward_trains_on_nothing() -> None:
     assert (dict(credit.nodes), credit.censored) == ({}, 1)
     with pytest.raises(ConfigError, match="one baseline"):
         CreditConfig(advantages="remax", comparison="starts").rule("tokens", per_rollout=False)
+
+
+def test_sampled_turns_train_on_as_many_turns_of_a_rollout_as_were_asked_for_with_their_credit() -> None:
+    tree = RolloutTree("long")
+    root = tree.add(None, NodeKind.PROMPT, (9,)).id
+    leaves = []
+    for sample, turns in enumerate((5, 2)):
+        node = root
+        for turn in range(turns):
+            node = say(tree, hear(tree, node, 8) if turn else node, sample, turn)
+        leaves.append(node)
+        tree.stop(node, StopReason.COMPLETED)
+    rewards = Rewards({leaf: Verdict(float(n), "") for n, leaf in enumerate(leaves)})
+    whole = CreditRule()(tree, rewards)
+    estimator = sampled_turns(normalizer="tokens", per_rollout=False, turns=3, seed=1)
+    credit = estimator(tree, rewards)
+    assert [sum(node in credit.nodes for node in tree.nodes_of(leaf)) for leaf in leaves] == [3, 2]
+    assert all(credit.nodes[node] == whole.nodes[node] for node in credit.nodes)
+    assert (credit.rollout_tokens, credit.rollouts) == (2 * (3 + 2), 2)
+    assert estimator(tree, rewards) == credit
+    drawn = {
+        tuple(sampled_turns(normalizer="tokens", per_rollout=False, turns=3, seed=n)(tree, rewards).nodes)
+        for n in range(9)
+    }
+    assert len(drawn) > 1
+    with pytest.raises(ConfigError) as refused:
+        sampled_turns(normalizer="rollouts", per_rollout=True)
+    assert refused.value.field == "loss.normalizer"

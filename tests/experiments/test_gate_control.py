@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from turntree.experiments import gate as experiment
 from turntree.experiments.config import GateExperimentConfig
 from turntree.experiments.gate import _random_gate, run_gate_experiment
 from turntree.stages.config import TrainOnlineConfig
+from turntree.train.loss_config import LossConfig
 
 TURN, GROUPS = 4, 2000
 
@@ -110,3 +112,11 @@ def test_recall_is_over_the_groups_without_variance_that_the_matched_arm_played(
     assert (found["cut"], found["unmatched"]) == (3, 1)
     assert found["precision"] == 1 / 2
     assert found["recall"] == 1 / 3
+
+
+def test_the_papers_mean_over_rollouts_is_one_setting_away() -> None:
+    """Section 2.1 divides by the N trajectories of the batch: a cut then enlarges the step, which is its factor."""
+    mean = LossConfig(normalizer="rollouts", ratio="action", kl_coefficient=0.0)
+    changed = GateExperimentConfig(train=replace(GateExperimentConfig().train, loss=mean))
+    assert changed.online.train.loss == mean
+    assert GateExperimentConfig().train.loss.normalizer == "constant"

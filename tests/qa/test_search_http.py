@@ -85,8 +85,8 @@ def test_questions_are_answered_over_a_server_that_is_named_in_place_of_an_index
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"question": "Who drew Winnie?", "answer": "E. H. Shepard"}) + "\n")
     part = parts.resolve("environments", Part("qa", {"questions": str(file), "index": server}))
-    with open_tasks(part, {"test": 1}) as opened:
-        (task,) = opened.of("test")
+    with open_tasks(part, {"train": 1}) as opened:
+        (task,) = opened.of("train")
         task.reset()
         told = task.step(Message("assistant", "", (ToolCall("search", {"query": "winnie"}, "1"),)))
         assert "Shepard" in told.messages[0].content

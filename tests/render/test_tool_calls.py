@@ -209,7 +209,7 @@ def test_a_tool_loop_in_these_words_grows_turn_by_turn_and_its_results_are_never
     name, value = ("search", {"query": "a"}) if tool_format == "tags" else ("act", {"command": "look"})
     loop = [
         Message("user", "q"),
-        Message("assistant", "t ", (ToolCall(name, value),)),
+        Message("assistant", "t\n", (ToolCall(name, value),)),
         Message("tool", "r"),
         Message("assistant", "b"),
     ]

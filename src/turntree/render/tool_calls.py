@@ -77,10 +77,13 @@ def in_text(message: Message, tool_format: ToolFormat) -> Message:
     argument = TAGS.get(call.name) if tags else "command" if call.name == ACT else None
     if more or argument is None or [*call.arguments] != [argument]:
         hint = f"one call a turn, of {' or '.join(TAGS) if tags else ACT} with one argument"
-        raise InputError(f"a turn that calls {call.name!r} cannot be written as {tool_format}", "tool_calls", hint=hint)
+        raise InputError(
+            f"a turn that calls {call.name!r} cannot be written as {tool_format}", field="tool_calls", hint=hint
+        )
     value = call.arguments[argument]
     said = f"<{call.name}>{value}</{call.name}>" if tags else f"Action: {value}"
-    return replace(message, content=message.content + said, tool_calls=())
+    line = "" if tags or not message.content or message.content.endswith("\n") else "\n"
+    return replace(message, content=message.content + line + said, tool_calls=())
 
 
 def _parse_hermes(text: str) -> Message:

@@ -381,7 +381,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
     of an experiment), or your own module:object."""
     brancher: Annotated[Part | None, Usual("entropy")] = None
-    """Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or your own module:object."""
+    """Fork episodes after tool results: entropy, random, fixed, arpo, arpo_released, posthoc, or your own
+    module:object."""
     filters: tuple[Part, ...] = ()
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
