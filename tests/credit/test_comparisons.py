@@ -26,7 +26,7 @@ from turntree.credit.comparisons import (
     within_and_across_trees,
 )
 from turntree.credit.config import CreditConfig
-from turntree.credit.credit import CreditRule, hard, hard_dedup, sampled_turns
+from turntree.credit.credit import CreditRule, SampledTurns, hard, hard_dedup
 from turntree.credit.scored import path_weighted, unit_weights
 
 
@@ -372,17 +372,14 @@ def test_sampled_turns_train_on_as_many_turns_of_a_rollout_as_were_asked_for_wit
         tree.stop(node, StopReason.COMPLETED)
     rewards = Rewards({leaf: Verdict(float(n), "") for n, leaf in enumerate(leaves)})
     whole = CreditRule()(tree, rewards)
-    estimator = sampled_turns(normalizer="tokens", per_rollout=False, turns=3, seed=1)
+    estimator = SampledTurns(turns=3, seed=1)
     credit = estimator(tree, rewards)
     assert [sum(node in credit.nodes for node in tree.nodes_of(leaf)) for leaf in leaves] == [3, 2]
     assert all(credit.nodes[node] == whole.nodes[node] for node in credit.nodes)
     assert (credit.rollout_tokens, credit.rollouts) == (2 * (3 + 2), 2)
     assert estimator(tree, rewards) == credit
-    drawn = {
-        tuple(sampled_turns(normalizer="tokens", per_rollout=False, turns=3, seed=n)(tree, rewards).nodes)
-        for n in range(9)
-    }
+    drawn = {tuple(SampledTurns(turns=3, seed=n)(tree, rewards).nodes) for n in range(9)}
     assert len(drawn) > 1
     with pytest.raises(ConfigError) as refused:
-        sampled_turns(normalizer="rollouts", per_rollout=True)
+        SampledTurns(normalizer="rollouts", per_rollout=True)
     assert refused.value.field == "loss.normalizer"

@@ -42,7 +42,7 @@ def trained(buffer: Path, out: Path, **environment: Any) -> list[dict[str, Any]]
         environment=Part("stored", {"trees": str(buffer), **environment}),
         model="household",
         held_out_count=0,
-        estimator=Part("turntree.credit.credit:sampled_turns", {"turns": 2}),
+        estimator=Part("turntree.credit.credit:SampledTurns", {"turns": 2}),
         train=OnlineConfig(
             iterations=3,
             groups=2,

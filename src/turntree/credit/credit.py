@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from turntree.core import seeds
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
@@ -192,18 +193,29 @@ def above(baseline: float, rewards: Sequence[float]) -> list[float]:
     return [reward - baseline for reward in rewards]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SampledTurns:
-    """The credit of a few turns of every rollout, drawn by `seed` and task; the others are not trained on (Selective
-    Rollout trains on 8 action steps of a trajectory in tier 2). A turn that rollouts share is kept where one drew
-    it."""
+    """GRPO on a few turns of every rollout, drawn by seed and task; the others are not trained on (Selective Rollout
+    trains on 8 action steps of a trajectory in tier 2). A turn that rollouts share is kept where one drew it.
 
-    rule: CreditRule
-    turns: int
-    seed: int
+    Args:
+        turns: Turns of a rollout that are trained on.
+        seed: Of the draw.
+    """
+
+    turns: int = 8
+    seed: int = 0
+    normalizer: str = "tokens"
+    per_rollout: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(self, turns=1)
+        if self.per_rollout:
+            hint = "use tokens or constant, or ratio action"
+            raise ConfigError("divides by all turns of a rollout", field="loss.normalizer", hint=hint)
 
     def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
-        credit = self.rule(tree, rewards)
+        credit = CreditRule()(tree, rewards)
         kept: set[int] = set()
         for leaf in rewards.scored():
             trained = [node for node in tree.nodes_of(leaf) if node in credit.nodes]
@@ -212,20 +224,6 @@ class SampledTurns:
         nodes = {node: one for node, one in credit.nodes.items() if node in kept}
         tokens = math.fsum(one.multiplicity * len(tree[node].token_ids) for node, one in nodes.items())
         return replace(credit, nodes=nodes, rollout_tokens=tokens)
-
-
-def sampled_turns(*, normalizer: str, per_rollout: bool, turns: int = 8, seed: int = 0) -> SampledTurns:
-    """For `--estimator turntree.credit.credit:sampled_turns`.
-
-    Args:
-        turns: Turns of a rollout that are trained on.
-        seed: Of the draw.
-    """
-    if per_rollout:
-        raise ConfigError("divides by all turns of a rollout", field="loss.normalizer", hint="use tokens or constant")
-    if turns < 1:
-        raise ConfigError("must be at least 1", field="turns")
-    return SampledTurns(CreditRule(), turns, seed)
 
 
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:

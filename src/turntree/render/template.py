@@ -48,7 +48,7 @@ class ChatRenderer(TurnByTurn):
         found = detect_format(str(tokenizer.chat_template))
         self._tool_format: ToolFormat = tool_format or found
         self._text_only = tool_format in ("none", *IN_TEXT)
-        self._words = self._tool_format if self._tool_format in IN_TEXT else None
+        self._words: ToolFormat | None = self._tool_format if self._tool_format in IN_TEXT else None
         self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
         eos = cast("int | None", tokenizer.eos_token_id)
         stops = {*self._template.stops.values(), *self._tooled.stops.values()}

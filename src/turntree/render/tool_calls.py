@@ -20,7 +20,7 @@ tags: a turn that ends with `<search>query</search>` or `<python>code</python>`;
 `<result>` and `</result>` (Tool-Star, ARPO). react: the first line `Action: COMMAND`, a call of `act`, after a thought.
 Declarations of tools are not written in these two; the task's instructions say what there is."""
 
-IN_TEXT = ("tags", "react")  # no chat template writes these: `in_text` does
+IN_TEXT: tuple[ToolFormat, ...] = ("tags", "react")  # no chat template writes these: `in_text` does
 TAGS = {"search": "query", "python": "code"}  # the one argument of each
 ACT = "act"
 

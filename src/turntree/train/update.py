@@ -1,6 +1,6 @@
 """One training step, shared by all stages: labelled trees in, updated policy and cost out.
 
-`Learner` packs the trees and deals the batches to the ranks, `train_batches` is what a rank does with its own,
+`Learner` packs the trees and deals the batches to the ranks, `train_windows` is what a rank does with its own,
 `update_step` is one optimizer step, and `batch_loss` the loss of one packed batch.
 """
 
@@ -53,7 +53,8 @@ def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Cred
 
 def over_batch(estimator: Estimator, batch: Sequence[Rewards]) -> Estimator:
     """The estimator for the groups of a batch: the same, but for one that compares over it (`CreditRule.over`)."""
-    return decided("estimator", estimator.over, batch) if hasattr(estimator, "over") else estimator
+    over = getattr(estimator, "over", None)
+    return estimator if over is None else decided("estimator", over, batch)
 
 
 @dataclass
@@ -134,13 +135,6 @@ def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[Rollo
         return True
     now = engine.policy_version
     return any(node.sampled and node.policy_version != now for tree in trees for node in tree)
-
-
-def train_batches(
-    trainer: Trainer, batches: Sequence[PackedBatch], *, loss: LossConfig, updates: int, rescores: bool
-) -> dict[str, float]:
-    """`train_windows` on one window."""
-    return train_windows(trainer, [batches], loss=loss, updates=updates, rescores=rescores)
 
 
 def train_windows(

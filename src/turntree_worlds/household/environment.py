@@ -87,7 +87,7 @@ class HouseholdEnvironment:
             action = action if action.tool_calls else Message("assistant")
         result = self._state.step(command_of(action))
         calls = action.tool_calls
-        called = {"tool_call_id": calls[0].id, "name": calls[0].name} if calls else {}
+        called: dict[str, Any] = {"tool_call_id": calls[0].id, "name": calls[0].name} if calls else {}
         answer = (Message("tool" if calls else "user", self._told(result.observation), **called),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
         return Observation(answer, done=result.won, success=True if result.won else None, metrics=metrics)
