@@ -1,4 +1,5 @@
-"""PivotRL's Proposition 3.1 and Theorems 3.2 and 3.3 on finite action spaces, for `experiments.theory`.
+"""PivotRL's Proposition 3.1 and Theorems 3.2 and 3.3 on finite action spaces, and ARPO's theorem on macro-actions, for
+`experiments.theory`.
 
 Exactly: groups are enumerated and gradients solved for, and nothing is sampled but the instances. Where a statement
 does not hold as it is used, the counterexample is computed beside the statement that does (docs/results/theory.md).
@@ -37,6 +38,7 @@ def check_finite(seed: int, instances: int) -> dict[str, Any]:
         "theorem_3_3": theorem_3_3(draws, instances),
         "regularised_groups": regularised_groups(draws),
         "gradient_flow": gradient_flow(draws, instances),
+        "macro_actions": macro_actions(draws, max(2, instances // 20)),
     }
 
 
@@ -93,6 +95,56 @@ def proposition_3_1(draws: np.random.Generator, instances: int) -> dict[str, Any
         "exceptions": exceptions,
         "kl_pull_over_beta": {"median": float(np.median(pulls)), "zero": int(np.sum(np.array(pulls) < 1e-12))},
     }
+
+
+# ARPO's generalised policy gradient theorem
+
+
+def macro_actions(draws: np.random.Generator, instances: int) -> dict[str, Any]:
+    """grad J = E[sum_T grad log pi(MA_T | MS_T) A_T] where a sequence is cut into macro-actions MA_T, each after its
+    macro-state MS_T, with A_T the return minus the value of MS_T. All sequences of a small softmax policy are
+    enumerated, the left side is the complex step of J along a random direction. It holds where a cut depends on what
+    was said before it, as a fork after a tool result does. Where cuts depend on what comes, it does not
+    (`cut_by_the_end`): the baseline is then no baseline."""
+    errors = {"by_history": 0.0, "every_token": 0.0, "whole": 0.0, "cut_by_the_end": 0.0}
+    length, size = 4, 3
+    prefixes = [p for n in range(length) for p in itertools.product(range(size), repeat=n)]
+    sequences = list(itertools.product(range(size), repeat=length))
+    for _ in range(instances):
+        logits, way = ({p: draws.normal(size=size) for p in prefixes} for _ in range(2))
+        returns = dict(zip(sequences, draws.uniform(size=len(sequences)), strict=True))
+        stepped = {p: _log_softmax(logits[p] + 1e-30j * way[p]) for p in prefixes}  # log-probabilities and slopes
+        chance = {y: math.exp(sum(stepped[y[:t]][y[t]].real for t in range(length))) for y in sequences}
+        slope = sum(
+            chance[y] * returns[y] * stepped[y[:t]][y[t]].imag / 1e-30 for y in sequences for t in range(length)
+        )
+        value = {p: _value(p, chance, returns) for p in prefixes}
+        opens = {p: bool(draws.random() < 0.5) for p in prefixes}
+        cuts = {
+            "by_history": lambda y, opens=opens: [t for t in range(1, length) if opens[y[:t]]],
+            "every_token": lambda y: [*range(1, length)],
+            "whole": lambda y: [],
+            "cut_by_the_end": lambda y: [1 + y[-1]],
+        }
+        for name, cut in cuts.items():
+            total = 0.0
+            for y in sequences:
+                starts = [0, *cut(y)]
+                for start, end in zip(starts, [*starts[1:], length], strict=True):
+                    grad = sum(stepped[y[:t]][y[t]].imag for t in range(start, end)) / 1e-30
+                    total += chance[y] * grad * (returns[y] - value[y[:start]])
+            errors[name] = max(errors[name], abs(total - slope))
+    return {"instances": instances, "largest_error": errors}
+
+
+def _log_softmax(logits: NDArray[np.complex128]) -> NDArray[np.complex128]:
+    return logits - np.log(np.exp(logits).sum())
+
+
+def _value(prefix: tuple[int, ...], chance: dict[Any, float], returns: dict[Any, float]) -> float:
+    """The expected return after a prefix."""
+    below = [y for y in chance if y[: len(prefix)] == prefix]
+    return sum(chance[y] * returns[y] for y in below) / sum(chance[y] for y in below)
 
 
 # Theorem 3.2

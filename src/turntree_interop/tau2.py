@@ -1,8 +1,11 @@
 """`tau2:DOMAIN`: the domains of tau2-bench (retail, airline, telecom, mock) with its own tools, databases and policies.
 
-tau2-bench is installed from its repository (`pip install -e tau2-bench`); the `tau2` of PyPI is another project. No
-language model plays the user:
+tau2-bench is installed from its repository (`pip install -e tau2-bench`); the `tau2` of PyPI is another project. The
+user is
 
+- "model": tau2's own simulator, a language model with the task's scenario (and the user's tools, in telecom): how the
+  benchmark is scored, with `splits=official` and pass^k of `turntree evaluate --samples`. It is asked once for every
+  history, so that a rollout that is played again hears the same.
 - "scripted": the user tells its whole scenario at once and then agrees to everything, `replies` times.
 - "solo": tau2's own mode without a user. The agent gets the task's ticket and the user's tools too, and its first
   message without a call ends the episode. It is the mode of telecom, whose user has a telephone to operate.
@@ -24,11 +27,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import json
 import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+from turntree.core import seeds
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, is_of_the_machine, reason_of
 from turntree.core.messages import Message, ToolCall, answer_text
@@ -50,9 +55,11 @@ from turntree.traces.formats.row import (
     words,
 )
 
-User = Literal["auto", "scripted", "solo"]
+User = Literal["auto", "scripted", "solo", "model"]
 _PROMPT = "You help a customer. Follow the policy, and either call tools or write to the customer.\n\n{policy}"
 _SOLO = "You solve a ticket. Follow the policy, call tools, and write one message when it is solved.\n\n{policy}"
+_GREETING = "Hi! How can I help you today?"  # with which tau2's agent begins
+_MOST_STEPS = 30  # calls of tools by a user between two of its messages
 _AGREES = "Yes, please go ahead."
 _OVER = "The customer has left."
 _READ_ONLY = ("read", "think")  # kinds of tools that change nothing
@@ -67,19 +74,36 @@ def tasks(
     argument: str | None,
     user: User = "auto",
     replies: int = 4,
+    user_model: str = "",
+    user_url: str = "",
+    splits: Literal["drawn", "official"] = "drawn",
 ) -> list[AdaptedEnvironment]:
     """`count` tasks of a split of a domain, drawn by `seed`. Every split has tasks, also of the ten of mock.
 
     Args:
-        user: Who speaks as the user: scripted, or nobody (solo), as far as the tasks allow it.
+        user: Who speaks as the user: a model, a script, or nobody (solo), as far as the tasks allow it.
         replies: How often a scripted user agrees to what it is asked.
+        user_model: For user=model, as LiteLLM names it: gpt-4.1, or openai/NAME for a server of one's own.
+        user_url: The base of that server's API, http://host:8000/v1.
+        splits: official: the domain's own train and test (the leaderboard's `base` are both together).
     """
+    if (user == "model") != bool(user_model):
+        hint = "for example --set environment.user_model=gpt-4.1"
+        raise InputError("goes with user=model and only with it", field="environment.user_model", hint=hint)
     name = named(argument, "tau2:DOMAIN")
     source = _module(name)
     solo = user == "solo" or (user == "auto" and name.startswith("telecom"))
-    found = {str(task.id): _case(task, solo, replies) for task in source.get_tasks()}
-    rows = of_split(found, split, count, seed=seed, where=argument or "", key=str, closed=True)
-    domain = _Domain(source, solo=solo)
+    found = {str(task.id): _case(task, solo, replies, user == "model") for task in source.get_tasks()}
+    if splits == "official":
+        listed = source.get_tasks_split()
+        if split not in listed:
+            hint = f"it has {', '.join(listed)}; check on another (held_out_split=test)"
+            raise InputError(f"has no split {split!r}", field="environment.splits", hint=hint)
+        chosen = [(None, str(task)) for task in listed[split] if str(task) in found]
+        rows = seeds.shuffled(seed, chosen, lambda row: row[1])[:count]
+    else:
+        rows = of_split(found, split, count, seed=seed, where=argument or "", key=str, closed=True)
+    domain = _Domain(source, solo=solo, user=(user_model, user_url))
     return [
         AdaptedEnvironment(
             partial(_Conversation, domain, found[row]),
@@ -104,15 +128,17 @@ class _Case:
     assertions: tuple[Any, ...] = ()
     basis: frozenset[str] = frozenset()
     start: Any = None  # tau2's `initial_state`
+    scenario: str = ""  # of a model that plays the user
+    user_tools: Any = None  # that the user may call (None: all)
 
 
-def _case(task: Any, solo: bool, replies: int) -> _Case:
-    """A task of tau2 with a scripted user, or solo. Raises `InputError` where it has no ticket."""
+def _case(task: Any, solo: bool, replies: int, modelled: bool = False) -> _Case:
+    """A task of tau2 with a scripted user, a model, or solo. Raises `InputError` where it has no ticket."""
     due = task.evaluation_criteria
     if solo and not task.ticket:
         raise InputError(f"task {task.id!r} has no ticket", field="environment.user", hint="use user=scripted")
-    if not solo and due is not None and any(action.requestor == "user" for action in due.actions or ()):
-        hint = "use user=solo, where the agent has the user's tools"
+    if not (solo or modelled) and due is not None and any(action.requestor == "user" for action in due.actions or ()):
+        hint = "use user=model, or user=solo, where the agent has the user's tools"
         raise InputError(f"the user of task {task.id!r} has tools to use", field="environment.user", hint=hint)
     return _Case(
         id=str(task.id),
@@ -123,6 +149,8 @@ def _case(task: Any, solo: bool, replies: int) -> _Case:
         assertions=tuple(due.env_assertions or ()) if due else (),
         basis=_basis(task.id, due.reward_basis if due else ()),
         start=task.initial_state,
+        scenario=str(task.user_scenario) if modelled else "",
+        user_tools=getattr(task, "user_tools", None),
     )
 
 
@@ -147,10 +175,20 @@ def _scenario(told: Any) -> str:
     return "This is all that I was asked to tell you:\n" + "\n".join(part for part in parts if part)
 
 
+def _facts(message: Any) -> list[str]:
+    """What of a message of tau2 says something: neither times nor costs."""
+    several = getattr(message, "tool_messages", None)
+    if several is not None:
+        return [fact for one in several for fact in _facts(one)]
+    calls = getattr(message, "tool_calls", None) or ()
+    return [str(message.role), str(message.content), *(f"{call.name} {call.arguments}" for call in calls)]
+
+
 class _Domain:
     """A domain's databases as every task of it begins, loaded once, and what its gold actions lead to."""
 
-    def __init__(self, source: Any, *, solo: bool) -> None:
+    def __init__(self, source: Any, *, solo: bool, user: tuple[str, str] = ("", "")) -> None:
+        self._user, self._said = user, dict[str, Any]()  # a model's answers by what it had heard
         make = getattr(source, "get_environment", None) or source.get_environment_manual_policy
         self._fresh = make(solo_mode=True) if solo else make()
         self.policy = str(self._fresh.get_policy())
@@ -167,6 +205,30 @@ class _Domain:
         start = case.start
         made.set_state(start.initialization_data, start.initialization_actions, start.message_history or [])
         return made
+
+    def simulator(self, case: _Case) -> Any:
+        """tau2's user of a task, a language model; None where none plays."""
+        model, url = self._user
+        if not model:
+            return None
+        made = importlib.import_module("tau2.user.user_simulator").UserSimulator
+        kit = self._fresh.user_tools
+        tools = None if kit is None else self._fresh.get_user_tools(include=case.user_tools) or None
+        server = {"api_base": url} if url else {}
+        return made(tools=tools, instructions=case.scenario, llm=model, llm_args={"temperature": 0.0, **server})
+
+    def answered(self, user: Any, case: _Case, heard: Any, state: Any) -> tuple[Any, Any]:
+        """What a model says as the user, asked once for every history of the task."""
+        told = [_facts(message) for message in (*state.messages, heard)]
+        key = json.dumps([case.id, told])
+        if key not in self._said:
+            try:
+                answer, state = user.generate_next_message(heard, state)
+            except BaseException as error:
+                raise EnvironmentFault(f"the user's model failed: {reason_of(error)}") from error
+            self._said[key] = (copy.deepcopy(answer), copy.deepcopy(state))
+        answer, state = self._said[key]
+        return copy.deepcopy(answer), copy.deepcopy(state)
 
     def end(self, case: _Case) -> Any:
         """The databases after the gold actions (a look-up among them may fail, as in tau2)."""
@@ -201,9 +263,17 @@ class _Conversation:
     heard: int = 1  # messages of the user so far
     said: list[str] = field(default_factory=list[str])
     made: list[ToolCall] = field(default_factory=list[ToolCall])
+    user: Any = None  # tau2's simulator, and its state
+    state: Any = None
 
     def begin(self) -> tuple[Message, ...]:
         self.environment = self.domain.begin(self.case)
+        self.user = self.domain.simulator(self.case)
+        if self.user is not None:
+            self.state = self.user.get_init_state()
+            told, _ = self._user_says(_GREETING)
+            system = Message("system", _AGENT_PROMPT.format(policy=self.domain.policy))
+            return system, Message("assistant", _GREETING), Message("user", told)
         prompt = (_SOLO if self.case.solo else _PROMPT).format(policy=self.domain.policy)
         return Message("system", prompt), Message("user", self.case.says[0])
 
@@ -213,7 +283,11 @@ class _Conversation:
         if action.tool_calls:
             self.made += action.tool_calls
             return Observation(tuple(self._call(call) for call in action.tool_calls), done=False, reward=0.0)
-        if self.heard < len(self.case.says):
+        if self.user is not None:
+            told, over = self._user_says(action.content)
+            if not over:
+                return Observation((Message("user", told),), done=False, reward=0.0)
+        elif self.heard < len(self.case.says):
             self.heard += 1
             return Observation((Message("user", self.case.says[self.heard - 1]),), done=False, reward=0.0)
         solved = self._solved()
@@ -223,7 +297,22 @@ class _Conversation:
         """A fork: it shares the databases until one of the two writes."""
         self.shared = True
         held = self.domain, self.case, self.environment, True, self.heard
-        return _Conversation(*held, list(self.said), list(self.made))
+        return _Conversation(*held, list(self.said), list(self.made), self.user, copy.deepcopy(self.state))
+
+    def _user_says(self, text: str) -> tuple[str, bool]:
+        """What the model that plays the user says to the agent's words, after the calls that it makes of its own tools,
+        and whether that ends the conversation."""
+        kinds = importlib.import_module("tau2.data_model.message")
+        heard = kinds.AssistantMessage(role="assistant", content=text)
+        for _ in range(_MOST_STEPS):
+            said, self.state = self.domain.answered(self.user, self.case, heard, self.state)
+            if not said.is_tool_call():
+                return str(said.content), bool(self.user.is_stop(said))
+            if self.shared:
+                self.environment, self.shared = copy.deepcopy(self.environment), False
+            results = [self.environment.get_response(call) for call in said.tool_calls]
+            heard = results[0] if len(results) == 1 else kinds.MultiToolMessage(role="tool", tool_messages=results)
+        raise EnvironmentFault("the user's model calls tools without end")
 
     def _call(self, call: ToolCall) -> Message:
         kits = (self.environment.tools, self.environment.user_tools if self.case.solo else None)

@@ -7,10 +7,10 @@ import hashlib
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote
 
 from turntree.core.errors import InputError
@@ -39,6 +39,17 @@ class Found:
     text: str
     snippet: str
     score: float
+
+
+class SearchBackend(Protocol):
+    """What the tools `search`, `open` and `find` ask. Any number of threads may ask at once; `hash` names what the
+    answers depend on."""
+
+    hash: str
+
+    def search(self, query: str, count: int = 5) -> Sequence[Found]: ...
+
+    def page(self, title: str) -> Found | None: ...
 
 
 def build_index(documents: Iterable[Document], out: Path) -> dict[str, str | int]:

@@ -12,7 +12,7 @@ from typing import Any
 from turntree.env.tools.tool import ToolOutput, ToolSpec
 from turntree_worlds.sandboxes.limits import Execution
 from turntree_worlds.sandboxes.sandbox import Sandbox
-from turntree_worlds.search import SearchIndex
+from turntree_worlds.search import SearchBackend
 
 _QUOTED = 100  # characters of a policy's own text in an error
 
@@ -27,7 +27,7 @@ class SearchTool:
 
     pure = True
 
-    def __init__(self, index: SearchIndex, *, count: int = 5, passage_chars: int = 1000) -> None:
+    def __init__(self, index: SearchBackend, *, count: int = 5, passage_chars: int = 1000) -> None:
         self.spec = ToolSpec(
             "search", "Search the documents for words of a query.", _one_string("query", "What to look for.")
         )
@@ -49,7 +49,7 @@ class OpenTool:
 
     pure = True
 
-    def __init__(self, index: SearchIndex, *, part_chars: int = 2000) -> None:
+    def __init__(self, index: SearchBackend, *, part_chars: int = 2000) -> None:
         parameters = _one_string("title", "The title of the page, as the search shows it.")
         parameters["properties"]["part"] = {
             "type": "integer",
@@ -76,7 +76,7 @@ class FindTool:
 
     pure = True
 
-    def __init__(self, index: SearchIndex, *, count: int = 5, around: int = 100) -> None:
+    def __init__(self, index: SearchBackend, *, count: int = 5, around: int = 100) -> None:
         parameters = _one_string("title", "The title of the page.")
         parameters["properties"]["text"] = {"type": "string", "description": "What to look for; case does not matter."}
         parameters["required"].append("text")

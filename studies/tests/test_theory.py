@@ -26,6 +26,13 @@ def test_every_statement_holds_on_random_instances() -> None:
     assert finite.group_update(draws)["largest_error"] < 1e-12
 
 
+def test_the_policy_gradient_may_be_written_over_macro_actions_that_are_cut_by_what_was_said_before() -> None:
+    """ARPO's theorem; a cut by what comes is no macro-action, and its baseline biases."""
+    found = finite.macro_actions(np.random.default_rng(3), 3)["largest_error"]
+    assert max(found[name] for name in ("by_history", "every_token", "whole")) < 1e-12
+    assert found["cut_by_the_end"] > 1e-3
+
+
 def test_variance_at_the_reference_does_not_order_the_scores_on_the_path() -> None:
     """Theorem 3.2 is about the variance under pi_beta. A state that is mixed at pi_0 may be solved there."""
     mixed, hard = finite.theorem_3_2(np.random.default_rng(0), 2)["counterexample"]["states"]

@@ -65,6 +65,23 @@ def test_strict_and_random_baselines_are_one_flag_each(turntree, household, tmp_
     assert config["verifier"] == {"name": "strict"}
 
 
+def test_every_candidate_is_trained_on_without_a_profile_and_by_both_rules(turntree, household, tmp_path):
+    """The paper's random pivots are D_cand without a filter (A.3.1), with the strict reward or the functional one."""
+    traces = household / "traces.jsonl"
+    held = [json.loads(line) for line in traces.read_text().splitlines()]
+    candidates = sum(
+        message["role"] == "assistant" for row in held if row.get("split") == "train" for message in row["messages"]
+    )
+    for verifier in ("strict", "household"):
+        out = tmp_path / verifier
+        result = turntree.json("train", "pivot", "--traces", traces, "--verifier", verifier, "--out", out, *TRAIN)
+        assert result["states"] + sum(result["dropped"].values()) == candidates > 0
+        (row, _) = (json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines())
+        mean = row["reward_mean"]  # rewards are 0 and 1
+        assert row["reward_std"] == pytest.approx((mean * (1 - mean)) ** 0.5)
+    assert "--traces and --verifier" in turntree.error("train", "pivot", "--out", tmp_path / "none", *TRAIN)
+
+
 def test_sft_lowers_the_loss_on_its_traces(turntree, household, tmp_path):
     turntree(
         *(

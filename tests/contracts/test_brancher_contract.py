@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
-from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 
 
@@ -55,6 +55,7 @@ KINDS = {
     "random": Kind(lambda: RandomBrancher(rate=0.5, probe_tokens=2), shown=2),
     "random, paced": Kind(lambda: RandomBrancher(rate=None, branches=3, probe_tokens=1)),
     "fixed": Kind(lambda: FixedBrancher(turns=(2, 4))),
+    "as printed": Kind(lambda: ArpoBrancher(vocabulary=9, probe_tokens=2), shown=2),
     "as released": Kind(lambda: ReleasedArpoBrancher(vocabulary=9)),
     "posthoc": Kind(lambda: PosthocBrancher(expansions=2, rounds=2)),
     "a user's": Kind(WhereUnsure),

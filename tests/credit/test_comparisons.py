@@ -26,7 +26,7 @@ from turntree.credit.comparisons import (
     within_and_across_trees,
 )
 from turntree.credit.config import CreditConfig
-from turntree.credit.credit import CreditRule, hard, hard_dedup
+from turntree.credit.credit import CreditRule, SampledTurns, hard, hard_dedup
 from turntree.credit.scored import path_weighted, unit_weights
 
 
@@ -306,3 +306,80 @@ def test_a_configuration_becomes_its_rule_and_survives_a_round_trip() -> None:
         advantages=rloo, comparison=across_starts, leaf_weights=path_weighted, attribution=hard
     )
     assert CreditConfig().rule("tokens", per_rollout=False) == CreditRule(comparison=across_leaves)
+
+
+# over a batch, and against a greedy rollout
+
+
+def chains(*rewards: float | None) -> tuple[RolloutTree, Rewards]:
+    """Rollouts of one token each; None is censored."""
+    tree = RolloutTree("chains")
+    root = tree.add(None, NodeKind.PROMPT, (9,)).id
+    leaves = [say(tree, root, token) for token in range(len(rewards))]
+    for leaf, reward in zip(leaves, rewards, strict=True):
+        tree.stop(leaf, StopReason.ENGINE_ERROR if reward is None else StopReason.COMPLETED)
+    return tree, Rewards({leaf: Verdict(r, "") for leaf, r in zip(leaves, rewards, strict=True)})
+
+
+def signed(credit: Credit) -> list[float]:
+    return [one.positive + one.negative for _, one in sorted(credit.nodes.items())]
+
+
+BATCHES = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=2, max_size=4)
+
+
+@given(batch=BATCHES)
+def test_reinforce_pp_standardises_over_all_rollouts_of_the_batch_whatever_their_task(batch: list[list[float]]) -> None:
+    """A_i = (r_i - mean(batch)) / std(batch): so a group of equal rewards moves the policy, which GRPO leaves."""
+    flat = [reward for rewards in batch for reward in rewards]
+    mean = sum(flat) / len(flat)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in flat) / len(flat))
+    grown = [chains(*rewards) for rewards in batch]
+    rule = CreditConfig(advantages="reinforce_pp").rule("tokens", per_rollout=False).over([r for _, r in grown])
+    for (tree, rewards), given_ in zip(grown, batch, strict=True):
+        credit = rule(tree, rewards)
+        assert signed(credit) == pytest.approx([(reward - mean) / (std + 1e-6) for reward in given_])
+        assert credit.zero_variance == (not any(signed(credit)))
+    plain = CreditConfig().rule("tokens", per_rollout=False)
+    assert plain.over([r for _, r in grown]) is plain
+
+
+@given(rewards=st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=2, max_size=5))
+def test_remax_compares_with_the_greedy_rollout_which_is_not_trained_on(rewards: list[float]) -> None:
+    """A_i = r_i - r(greedy). Everything that the greedy rollout adds to a normaliser is gone too."""
+    credit = CreditConfig(advantages="remax").rule("tokens", per_rollout=False)(*chains(*rewards))
+    assert signed(credit) == [reward - rewards[0] for reward in rewards[1:]]
+    assert (credit.rollouts, credit.rollout_tokens) == (len(rewards) - 1, len(rewards) - 1)
+    assert credit.censored == 0
+
+
+def test_remax_without_a_greedy_reward_trains_on_nothing() -> None:
+    credit = CreditConfig(advantages="remax").rule("tokens", per_rollout=False)(*chains(None, 1.0, 0.0))
+    assert (dict(credit.nodes), credit.censored) == ({}, 1)
+    with pytest.raises(ConfigError, match="one baseline"):
+        CreditConfig(advantages="remax", comparison="starts").rule("tokens", per_rollout=False)
+
+
+def test_sampled_turns_train_on_as_many_turns_of_a_rollout_as_were_asked_for_with_their_credit() -> None:
+    tree = RolloutTree("long")
+    root = tree.add(None, NodeKind.PROMPT, (9,)).id
+    leaves = []
+    for sample, turns in enumerate((5, 2)):
+        node = root
+        for turn in range(turns):
+            node = say(tree, hear(tree, node, 8) if turn else node, sample, turn)
+        leaves.append(node)
+        tree.stop(node, StopReason.COMPLETED)
+    rewards = Rewards({leaf: Verdict(float(n), "") for n, leaf in enumerate(leaves)})
+    whole = CreditRule()(tree, rewards)
+    estimator = SampledTurns(turns=3, seed=1)
+    credit = estimator(tree, rewards)
+    assert [sum(node in credit.nodes for node in tree.nodes_of(leaf)) for leaf in leaves] == [3, 2]
+    assert all(credit.nodes[node] == whole.nodes[node] for node in credit.nodes)
+    assert (credit.rollout_tokens, credit.rollouts) == (2 * (3 + 2), 2)
+    assert estimator(tree, rewards) == credit
+    drawn = {tuple(SampledTurns(turns=3, seed=n)(tree, rewards).nodes) for n in range(9)}
+    assert len(drawn) > 1
+    with pytest.raises(ConfigError) as refused:
+        SampledTurns(normalizer="rollouts", per_rollout=True)
+    assert refused.value.field == "loss.normalizer"

@@ -15,11 +15,11 @@ from turntree.core import parts, seeds
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, FinishedRollouts, ForkMoment
-from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 
 VOCABULARY = 50
-RULES = ("entropy", "random", "fixed", "arpo_released", "posthoc")
+RULES = ("entropy", "random", "fixed", "arpo", "arpo_released", "posthoc")
 
 
 def decided(brancher: Brancher, at: ForkMoment) -> BranchDecision:
@@ -50,6 +50,23 @@ def test_entropy_is_compared_as_means_over_the_probe_in_units_of_the_log_of_the_
     assert decision.numbers["value"] == pytest.approx(value)
     assert decision.numbers["threshold"] == 0.45
     assert decision.branches == (2 if value > 0.45 else 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_printed_rule_derives_z_new_paths_where_alpha_plus_beta_dh_exceeds_tau_in_every_iteration(
+    seed: int,
+) -> None:
+    """P_t = alpha + beta dH_t > tau, Branch(Z). The released code's Z counts the rollout that is left."""
+    draw = random.Random(seed)
+    first, last = ([4 * draw.random() for _ in range(6)] for _ in range(2))
+    value = 0.5 + 0.7 * (sum(last[:2]) - sum(first[:2])) / 2 / math.log(VOCABULARY)
+    rule = ArpoBrancher(vocabulary=VOCABULARY, paths=2, probe_tokens=2, alpha=0.5, beta=0.7, tau=0.52)
+    for iteration in range(3):
+        for other in moments(5, seed=seed, iteration=iteration):  # what a pace would learn from
+            rule.decide(other)
+        asked = decided(rule, moment(first, last, iteration=iteration))
+        assert asked.branches - 1 == (2 if value > 0.52 else 0)
+    assert ReleasedArpoBrancher(vocabulary=VOCABULARY).branches == ArpoBrancher(vocabulary=VOCABULARY, paths=1).branches
 
 
 def test_a_change_from_certain_to_uniform_is_one() -> None:
@@ -347,9 +364,9 @@ def test_a_configuration_that_cannot_work_is_refused_in_one_line(rule: str, wron
 
 def test_a_brancher_says_whether_its_branches_split_turns_and_whether_its_forks_are_biased() -> None:
     built = {rule: registered(rule) for rule in RULES}
-    assert [rule for rule in RULES if built[rule].splits_turns] == ["entropy", "random"]
+    assert [rule for rule in RULES if built[rule].splits_turns] == ["entropy", "random", "arpo"]
     assert not any(registered(rule, probe_tokens=1).splits_turns for rule in ("entropy", "random"))
-    assert [rule for rule in RULES if built[rule].biased] == ["posthoc"]
+    assert [rule for rule in RULES if built[rule].biased] == ["arpo", "posthoc"]
     fork = decided(registered("random", probe_tokens=4, rate=1.0), moment([1.0], [1.0] * 4))
     assert fork.shared == 3
 

@@ -7,6 +7,8 @@ import math
 import pytest
 
 from group_progress import progress
+from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.decide.gates.divergence import PrefixDivergenceGate
 
@@ -78,3 +80,18 @@ def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError) as refused:
         PrefixDivergenceGate(**wrong)
     assert refused.value.field == next(iter(wrong))
+
+
+def test_the_mirror_of_the_or_rule_cuts_where_few_have_ended_and_a_gate_takes_any_signal_by_name():
+    def build(**options):
+        return parts.build("gates", Part("divergence", {"turn": 2, "threshold": 0.0, **options}), seed=0)
+
+    running, one_over = progress("ab", "cd", "ef"), progress("ab", "c", "ef", finished=[1])
+    assert build(unended=0.2).decide(running).cut
+    assert not build(unended=0.2).decide(one_over).cut
+    assert not build().decide(running).cut
+    early = progress("a", "b", "abcd", finished=[0, 1])  # the first two are 1/4 apart with END, and 1 without
+    assert build(turn=4, threshold=0.7).decide(early).cut
+    assert not build(turn=4, threshold=0.7, signal="prefix_edit_distance_mean_printed").decide(early).cut
+    with pytest.raises(ConfigError, match="use one of prefix_edit"):
+        build(signal="entropy")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from collections import Counter
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -13,10 +14,15 @@ from group_progress import HORIZON, played_out, progress, stopped_at
 from turntree.decide.gates.signals import (
     SIGNALS,
     action_bigram_jaccard_mean,
+    action_bigram_jaccard_mean_printed,
     action_entropy,
+    action_entropy_printed,
     obs_unique_ratio,
+    obs_unique_ratio_printed,
     prefix_edit_distance_mean,
+    prefix_edit_distance_mean_printed,
     termination_fraction,
+    termination_fraction_printed,
     unique_action_ratio,
     unique_prefix_ratio,
 )
@@ -120,3 +126,27 @@ def test_the_order_of_the_rollouts_does_not_matter(rollouts, turn, random):
     shuffled = random.sample(rollouts, len(rollouts))
     for name, signal in SIGNALS.items():
         assert signal(stopped_at(shuffled, turn), turn) == pytest.approx(signal(stopped_at(rollouts, turn), turn)), name
+
+
+@given(played_out(min_size=2), st.integers(1, 4))
+def test_the_printed_signals_are_those_of_the_papers_text(rollouts, turn):
+    """Appendix B: the longer length divides, bigrams are of actions taken, the entropy is Shannon's, and a rollout that
+    ends at step K has finished by step K."""
+    played = stopped_at(rollouts, turn)
+    pairs = list(combinations([rollout[:turn] for rollout in rollouts], 2))
+    distances = [levenshtein(a, b) / max(len(a), len(b), 1) for a, b in pairs]
+    assert prefix_edit_distance_mean_printed(played, turn) == pytest.approx(sum(distances) / len(pairs))
+    sets = [(set(pairwise(a)), set(pairwise(b))) for a, b in pairs]
+    apart = [1 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in sets]
+    assert action_bigram_jaccard_mean_printed(played, turn) == pytest.approx(sum(apart) / len(pairs))
+    taken = Counter(rollout[turn - 1] if len(rollout) >= turn else None for rollout in rollouts)
+    shares = [count / len(rollouts) for count in taken.values()]
+    assert action_entropy_printed(played, turn) == pytest.approx(-sum(p * math.log(p) for p in shares), abs=1e-12)
+    ended = [done and len(actions) <= turn for actions, done in zip(played.actions, played.finished, strict=True)]
+    assert termination_fraction_printed(played, turn) == pytest.approx(sum(ended) / len(rollouts))
+
+
+def test_the_printed_observation_is_the_one_after_the_action():
+    group = progress("ab", "ac", observations=["txy", "txz"])
+    assert obs_unique_ratio(group, 2) == 1 / 2
+    assert obs_unique_ratio_printed(group, 2) == 1.0

@@ -100,3 +100,21 @@ def test_a_signal_that_rises_with_convergence_cuts_from_its_threshold_on(publish
     assert (row["cut"], row["tp"], row["fp"]) == (6, 6, 0)
     with pytest.raises(InputError, match="already the second clause"):
         sweep(published, [0.9], turn=10, signal="termination_fraction", termination=0.9)
+
+
+def test_the_low_tau_rule_is_nowhere_precise_enough_as_the_paper_says(published):
+    """E.9: "No operating point clears the 0.80 precision floor at any K", of d < d_L or tau <= t_L; with a second
+    clause for the other end (R4) it is no better. Counted here from the columns."""
+    d, tau = (published.signals_NK[name] for name in ("prefix_edit_distance_mean", "termination_fraction"))
+    zero = published.zero_variance_N
+    for column, turn in enumerate(published.turns):
+        for low in (0.0, 0.05, 0.10, 0.15):
+            for row in sweep(published, [0.02, 0.12, 0.30], turn=turn, unended=low):
+                cut = (d[:, column] < row["threshold"]) | (tau[:, column] <= low)
+                assert (row["cut"], row["tp"]) == (cut.sum(), (cut & zero).sum())
+                assert row["precision"] < 0.8
+            (four,) = sweep(published, [0.12], turn=turn, termination=0.9, unended=low)
+            cut = (d[:, column] < 0.12) | (tau[:, column] <= low) | (tau[:, column] >= 0.9)
+            assert (four["cut"], four["tp"]) == (cut.sum(), (cut & zero).sum())
+    four = Point(turn=10, threshold=0.12, termination=0.9, unended=0.1)
+    assert str(four).endswith("termination_fraction >= 0.9 or termination_fraction <= 0.1 at turn 10")

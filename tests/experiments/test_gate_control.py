@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from turntree.experiments import gate as experiment
 from turntree.experiments.config import GateExperimentConfig
 from turntree.experiments.gate import _random_gate, run_gate_experiment
 from turntree.stages.config import TrainOnlineConfig
+from turntree.train.loss_config import LossConfig
 
 TURN, GROUPS = 4, 2000
 
@@ -90,3 +92,31 @@ def test_the_control_matches_the_gate_wherever_it_is_listed(tmp_path: Path, monk
 def test_a_repeated_arm_is_refused() -> None:
     with pytest.raises(ConfigError, match="each once"):
         GateExperimentConfig(arms=("none", "gate", "gate"))
+
+
+def test_recall_is_over_the_groups_without_variance_that_the_matched_arm_played(tmp_path: Path) -> None:
+    """E.12: of three groups without variance the gate cut one; its other cut is of a mixed group, a third of a task
+    that the other arm did not play."""
+
+    def write(arm: str, name: str, rows: list[dict[str, Any]]) -> None:
+        folder = experiment.arm_folder(tmp_path, 0, arm)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    rewards = {"a": [0, 0], "b": [1, 1], "c": [0, 0], "d": [0, 1]}
+    played = [{"iteration": 1, "task": t, "rollouts": [{"reward": r} for r in rs]} for t, rs in rewards.items()]
+    write("none", "rollouts.jsonl", played)
+    cut_at = {"a": 4, "b": None, "d": 4, "e": 4}
+    write("gate", experiment.GATE_LOG, [{"iteration": 1, "task": t, "cut": cut} for t, cut in cut_at.items()])
+    found = experiment.precision([0], tmp_path, "gate")
+    assert (found["cut"], found["unmatched"]) == (3, 1)
+    assert found["precision"] == 1 / 2
+    assert found["recall"] == 1 / 3
+
+
+def test_the_papers_mean_over_rollouts_is_one_setting_away() -> None:
+    """Section 2.1 divides by the N trajectories of the batch: a cut then enlarges the step, which is its factor."""
+    mean = LossConfig(normalizer="rollouts", ratio="action", kl_coefficient=0.0)
+    changed = GateExperimentConfig(train=replace(GateExperimentConfig().train, loss=mean))
+    assert changed.online.train.loss == mean
+    assert GateExperimentConfig().train.loss.normalizer == "constant"

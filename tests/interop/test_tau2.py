@@ -349,3 +349,85 @@ def test_it_is_trained_on_from_its_tasks_to_the_new_weights(bank, tmp_path):
     assert (result["iterations"], result["rollouts"], result["censored"]) == (1, 4, {})
     assert 0 <= result["reward_mean"] <= 1
     assert Path(result["model"]).is_dir()
+
+
+# a model plays the user
+
+
+@pytest.fixture
+def talks(bank, monkeypatch):
+    """tau2's simulator, scripted: it says its scenario, looks something up with a tool of its own, and stops once it
+    hears "paid". Counts what it was asked."""
+    asked = []
+
+    class Said(SimpleNamespace):
+        def is_tool_call(self):
+            return bool(self.tool_calls)
+
+    class Simulator:
+        def __init__(self, *, tools, instructions, llm, llm_args):
+            assert (tools, llm) == (None, "openai/any")
+            assert llm_args == {"temperature": 0.0, "api_base": "http://host/v1"}
+            self.instructions = instructions
+
+        def get_init_state(self):
+            return SimpleNamespace(messages=[])
+
+        def generate_next_message(self, message, state):
+            asked.append(message.content)
+            stop = "paid" in message.content
+            text = "###STOP###" if stop else f"I am heard {len(state.messages)}. {self.instructions}"
+            said = Said(role="user", content=text, tool_calls=None)
+            return said, SimpleNamespace(messages=[*state.messages, message, said])
+
+        @staticmethod
+        def is_stop(message):
+            return "###STOP###" in message.content
+
+    simulator, message = ModuleType("tau2.user.user_simulator"), ModuleType("tau2.data_model.message")
+    simulator.UserSimulator = Simulator
+    message.AssistantMessage = lambda role, content: SimpleNamespace(role=role, content=content, tool_calls=None)
+    for name in ("tau2.user", "tau2.data_model"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for module in (simulator, message):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return asked
+
+
+MODEL = {"user": "model", "user_model": "openai/any", "user_url": "http://host/v1"}
+
+
+def test_a_model_plays_the_user_and_ends_the_conversation(talks):
+    episode = opened(**MODEL)["asserts"]
+    system, greeting, first = episode.reset()
+    assert "<policy>\nBe fair.\n</policy>" in system.content
+    assert (greeting.role, first.role) == ("assistant", "user")
+    assert talks == [greeting.content] and first.content.startswith("I am heard 0.")
+    assert not episode.step(Message("assistant", "", (ToolCall("pay", {"who": "bob"}, "1"),))).done
+    again = episode.fork()
+    for played in (episode, again):
+        assert played.step(Message("assistant", "Which account?")).messages[0].content.startswith("I am heard 2.")
+        end = played.step(Message("assistant", "It is paid."))
+        assert (end.done, end.success, end.reward) == (True, True, 1.0)
+    assert len(talks) == 3, "a history is answered once"
+    silent = opened(**MODEL)["asserts"]
+    silent.reset()
+    assert silent.step(Message("assistant", "paid")).reward == 0.0, "nothing was done"
+
+
+def test_the_users_model_is_named_where_it_plays_and_nowhere_else(bank):
+    for wrong in ({"user": "model"}, {"user_model": "x"}):
+        with pytest.raises(InputError) as refused:
+            opened(**wrong)
+        assert refused.value.field == "environment.user_model"
+
+
+def test_official_splits_are_the_domains_own(bank):
+    source = sys.modules["tau2.domains.bank.environment"]
+    source.get_tasks_split = lambda: {"train": ["pays", "looks"], "test": ["starts"], "base": []}
+    for split, ids in (("train", {"bank/pays", "bank/looks"}), ("test", {"bank/starts"})):
+        found = tau2.tasks(split, 9, seed=0, argument="bank", splits="official")
+        assert {each.task_id for each in found} == ids
+    with pytest.raises(InputError) as refused:
+        tau2.tasks("dev", 9, seed=0, argument="bank", splits="official")
+    assert refused.value.field == "environment.splits"

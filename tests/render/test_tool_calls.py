@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tiny_models import tiny_tokenizer
+from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.render.tool_calls import detect_format, parse_message
+from turntree.render.template import ChatRenderer
+from turntree.render.tool_calls import TAGS, detect_format, in_text, parse_message
 
 LOOK = '{"name": "look", "arguments": {"at": "map"}}'
 CALL = ToolCall("look", {"at": "map"})
@@ -152,3 +155,66 @@ def test_what_is_no_list_of_calls_with_literal_arguments_stays_text(text: str) -
 
 def test_the_form_of_lfm2_is_seen_in_its_template() -> None:
     assert detect_format("{{- '<|tool_call_start|>[' -}}") == "pythonic"
+
+
+# the words of Tool-Star and ARPO, and of ReAct
+
+PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="<>"), max_size=30)
+
+
+@given(thought=PLAIN, name=st.sampled_from([*TAGS]), value=PLAIN)
+def test_a_tagged_call_is_read_as_it_is_written(thought: str, name: str, value: str) -> None:
+    message = Message("assistant", thought, (ToolCall(name, {TAGS[name]: value}),))
+    written = in_text(message, "tags")
+    assert written.content == f"{thought}<{name}>{value}</{name}>" and not written.tool_calls
+    assert parse_message(written.content, "tags") == message
+
+
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        "<answer>4</answer>",
+        "<search>a</search> and so on",
+        "<search>a",
+        "<search>a</python>",
+        "<search>a</search><python>b</python> c",
+        "<search><search>a</search></search>",
+        "<browse>a</browse>",
+    ],
+)
+def test_a_turn_that_does_not_end_with_one_whole_tag_is_text(sampled: str) -> None:
+    assert parse_message(sampled, "tags") == Message("assistant", sampled)
+
+
+def test_results_are_the_users_between_their_tags_and_other_calls_have_no_tag() -> None:
+    assert in_text(Message("tool", "42", tool_call_id="1"), "tags") == Message("user", "<result>\n42\n</result>")
+    two = (ToolCall("search", {"query": "a"}),) * 2
+    for calls_ in ((ToolCall("look", {"at": "map"}),), two, (ToolCall("search", {"q": "a"}),)):
+        with pytest.raises(InputError, match="cannot be written as tags"):
+            in_text(Message("assistant", "", calls_), "tags")
+
+
+def test_an_action_is_the_rest_of_its_first_line_and_what_stands_before_it_is_thought() -> None:
+    """Appendix F: "Thought: ... Action: <action>"."""
+    sampled = "Thought: the fridge.\nAction: go to fridge 1 \nObservation: It is open.\nAction: look"
+    read = parse_message(sampled, "react")
+    assert read == Message("assistant", "Thought: the fridge.\n", (ToolCall("act", {"command": "go to fridge 1"}),))
+    assert in_text(read, "react").content == "Thought: the fridge.\nAction: go to fridge 1"
+    assert parse_message("Thought: no action", "react") == Message("assistant", "Thought: no action")
+    assert in_text(Message("tool", "It is open."), "react") == Message("user", "It is open.")
+
+
+@pytest.mark.parametrize("tool_format", ["tags", "react"])
+def test_a_tool_loop_in_these_words_grows_turn_by_turn_and_its_results_are_never_the_policys(tool_format) -> None:
+    name, value = ("search", {"query": "a"}) if tool_format == "tags" else ("act", {"command": "look"})
+    loop = [
+        Message("user", "q"),
+        Message("assistant", "t\n", (ToolCall(name, value),)),
+        Message("tool", "r"),
+        Message("assistant", "b"),
+    ]
+    renderer = ChatRenderer(tiny_tokenizer(), tool_format=tool_format)
+    said = renderer.completion(loop[1])
+    assert renderer.parse(said) == loop[1]
+    grown = (*renderer.prompt(loop[:1]), *said, *renderer.extend(loop[:2], loop[2:3]))
+    assert grown == renderer.prompt(loop[:3])

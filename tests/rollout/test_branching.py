@@ -49,7 +49,7 @@ from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import across_starts, rloo
 from turntree.credit.credit import CreditRule
 from turntree.credit.scored import path_weighted
-from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher, bounded
 from turntree.env.tasks import Replayed
 from turntree.rollout.groups import GrownGroup
@@ -61,6 +61,7 @@ BRANCHERS: dict[str, Callable[[], Brancher]] = {
     "entropy, first token": lambda: EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, beta=1.0, paced=False),
     "random": lambda: RandomBrancher(rate=0.5, probe_tokens=2, branches=3),
     "fixed": lambda: FixedBrancher(turns=(2, 3)),
+    "as printed": lambda: ArpoBrancher(vocabulary=VOCABULARY, probe_tokens=3, beta=1.0),
     "as released": lambda: ReleasedArpoBrancher(vocabulary=VOCABULARY),
     "posthoc": lambda: PosthocBrancher(expansions=2),
 }
@@ -288,6 +289,26 @@ def test_budgets_are_handed_down_evenly() -> None:
             assert moment.budget == left // 2 + (left % 2 if len(moment.key) == 1 else 0)
 
 
+def test_the_printed_rule_branches_until_the_prompt_has_used_its_budget_whoever_asks() -> None:
+    """Z^ counts the branches of the prompt: with tau below every P, each turn that may fork does, until M - N are
+    there, and the first rollout to come may take them all. A divided budget gives each of four rollouts one."""
+    always = ArpoBrancher(vocabulary=VOCABULARY, probe_tokens=1, tau=-9.0)
+    assert always.prompt_wide
+    groups, _, _ = play(always, initial_rollouts=4)
+    taken = [Counter(_starts_of_branches(group)) for group in groups]
+    assert all(counts.total() == 8 - 4 for counts in taken)
+    assert max(max(counts.values()) for counts in taken) > 1
+    divided = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, tau=-9.0, paced=False)
+    for group in play(divided, initial_rollouts=4)[0]:
+        assert max(Counter(_starts_of_branches(group)).values()) == 1
+
+
+def _starts_of_branches(group: GrownGroup) -> list[int]:
+    """For every leaf that is not the first of its start: the start."""
+    above = [next(n.id for n in group.tree.path(leaf) if n.id in group.tree.starts()) for leaf in group.tree.leaves()]
+    return [start for start in set(above) for _ in range(above.count(start) - 1)]
+
+
 class Everywhere:
     """Forks more than it may."""
 
@@ -494,7 +515,7 @@ class CutLate:
         return GateDecision(cut=True, reason="enough", numbers={}, final=True)
 
 
-@pytest.mark.parametrize("name", FORKING)
+@pytest.mark.parametrize("name", [name for name in FORKING if name != "as printed"])  # first come, first served
 def test_a_cut_tree_is_the_same_however_far_its_branches_had_come(name: str) -> None:
     def trees(live: int) -> list[dict[str, Any]]:
         groups, _, _ = play(BRANCHERS[name](), 12, gate=CutLate(), max_live_rollouts=live)

@@ -471,3 +471,29 @@ def test_a_fork_of_a_session_is_in_its_group_and_so_are_the_sub_agents_of_both(t
     traces, _ = import_chat([tmp_path])
     found = {trace.id: trace.group for trace in traces}
     assert found == {"s1": "s1", "s1/h": "s1", "s2": "s1", "s3": "s3"}
+
+
+def test_a_text_with_tags_becomes_a_turn_a_call_whose_results_are_not_the_assistants() -> None:
+    """The cold start of Tool-Star and ARPO is one assistant text a question, results and all."""
+    from turntree_interop.sharegpt import read_sharegpt
+
+    text = (
+        "<think>Who?</think> <search>winnie the pooh artist</search> <result>\nE. H. Shepard\n</result>\n"
+        "<python>print(2)</python><result>2</result> So <answer>E. H. Shepard</answer>"
+    )
+    alpaca = {"system": "Use tools.", "instruction": "Who illustrated it?", "input": "", "output": text}
+    spoken = [{"from": "human", "value": "Who illustrated it?"}, {"from": "gpt", "value": text}]
+    for row in (alpaca, {"system": "Use tools.", "conversations": spoken}):
+        messages = read_sharegpt(row).messages
+        assert [message["role"] for message in messages] == [
+            *("system", "user"),
+            *("assistant", "tool", "assistant", "tool", "assistant"),
+        ]
+        calls = [m["tool_calls"][0]["function"] for m in messages if m.get("tool_calls")]
+        assert calls == [
+            {"name": "search", "arguments": {"query": "winnie the pooh artist"}},
+            {"name": "python", "arguments": {"code": "print(2)"}},
+        ]
+        said = " ".join(m["content"] for m in messages if m["role"] == "assistant")
+        assert "Shepard" in said.partition("<answer>")[2] and "Shepard" not in said.partition("<answer>")[0]
+        assert [m["content"] for m in messages if m["role"] == "tool"] == ["E. H. Shepard", "2"]

@@ -31,7 +31,7 @@ from turntree.train.forward import with_old_logprobs
 from turntree.train.losses import LossConfig, LossSums, loss_normalizer
 from turntree.train.optimizer import OptimizerConfig
 from turntree.train.trainer import open_trainers
-from turntree.train.update import Learner, batch_loss, engine_differs
+from turntree.train.update import Learner, batch_loss, engine_differs, update_step
 
 RENDERER = ChatRenderer(tiny_tokenizer())
 NO_KL = LossConfig(kl_coefficient=0.0)
@@ -188,6 +188,30 @@ def test_a_batch_is_stepped_on_as_often_as_asked_and_every_step_is_paid_for() ->
         assert again.trainers.own.optimizer.steps == updates and engine.policy_version == 1
         assert 0 < cost.training_seconds < 60
     assert bills[3] == 3 * bills[1] > 0
+
+
+def test_minibatches_are_optimizer_steps_on_parts_of_the_batch_with_the_old_policy_of_its_start() -> None:
+    """ARPO as released takes eight steps on 128 prompts, sixteen at a time: the same steps by hand, one after the
+    other, with old log-probabilities from before the first."""
+    model = tiny_model()
+    engine = HFEngine(model, RENDERER.stop_ids)
+    trees, credits = sampled(engine)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    moves = OptimizerConfig(learning_rate=1e-2)
+    split = dataclasses.replace(learner(model, engine, optimizer=moves), minibatch=1)
+    metrics, cost = split.learn(trees, credits)
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    assert split.trainers.own.optimizer.steps == len(trees) > 1
+    assert metrics["trees"] == len(trees) and cost.trained_tokens == metrics["trained_tokens"]
+
+    model.load_state_dict(before)
+    by_hand = learner(model, HFEngine(model, RENDERER.stop_ids), optimizer=moves)
+    own = by_hand.trainers.own
+    windows = [pack([tree], [credit], max_tokens=4096) for tree, credit in zip(trees, credits, strict=True)]
+    for window in [with_old_logprobs(model, window) for window in windows] if split.rescores(trees) else windows:
+        update_step(own.model, own.reference, own.optimizer, window, by_hand.loss)
+    for name, value in model.state_dict().items():
+        assert torch.allclose(value, after[name], atol=1e-6), name
 
 
 def censored(tree: RolloutTree) -> Rewards:

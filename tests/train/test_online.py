@@ -441,3 +441,32 @@ def test_faults_at_random_end_no_run_lose_no_group_and_reach_no_loss(tmp_path: P
         assert set(credit.nodes) == honest, "credit reaches the rollouts that were scored, and only them"
         assert credit.censored == len(tree.leaves()) - len(scored)
     assert sum(credit.censored for _, credit in learned), "some group was learned from although a rollout was lost"
+
+
+def test_remax_plays_the_first_rollout_of_every_group_greedily_and_reinforce_pp_learns_across_groups() -> None:
+    """The greedy rollout has the likeliest tokens: it is the same at every seed; the others are not."""
+
+    def first_rollouts(seed: int) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
+        rule = CreditConfig(advantages="remax")
+        algorithm = OnlineGRPO(parts(corridors(count=2)), config(groups=2, seed=seed, credit=rule))
+        for group in sorted(algorithm.sample(1), key=lambda group: group.tree.task_id):
+            starts = group.tree.starts()
+            assert len(starts) == ROLLOUTS.group_size
+            found.append(group.tree[starts[0]].token_ids)
+            assert group.credit is None or starts[0] not in group.credit.nodes
+        return found
+
+    assert first_rollouts(1) == first_rollouts(2)
+    rule = CreditConfig(advantages="reinforce_pp")
+    algorithm = OnlineGRPO(parts(), config(groups=4, credit=rule))
+    groups = algorithm.sample(1)
+    scored = [r for group in groups for r in group.grown.rewards.scored().values()]
+    mean = sum(scored) / len(scored)
+    std = (sum((r - mean) ** 2 for r in scored) / len(scored)) ** 0.5
+    for group, credit in zip(groups, algorithm.credit(1, groups), strict=True):
+        assert credit is not None
+        for leaf, reward in group.grown.rewards.scored().items():
+            nodes = [node for node in group.tree.nodes_of(leaf) if node in credit.nodes]
+            found = [credit.nodes[node].positive + credit.nodes[node].negative for node in nodes]
+            assert found == pytest.approx([(reward - mean) / (std + 1e-6)] * len(nodes))

@@ -41,7 +41,7 @@ from turntree.train.pivot import Pivot, PivotRL
 from turntree.train.ranks import ProcessGroup
 from turntree.train.sft import SFT, Example
 from turntree.train.trainer import end, open_trainers
-from turntree.train.update import batch_loss, train_batches
+from turntree.train.update import batch_loss, train_windows
 
 STEPS = OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.5)
 LOSS = LossConfig(kl_coefficient=0.05)
@@ -138,9 +138,9 @@ def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) 
     single = open_trainers(alone, STEPS, 9, referred=True)
     double = open_trainers(together, STEPS, 9, pair, referred=True)
     for _ in range(2):
-        work = functools.partial(train_batches, loss=config, updates=2, rescores=rescores)
-        one = single.run(work, [dealt[0] + dealt[1]])
-        two = double.run(work, dealt)
+        work = functools.partial(train_windows, loss=config, updates=2, rescores=rescores)
+        one = single.run(work, [[dealt[0] + dealt[1]] * 2])  # two mini-batches
+        two = double.run(work, [[batches] * 2 for batches in dealt])
         assert one.keys() == two.keys()
         assert two == pytest.approx(one, rel=1e-5, abs=1e-7)
     ours, theirs = (trainers.run(moments, [None] * trainers.size) for trainers in (double, single))

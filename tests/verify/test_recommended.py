@@ -358,6 +358,20 @@ class TestPaper:
         assert self.paper(edit, bash("ls")) == 0.0
         assert self.paper(bash("ls"), bash("rm -rf /"), domain="swe") == 1.0
 
+    def test_a_turn_of_a_trace_with_an_editor_is_judged_by_names_alone_whatever_it_calls(self) -> None:
+        """The paper's SWE verifier "matches tool-call names only", at every turn of the domain."""
+        edit = call("str_replace_editor", command="create", path="/a", file_text="x")
+        declared = {"name": "str_replace_editor", "parameters": {"properties": {"command": {}, "path": {}}}}
+        for state in (
+            TurnState("t", 1, (Message("user", "fix it"), edit, Message("tool", "done")), bash("ls")),
+            TurnState("t", 0, (Message("user", "fix it"),), bash("ls"), tools=({"function": declared},)),
+        ):
+            assert Paper().judge(state, bash("rm -rf /")).reward == 1.0
+            assert Paper().judge(state, edit).reward == 0.0
+        assert (
+            Paper().judge(TurnState("t", 0, (Message("user", "fix it"),), bash("ls")), bash("rm -rf /")).reward == 0.0
+        )
+
     def test_terminal_takes_similar_commands(self) -> None:
         assert self.paper(bash("python train.py --seed 1"), bash("python train.py --seed 2")) == 1.0
         assert self.paper(bash("ls"), bash("make")) == 0.0

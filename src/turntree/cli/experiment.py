@@ -50,9 +50,15 @@ def _gate_lines(summary: dict[str, Any]) -> Iterator[str]:
     for arm, row in summary["differences"].items():
         saved, success = row["saved"]["turns"], row["held_out_difference"]
         yield (
-            f"{arm} - none: {edges(saved, '{:.1%}')} of the turns saved; success {in_points(row['by_seed'])} for other "
-            f"seeds and tasks, {in_points(success)} for these policies (p = {success['p_value']:.2f})"
+            f"{arm} - none: precision {shown(row['precision']['precision'])}, "
+            f"recall {shown(row['precision']['recall'])}, {edges(saved, '{:.1%}')} of the turns saved; "
+            f"success {in_points(row['by_seed'])} for other seeds and tasks, {in_points(success)} for these policies "
+            f"(p = {success['p_value']:.2f})"
         )
+
+
+def shown(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
 
 
 def in_points(row: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ def gate() -> None:
     cls=StageCommand,
     config="turntree.stages.gate:CalibrateConfig",
     stage="gate calibrate",
-    options={**short("floor confidence turns thresholds signal termination max_turns"), **LOG_OPTIONS},
+    options={**short("floor confidence turns thresholds signal termination unended max_turns"), **LOG_OPTIONS},
     short_help="The operating point that your rollouts support, if any.",
 )
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
@@ -51,6 +51,8 @@ def _table(result: dict[str, Any]) -> list[str]:
     rule = result["signal"]
     if result["termination"] is not None:
         rule += f" or termination_fraction >= {result['termination']:g}"
+    if result["unended"] is not None:
+        rule += f" or termination_fraction <= {result['unended']:g}"
     lines = [
         f"{result['groups']} groups of {result['tasks']} tasks, {result['zero_variance']} without variance; cuts by "
         f"{rule}; in brackets: of the groups still running then"

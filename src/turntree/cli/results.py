@@ -69,6 +69,8 @@ def _told(row: dict[str, Any]) -> str:
     """Success, and what the domain counted for itself."""
     counted = [f"{value:.1%} {name.removesuffix('_share')}" for name, value in row.items() if name.endswith("_share")]
     judged = [f"{name} {value:.3f}" for name, value in row.get("rewards", {}).items() if value is not None]
+    for name, key in (("pass@", "pass_at_k"), ("pass^", "pass_hat_k")):
+        judged += [f"{name}{k} {value:.1%}" for k, value in row.get(key, {}).items() if k == str(len(row[key]))]
     reward = [] if not row["unknown"] else [f"mean reward {row['reward_mean']:.3f} ({_UNKNOWN} in {row['unknown']})"]
     return ", ".join([*([] if reward and row["success"] is None else [share(row)]), *reward, *counted, *judged])
 

@@ -388,6 +388,9 @@ class Brancher(Protocol):
     """How many tokens a turn must have to fork."""
     biased: bool = False
     """Whether forks are chosen by what was sampled below them."""
+    prompt_wide: bool = False
+    """Whether the rollouts of a group draw on one budget, first come, first served; else it is divided down the tree,
+    and a fork depends on its own history only."""
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         """None: nothing to decide at this turn."""

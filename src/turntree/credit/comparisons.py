@@ -9,6 +9,7 @@ scored tree and one of these functions, and returns, for every trained node, the
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -57,6 +58,26 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     """
     others = max(len(rewards) - 1, 1)
     return [a * len(rewards) / others for a in mean_centred(rewards)]
+
+
+@dataclass(frozen=True)
+class BatchStandardised:
+    """REINFORCE++ (Hu et al. 2025): (r_i - mean) / (std + eps) with the mean and the population standard deviation of
+    all scored rollouts of a batch, whatever their task (`over`). So a group of equal rewards moves the policy too. Of
+    one group alone it is `grpo_advantages`. The authors' code standardises over tokens, where long rollouts weigh more.
+    """
+
+    mean: float | None = None
+    std: float = 0.0
+    eps: float = 1e-6
+
+    def over(self, rewards: Sequence[float]) -> BatchStandardised:
+        return BatchStandardised(statistics.fmean(rewards), statistics.pstdev(rewards), self.eps) if rewards else self
+
+    def __call__(self, rewards: Sequence[float]) -> list[float]:
+        if self.mean is None:
+            return grpo_advantages(rewards, eps=self.eps)
+        return [(reward - self.mean) / (self.std + self.eps) for reward in rewards]
 
 
 # comparisons

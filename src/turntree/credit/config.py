@@ -9,6 +9,7 @@ from turntree.core.errors import ConfigError
 from turntree.credit.comparisons import (
     AcrossAnchors,
     Advantages,
+    BatchStandardised,
     across_leaves,
     across_starts,
     grpo_advantages,
@@ -16,10 +17,16 @@ from turntree.credit.comparisons import (
     rloo,
     within_and_across_trees,
 )
-from turntree.credit.credit import CreditRule, hard, soft
+from turntree.credit.credit import CreditRule, GreedyBaseline, hard, soft
 from turntree.credit.scored import path_weighted, unit_weights
 
-ADVANTAGES: dict[str, Advantages] = {"grpo": grpo_advantages, "dr_grpo": mean_centred, "rloo": rloo}
+ADVANTAGES: dict[str, Advantages] = {
+    "grpo": grpo_advantages,
+    "dr_grpo": mean_centred,
+    "rloo": rloo,
+    "reinforce_pp": BatchStandardised(),
+    "remax": mean_centred,  # `GreedyBaseline` puts the greedy reward in place of the mean
+}
 
 Normalizer = Literal["tokens", "rollouts", "constant"]
 
@@ -33,8 +40,9 @@ class CreditConfig:
     """Which estimator labels the nodes; the default is plain GRPO. docs/design/credit.md has further ones, made in
     Python as a `CreditRule`. Combinations of credit and loss that are biased are refused by `rule`."""
 
-    advantages: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """Standardised in the group (GRPO), centred (Dr. GRPO), or against the others' mean (RLOO)."""
+    advantages: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "remax"] = "grpo"
+    """Standardised in the group (GRPO), centred (Dr. GRPO), against the others' mean (RLOO), standardised over the
+    batch (REINFORCE++), or against a greedy rollout, the first of every group (ReMax)."""
     comparison: Literal["leaves", "starts"] = "leaves"
     """What a reward is compared with: every leaf (GRPO), or the initial starts."""
     leaf_weights: Literal["unit", "path_weighted"] = "unit"
@@ -57,7 +65,12 @@ class CreditConfig:
             if getattr(self, name) == value and normalizer != "constant":
                 hint = f"use normalizer 'constant' with {name} {value!r}"
                 raise ConfigError(f"{normalizer!r} {why}", field="loss.normalizer", hint=hint)
-        return CreditRule(
+        if self.advantages == "remax" and self.comparison != "leaves":
+            raise ConfigError(
+                "has one baseline for all", field="comparison", hint="use 'leaves' with advantages 'remax'"
+            )
+        kind = GreedyBaseline if self.advantages == "remax" else CreditRule
+        return kind(
             advantages=ADVANTAGES[self.advantages],
             comparison=across_leaves if self.comparison == "leaves" else across_starts,
             leaf_weights=unit_weights if self.leaf_weights == "unit" else path_weighted,

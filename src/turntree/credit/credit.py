@@ -17,14 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from turntree.core import seeds
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
     AcrossAnchors,
     Advantages,
+    BatchStandardised,
     Comparison,
     across_leaves,
     across_siblings,
@@ -90,6 +95,13 @@ class CreditRule:
                 hint="use normalizer 'tokens' or 'constant' with hard_dedup",
             )
 
+    def over(self, batch: Sequence[Rewards]) -> CreditRule:
+        """This estimator for the groups of a batch, which matters where advantages are standardised over it."""
+        if not isinstance(self.advantages, BatchStandardised):
+            return self
+        scored = [reward for rewards in batch for reward in rewards.scored().values()]
+        return replace(self, advantages=self.advantages.over(scored))
+
     def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
         """Label the completions of the scored rollouts that have a weight; all others stay untrained.
 
@@ -108,7 +120,8 @@ class CreditRule:
             nodes=nodes,
             rollout_tokens=self._tokens(facts, lengths, nodes),
             rollouts=math.fsum(w for w, n in zip(facts.weights, lengths, strict=True) if n),  # one without has no mean
-            zero_variance=is_zero_variance([*facts.rewards, *own.values()]),
+            zero_variance=is_zero_variance([*facts.rewards, *own.values()])
+            and not any(one.positive or one.negative for one in nodes.values()),
             censored=len(rewards.verdicts) - len(scored),
             uncounted=len(scored) - len(facts.leaves),
             redistributed=weighting.redistributed,
@@ -157,6 +170,60 @@ class CreditRule:
         if self.per_rollout:  # the multiplicities have been divided by the lengths already
             return math.fsum(w * n for w, n in zip(scored.weights, lengths, strict=True))
         return math.fsum(c.multiplicity * len(scored.tree[n].token_ids) for n, c in nodes.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyBaseline(CreditRule):
+    """ReMax (Li et al. 2024): r_i minus the reward of a greedy rollout of the task, which is the first of the group
+    (`SchedulerConfig.greedy_first`) and is not trained on. Where it has no reward, or a rollout has no turn, so that
+    the first is not known, nothing of the group is trained on."""
+
+    def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
+        starts, ends = tree.starts(), rewards.verdicts
+        first = [leaf for leaf in ends if len(starts) == len(ends) and starts[0] in tree.nodes_of(leaf)]
+        baseline = ends[first[0]].reward if first else None
+        hidden = first if baseline is not None else [*ends]
+        untrained = dict.fromkeys(hidden, Verdict(None, "the greedy baseline, or a group without one"))
+        rule = replace(self, advantages=partial(above, baseline or 0.0))
+        credit = CreditRule.__call__(rule, tree, replace(rewards, verdicts={**ends, **untrained}))
+        return replace(credit, censored=len(ends) - len(rewards.scored()))
+
+
+def above(baseline: float, rewards: Sequence[float]) -> list[float]:
+    return [reward - baseline for reward in rewards]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledTurns:
+    """GRPO on a few turns of every rollout, drawn by seed and task; the others are not trained on (Selective Rollout
+    trains on 8 action steps of a trajectory in tier 2). A turn that rollouts share is kept where one drew it.
+
+    Args:
+        turns: Turns of a rollout that are trained on.
+        seed: Of the draw.
+    """
+
+    turns: int = 8
+    seed: int = 0
+    normalizer: str = "tokens"
+    per_rollout: bool = False
+
+    def __post_init__(self) -> None:
+        at_least(self, turns=1)
+        if self.per_rollout:
+            hint = "use tokens or constant, or ratio action"
+            raise ConfigError("divides by all turns of a rollout", field="loss.normalizer", hint=hint)
+
+    def __call__(self, tree: RolloutTree, rewards: Rewards) -> Credit:
+        credit = CreditRule()(tree, rewards)
+        kept: set[int] = set()
+        for leaf in rewards.scored():
+            trained = [node for node in tree.nodes_of(leaf) if node in credit.nodes]
+            draw = seeds.generator(self.seed, "sampled turns", tree.task_id, leaf)
+            kept.update(draw.sample(trained, min(self.turns, len(trained))))
+        nodes = {node: one for node, one in credit.nodes.items() if node in kept}
+        tokens = math.fsum(one.multiplicity * len(tree[node].token_ids) for node, one in nodes.items())
+        return replace(credit, nodes=nodes, rollout_tokens=tokens)
 
 
 def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:

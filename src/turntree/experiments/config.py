@@ -53,9 +53,6 @@ class GateExperimentConfig(TrainOnlineConfig):
                 raise ConfigError("must be there, and each once", field=name)
         if self.gate is None:
             raise ConfigError("is missing", field="gate", hint="the arm 'gate' needs one")
-        if self.train.loss.normalizer != "constant":
-            hint = "use 'constant', with about the trained tokens of an iteration as train.loss.constant"
-            raise ConfigError("lets a cut change the step size", field="train.loss.normalizer", hint=hint)
         if "none" not in self.arms:
             raise ConfigError("needs the arm 'none'", field="arms")
         if "random" in self.arms and "gate" not in self.arms:

@@ -1,9 +1,10 @@
 """`turntree experiment gate`: does stopping converged groups save budget, and what does it cost?
 
 Matched seeds, three arms: `none`, `gate`, and `random`, which cuts as large a share of the groups that still run at the
-same turn, whatever they do. All play the same tasks in the same order from the same weights, with a constant
-normaliser, so that cutting cannot change the step size silently. Comparisons are paired by seed, and by held-out task
-within a seed.
+same turn, whatever they do. All play the same tasks in the same order from the same weights, by default with a constant
+normaliser, so that cutting cannot change the step size silently. With `train.loss.normalizer` "rollouts" a cut takes
+the group out of the mean too: that is the paper's amplification, `grad_norm_ratio` beside `predicted_amplification`.
+Comparisons are paired by seed, and by held-out task within a seed.
 """
 
 from __future__ import annotations
@@ -144,23 +145,26 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
     """Of the groups that were cut: how many had no reward variance where the arm `none` played the same task in the
     same iteration to its end. The two policies differ after the first update, so this is the label of a matched group
     and not of the cut group itself; audited groups are labelled by themselves (`gate.jsonl`). The interval is over
-    tasks."""
-    counts: dict[str, list[int]] = {}  # by task: cut, without variance, unmatched
+    tasks. `recall` (paper, E.12): of all groups without variance in that arm, the share whose match was cut."""
+    counts: dict[str, list[int]] = {}  # by task: cut, of these without variance and unmatched; without variance at all
     for seed in seeds:
         labels = {
             (row["iteration"], row["task"]): group_outcome([r["reward"] for r in row["rollouts"]])
             for row in json_rows(arm_folder(out, seed, "none") / "rollouts.jsonl")
         }
-        for row in json_rows(arm_folder(out, seed, arm) / GATE_LOG):
-            if row["cut"] is None:
-                continue
+        cuts = [row for row in json_rows(arm_folder(out, seed, arm) / GATE_LOG) if row["cut"] is not None]
+        found = [(task, (0, 0, 0, int(outcome.zero_variance))) for (_, task), outcome in labels.items()]
+        for row in cuts:
             outcome = labels.get((row["iteration"], row["task"]))
-            found = (1, outcome is not None and outcome.zero_variance, outcome is None)
-            counts[row["task"]] = [a + b for a, b in zip(counts.get(row["task"], [0, 0, 0]), found, strict=True)]
-    cut, right, unknown = (sum(column) for column in zip(*counts.values(), strict=True)) if counts else (0, 0, 0)
+            found.append(
+                (row["task"], (1, int(outcome is not None and outcome.zero_variance), int(outcome is None), 0))
+            )
+        for task, more in found:
+            counts[task] = [a + b for a, b in zip(counts.get(task, [0, 0, 0, 0]), more, strict=True)]
+    cut, right, unknown, zero = (
+        (sum(column) for column in zip(*counts.values(), strict=True)) if counts else (0, 0, 0, 0)
+    )
     low, high = clustered_wilson([row[1] for row in counts.values()], [row[0] - row[2] for row in counts.values()])
     known = cut - unknown
-    return {"cut": cut, "zero_variance": right, "unmatched": unknown, "precision": right / known if known else None} | {
-        "low": low,
-        "high": high,
-    }
+    shares = {"precision": right / known if known else None, "recall": right / zero if zero else None}
+    return {"cut": cut, "zero_variance": right, "unmatched": unknown, **shares, "low": low, "high": high}

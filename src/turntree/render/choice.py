@@ -67,8 +67,8 @@ def renderer_of(
     `InputError` where no renderer fits the model.
 
     Args:
-        tool_format: How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template
-            does).
+        tool_format: How the policy writes tool calls: hermes, json, pythonic, tags, react, none (default: as its chat
+            template does).
     """
     if tool_format is not None:
         return ChatRenderer(tokenizer, tool_format=tool_format)

@@ -11,7 +11,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.render.probes import ASK, CALL, SAY, TOOL
 from turntree.render.segments import SegmentedTemplate
-from turntree.render.tool_calls import ToolFormat, detect_format, parse_message
+from turntree.render.tool_calls import IN_TEXT, ToolFormat, detect_format, in_text, parse_message
 from turntree.render.turns import Ids, Round, Tools, TurnByTurn, check_read, key_of, split
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class ChatRenderer(TurnByTurn):
     as they were said.
 
     Args:
-        tool_format: How the policy writes tool calls: hermes, json, pythonic, none (default: as its chat template
-            does).
+        tool_format: How the policy writes tool calls: hermes, json, pythonic, tags, react, none (default: as its chat
+            template does).
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, tool_format: ToolFormat | None = None) -> None:
@@ -47,7 +47,8 @@ class ChatRenderer(TurnByTurn):
         self.thinks = self._template.thought is not None
         found = detect_format(str(tokenizer.chat_template))
         self._tool_format: ToolFormat = tool_format or found
-        self._text_only = tool_format == "none"
+        self._text_only = tool_format in ("none", *IN_TEXT)
+        self._words: ToolFormat | None = self._tool_format if self._tool_format in IN_TEXT else None
         self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
         eos = cast("int | None", tokenizer.eos_token_id)
         stops = {*self._template.stops.values(), *self._tooled.stops.values()}
@@ -110,6 +111,8 @@ class ChatRenderer(TurnByTurn):
         """They are rendered without reasoning, because a template that drops earlier thoughts would rewrite sampled
         tokens; the sampled thoughts stay."""
         messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
+        if self._words is not None:
+            messages, tools = [in_text(message, self._words) for message in messages], ()
         template = self._for(tools)
         run, rounds = split(messages)
         if template.is_local(messages, tools):
@@ -130,8 +133,9 @@ class ChatRenderer(TurnByTurn):
         return self._encode(text, after=self._template.until_probe_stop)
 
     def _say(self, message: Message) -> Ids:
-        template = self._tooled if message.tool_calls else self._template
-        said = template.said(message)
+        meant = message if self._words is None else in_text(message, self._words)
+        template = self._tooled if meant.tool_calls else self._template
+        said = template.said(meant)
         ids = self._encode(said.text, after=self._template.ask)
         if not self.stop_ids.isdisjoint(ids):
             raise InputError(
@@ -148,7 +152,7 @@ class ChatRenderer(TurnByTurn):
 
     def _closing(self, message: Message) -> Ids:
         stops = self._template.stops
-        if message.tool_calls and len(stops := self._tooled.stops) > 1:
+        if message.tool_calls and self._words is None and len(stops := self._tooled.stops) > 1:
             return (stops[self._tooled.said(message).stop],)
         return (next(iter(stops.values())),)
 

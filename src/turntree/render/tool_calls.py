@@ -5,18 +5,29 @@ from __future__ import annotations
 import ast
 import json
 import re
+from dataclasses import replace
 from typing import Any, Literal, NoReturn, cast
 
+from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.run.jsonl import depth
 
-ToolFormat = Literal["hermes", "json", "pythonic", "none"]
+ToolFormat = Literal["hermes", "json", "pythonic", "tags", "react", "none"]
 """hermes: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, several for parallel calls (Qwen, Hermes).
 json: the whole turn is one object {"name": ..., "arguments" or "parameters": {...}} (Llama 3).
-pythonic: `<|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>` (LFM2). none: text only."""
+pythonic: `<|tool_call_start|>[name(key='value'), ...]<|tool_call_end|>` (LFM2). none: text only.
+tags: a turn that ends with `<search>query</search>` or `<python>code</python>`; results are the user's, between
+`<result>` and `</result>` (Tool-Star, ARPO). react: the first line `Action: COMMAND`, a call of `act`, after a thought.
+Declarations of tools are not written in these two; the task's instructions say what there is."""
+
+IN_TEXT: tuple[ToolFormat, ...] = ("tags", "react")  # no chat template writes these: `in_text` does
+TAGS = {"search": "query", "python": "code"}  # the one argument of each
+ACT = "act"
 
 _DEEPEST = 50  # levels of nesting: what is logged of a deeper call could not be read again (`jsonl.DEEPEST`)
 _JSON_NAMES = {"null": None, "true": True, "false": False}
+_TAGGED = re.compile(r"(.*?)<(search|python)>((?:(?!</?(?:search|python)>).)*)</\2>\s*", re.DOTALL)
+_ACTION = re.compile(r"(.*?)^Action:[ \t]*([^\n]*\S)[^\n]*", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
@@ -36,12 +47,43 @@ def parse_message(text: str, tool_format: ToolFormat) -> Message:
     """
     if tool_format == "hermes":
         return _parse_hermes(text)
+    if tool_format == "tags":
+        tagged = _TAGGED.fullmatch(text)
+        return Message("assistant", text) if tagged is None else _calls_one(tagged[1], tagged[2], tagged[3])
+    if tool_format == "react":
+        acted = _ACTION.match(text)
+        return Message("assistant", text) if acted is None else _calls_one(acted[1], ACT, acted[2].strip())
     if tool_format == "pythonic":
         return _parse_pythonic(text)
     if tool_format == "json":
         call = _parse_call(text)
         return Message("assistant", text) if call is None else Message("assistant", "", (call,))
     return Message("assistant", text)
+
+
+def _calls_one(content: str, name: str, value: str) -> Message:
+    return Message("assistant", content, (ToolCall(name, {TAGS.get(name, "command"): value}),))
+
+
+def in_text(message: Message, tool_format: ToolFormat) -> Message:
+    """The message in the format's own words, as the messages of a chat template without tools. Raises `InputError` for
+    calls that the format has no words for."""
+    tags = tool_format == "tags"
+    if message.role == "tool":
+        return Message("user", f"<result>\n{message.content}\n</result>" if tags else message.content)
+    if not message.tool_calls:
+        return message
+    call, *more = message.tool_calls
+    argument = TAGS.get(call.name) if tags else "command" if call.name == ACT else None
+    if more or argument is None or [*call.arguments] != [argument]:
+        hint = f"one call a turn, of {' or '.join(TAGS) if tags else ACT} with one argument"
+        raise InputError(
+            f"a turn that calls {call.name!r} cannot be written as {tool_format}", field="tool_calls", hint=hint
+        )
+    value = call.arguments[argument]
+    said = f"<{call.name}>{value}</{call.name}>" if tags else f"Action: {value}"
+    line = "" if tags or not message.content or message.content.endswith("\n") else "\n"
+    return replace(message, content=message.content + line + said, tool_calls=())
 
 
 def _parse_hermes(text: str) -> Message:

@@ -75,6 +75,8 @@ class SchedulerConfig:
     refills: bool | None = field(default=None, metadata=FIXED)
     """Sample fresh rollouts in place of leaves that no branch was made for. Default: where the credit counts them,
     which path weights do not."""
+    greedy_first: bool = field(default=False, metadata=FIXED)
+    """The first rollout of a group takes the likeliest tokens: ReMax's baseline."""
     max_live_rollouts: int | None = None
     """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
     max_retries: int = field(default=2, metadata=FIXED)
@@ -177,6 +179,7 @@ class Group:
     occurrence: int  # groups of the task begun before in the iteration
     max_turns: int
     begun: float
+    prompt_wide: bool = False  # whether `branched` is one budget, and not divided down the tree
     started: int = 0  # independent rollouts that have been given a place
     refills: int = 0
     unfilled: int = 0
@@ -230,6 +233,8 @@ class Group:
 
     def moment(self, rollout: LiveRollout, completion: Completion) -> ForkMoment:
         """What a brancher may see of `rollout`, which is about to say `completion`."""
+        if self.prompt_wide:
+            rollout.budget = self.branched - len(self.forked)
         return ForkMoment(
             task_id=self.task.task_id,
             key=rollout.key,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from turntree.core.completion import Finished
@@ -113,6 +113,8 @@ class Places:
 
     def submit(self, place: Place, rollout: LiveRollout) -> None:
         request = rollout.request(self._config.episodes, place.group.seed)
+        if self._config.greedy_first and place.key == (0,):
+            request = replace(request, sampling=replace(request.sampling, temperature=0.0))
         place.ticket = decided("engine", self._engine.submit, request)
         self._by_ticket[place.ticket] = place
 

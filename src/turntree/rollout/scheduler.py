@@ -177,12 +177,14 @@ class _Run:
     def _begin(self, task: Environment) -> Group:
         occurrence = self._begun[task.task_id]
         self._begun[task.task_id] += 1
+        brancher = self._scheduler.brancher
         group = Group(
             index=next(self._indices),
             task=task,
             size=self._config.group_size,
             initial=self._config.initial,
-            branched=self._config.branched if self._scheduler.brancher else 0,
+            branched=self._config.branched if brancher else 0,
+            prompt_wide=getattr(brancher, "prompt_wide", False),
             seed=seeds.again(self._seed, self._iteration, occurrence),
             iteration=self._iteration,
             occurrence=occurrence,

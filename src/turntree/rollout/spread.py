@@ -90,7 +90,7 @@ class Listening(Brancher):
 
     def __init__(self, brancher: Brancher) -> None:
         self._brancher, self.asked = brancher, []
-        self.biased = brancher.biased
+        self.biased, self.prompt_wide = brancher.biased, brancher.prompt_wide
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         self.asked.append({"moment": dataclasses.asdict(moment)})

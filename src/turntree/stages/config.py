@@ -307,7 +307,8 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
     """`turntree train pivot`."""
 
     pivots: str | None = None
-    """The pivots file of `turntree select`; none with --states own."""
+    """The pivots file of `turntree select`; none with --states own. Without one, every candidate of `traces` (its split
+    train) is a state: the paper's D_cand, its random pivots, which nothing profiled or filtered."""
     states: Literal["expert", "own", "mixed"] = "expert"
     """Whose states are trained on: the pivots file's, the policy's own, or both."""
     teacher: Part | None = None
@@ -326,8 +327,12 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.states != "own" and self.pivots is None:
-            hint = "name the file of `turntree select`, or train on the policy's own states with --states own"
+        unfiltered = self.states == "expert" and self.traces is not None and self.verifier is not None
+        if self.states != "own" and self.pivots is None and not unfiltered:
+            hint = (
+                "name the file of `turntree select`, train on all candidates with --traces and --verifier, or on the "
+                "policy's own states with --states own"
+            )
             raise ConfigError("is missing", field="pivots", hint=hint)
         if self.states == "expert":
             for name, idle in (("teacher", self.teacher is not None), ("own", self.own != OwnPathConfig())):
@@ -376,7 +381,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
     of an experiment), or your own module:object."""
     brancher: Annotated[Part | None, Usual("entropy")] = None
-    """Fork episodes after tool results: entropy, random, fixed, arpo_released, posthoc, or your own module:object."""
+    """Fork episodes after tool results: entropy, random, fixed, arpo, arpo_released, posthoc, or your own
+    module:object."""
     filters: tuple[Part, ...] = ()
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
@@ -397,6 +403,9 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.max_off_policy_steps and self.device.engine.name == "vllm":
             hint = "servers hold one set of weights, and iterations ahead need earlier ones: leave it at 0"
             raise ConfigError("does not go with --engine vllm", field="train.max_off_policy_steps", hint=hint)
+        if self.brancher is not None and self.train.credit.advantages == "remax":
+            hint = "leave the brancher out: branches of the greedy rollout are not greedy"
+            raise ConfigError("has a greedy rollout for its baseline", field="train.credit.advantages", hint=hint)
         judges = self.train.local.verdicts > 0
         for name in ("teacher", "verifier"):
             if judges and getattr(self, name) is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ def _summary(tasks: Sequence[Environment], grown: Grown, samples: int) -> dict[s
         by_type[outcome["task_type"]].append(outcome["rewards"])
     return {
         **_share([outcome["rewards"] for outcome in outcomes]),
+        **at_k([outcome["rewards"] for outcome in outcomes], samples),
         "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
         **_metrics([tree for tree, _ in grown]),
         "reward_mean": _mean_or_none([verdict.reward for verdict in verdicts if verdict.reward is not None]),
@@ -226,6 +228,22 @@ def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:
     low, high = wilson(sum(scored), len(scored))
     success, episodes = _mean(scored) if scored else None, sum(map(len, games))
     return {"success": success, "low": low, "high": high, "episodes": episodes}
+
+
+def at_k(games: Sequence[Sequence[float]], samples: int) -> dict[str, dict[str, float]]:
+    """Of several episodes a task, `pass_at_k`: that one of k succeeds (Chen et al. 2021), and `pass_hat_k`: that all k
+    do (tau-bench), each by its unbiased estimate from the n episodes of a task with c successes, 1 - C(n - c, k) /
+    C(n, k) and C(c, k) / C(n, k), as means over the tasks with k episodes or more. At k = 1 both are mean@n."""
+    if samples < 2:
+        return {}
+    counts = [(len(game), round(sum(game))) for game in games]
+    found: dict[str, dict[str, float]] = {"pass_at_k": {}, "pass_hat_k": {}}
+    for k in range(1, samples + 1):
+        whole = [(n, c, math.comb(n, k)) for n, c in counts if n >= k]
+        if whole:
+            found["pass_at_k"][str(k)] = _mean([1 - math.comb(n - c, k) / ways for n, c, ways in whole])
+            found["pass_hat_k"][str(k)] = _mean([math.comb(c, k) / ways for n, c, ways in whole])
+    return found
 
 
 def forgetting(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any], Cost]:

@@ -24,9 +24,11 @@ class CalibrateConfig:
     thresholds: tuple[float, ...] = TABLE_1
     """Of the table: cut below these; from these on for termination_fraction."""
     signal: str = PAPER_SIGNAL
-    """Of the table: one of the seven signals."""
+    """Of the table: one of the seven signals, or NAME_printed where the paper's text defines it otherwise."""
     termination: Annotated[float, Between(0, 1)] | None = None
     """Of the table: cut also from this share of ended rollouts on (the OR rule)."""
+    unended: Annotated[float, Between(0, 1)] | None = None
+    """Of the table: cut also up to this share of ended rollouts (paper, E.9; with `termination` both clauses)."""
     floor: float = 0.8
     """Precision that a gate must have (paper, C.5)."""
     confidence: float = 0.95
@@ -57,6 +59,7 @@ def run_calibration(paths: Sequence[Path], config: CalibrateConfig) -> dict[str,
         thresholds=config.thresholds,
         signal=config.signal,
         termination=config.termination,
+        unended=config.unended,
         floor=config.floor,
         confidence=config.confidence,
     )

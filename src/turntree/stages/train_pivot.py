@@ -16,6 +16,7 @@ from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
+from turntree.core.messages import action_kind
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree
@@ -166,8 +167,8 @@ def _given(
     config: TrainPivotConfig, policy: Policy, selected: tuple[dict[str, Any], list[SelectedState]] | None
 ) -> _Given:
     if config.pivots is None or selected is None:
-        assert config.verifier is not None  # the configuration refuses own states without one
-        return _Given(config.verifier)
+        assert config.verifier is not None  # the configuration refuses it without one
+        return _unfiltered(config, config.verifier, policy)
     header, states = selected
     if not config.allow_stale:
         _require_profiled_alike(config, header, policy)
@@ -176,6 +177,20 @@ def _given(
     pivots, dropped = _pivots(states, policy, config)
     traces, split = config.traces or str(header["traces"]), str(header["split"])
     return _Given(verifier, header, traces, split, hashes, pivots, dropped)
+
+
+def _unfiltered(config: TrainPivotConfig, verifier: Part, policy: Policy) -> _Given:
+    """Every candidate of the traces (D_cand); nothing where the policy makes its states itself."""
+    if config.states == "own" or config.traces is None:
+        return _Given(verifier)
+    split = "train"
+    states, _ = read_candidates(config.traces, split, 0, config.train.seed)
+    selected = [
+        SelectedState({"kind": action_kind(state.demonstration), "role": "random"}, state, "") for state in states
+    ]
+    pivots, dropped = _pivots(selected, policy, config)
+    hashes = {"traces_hash": file_hash(Path(config.traces))}
+    return _Given(verifier, None, config.traces, split, hashes, pivots, dropped)
 
 
 CONFIG = TrainPivotConfig
@@ -267,7 +282,9 @@ def _pivots(
         longer = f"raise --set train.max_tokens={config.train.max_tokens} for longer paths, which takes more memory"
         hint = longer if dropped[PATH_TOO_LONG] else "see turntree check model"
         if not fitting:
-            raise InputError(f"hold no state that can be trained on ({counted})", path=config.pivots, hint=hint)
+            raise InputError(
+                f"hold no state that can be trained on ({counted})", path=config.pivots or config.traces, hint=hint
+            )
         notice(f"left out of {len(selected)} states: {counted}; {hint}")
     rows = [(item, selected[place].row) for place, item in fitting]
     return [Pivot(item, row["kind"], row["role"], row.get("weight", 1.0)) for item, row in rows], dropped

@@ -129,7 +129,9 @@ class ReinforcedConfig:
     """Options that both kinds of training on rollouts share."""
 
     updates: int = 1
-    """Optimizer steps on one batch of rollouts."""
+    """Passes over one batch of rollouts."""
+    minibatch: int | None = None
+    """Groups of one optimizer step (ARPO as released: 16 of 128). Default: the whole batch."""
     max_tokens: int = 8192
     """Most token positions of one forward pass."""
     seed: int = 0
@@ -143,7 +145,10 @@ class ReinforcedConfig:
     def _check(self, sampling: Sampling, *counts: str, inside: str = "") -> None:
         """Raise `ConfigError` where one of `counts` is below 1, or `sampling` (a key in the section `inside`) and the
         loss do not go together."""
-        at_least(self, stop_without_gradient=0, **dict.fromkeys(("updates", "max_tokens", *counts), 1))
+        at_least(self, stop_without_gradient=0, **dict.fromkeys(("updates", "minibatch", "max_tokens", *counts), 1))
+        if self.minibatch is not None and self.optimizer.schedule == "cosine":
+            hint = "use 'constant' with minibatch: how many groups are trained on is known at each step only"
+            raise ConfigError("needs a number of steps", field="optimizer.schedule", hint=hint)
         sampling.check_trainable(f"{inside}sampling")
         self.loss.estimator(self.credit)  # refuses what does not go together
 
@@ -168,6 +173,8 @@ class PivotConfig(ReinforcedConfig):
 
     def __post_init__(self) -> None:
         at_least(self, group_size=2, check_every=0)
+        if self.credit.advantages == "remax":
+            raise ConfigError("plays a greedy episode", field="credit.advantages", hint="use it in `train online`")
         self._check(self.sampling, "steps", "states")
         self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
 

@@ -39,7 +39,7 @@ from turntree.train.config import OnlineConfig
 from turntree.train.episode_figures import branch_figures, group_figures, outcome_of, rewards_of, staleness
 from turntree.train.loop import RolloutAlgorithm, Row, Trainee
 from turntree.train.prompts import TaskStream, first_reason
-from turntree.train.update import credit_of
+from turntree.train.update import credit_of, over_batch
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,10 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             branching=parts.brancher is not None,
             counts_refills=parts.estimator is not None or config.credit.leaf_weights != "path_weighted",
         )
+        if parts.estimator is None and config.credit.advantages == "remax":
+            rollouts = dataclasses.replace(rollouts, greedy_first=True)
         self.player = parts.player(rollouts)
+        self.learner.minibatch = config.minibatch
         self._filters = list(parts.filters)
         rule = config.loss.estimator(config.credit)
         self._estimator = parts.estimator or rule
@@ -276,6 +279,10 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
 
     def credit(self, step: int, groups: Sequence[EpisodeGroup]) -> Sequence[Credit | None]:
         self._judged = {}
+        kept = [group for group in groups if group.credit is not None and not group.dropped]
+        if (rule := over_batch(self._estimator, [group.grown.rewards for group in kept])) is not self._estimator:
+            for group in kept:
+                group.credit = credit_of(rule, group.tree, group.grown.rewards)
         if self.parts.judge is not None:
             judged = self.parts.judge.judge([group.grown for group in groups], step)
             for group, advantages in zip(groups, judged.advantages, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from turntree.rollout.local import Prompted, occurrences_of, sample_local, score
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
-from turntree.train.update import credit_of
+from turntree.train.update import credit_of, over_batch
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         self.config, self.verifier, self.own = config, verifier, own
         self.check_every = math.ceil(config.steps / 4) if config.check_every is None else config.check_every
         self.pivots = list(pivots)
+        self.learner.minibatch = config.minibatch
         self._draw = draw or self._draw_here
         self._estimator = config.loss.estimator(config.credit)
         self.sampler = PivotSampler([pivot.weight for pivot in self.pivots], config.seed)
@@ -207,10 +209,11 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         return draw_local(prompted, self.engine, self.policy.renderer, self.verifier, self.config, seed)
 
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
+        rule = over_batch(self._estimator, [group.rewards for group in groups])
         return [
             None
             if group_outcome(group.reward_values) is GroupOutcome.CENSORED
-            else credit_of(self._estimator, group.tree, group.rewards)
+            else credit_of(rule, group.tree, group.rewards)
             for group in groups
         ]
 
@@ -232,6 +235,7 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
     everything = [reward for scored in by_role.values() for reward in scored]
     return {
         "reward_mean": _mean_or_none(everything),
+        "reward_std": statistics.pstdev(everything) if everything else None,  # of the batch (paper, Figure 3)
         "mixed_groups": sum(group_outcome(group.reward_values) is GroupOutcome.MIXED for group in groups) / len(groups),
         "rollouts": sum(len(group.rewards.verdicts) for group in groups),
         "censored": sum(reasons.values()),

@@ -1,6 +1,6 @@
 """One training step, shared by all stages: labelled trees in, updated policy and cost out.
 
-`Learner` packs the trees and deals the batches to the ranks, `train_batches` is what a rank does with its own,
+`Learner` packs the trees and deals the batches to the ranks, `train_windows` is what a rank does with its own,
 `update_step` is one optimizer step, and `batch_loss` the loss of one packed batch.
 """
 
@@ -51,6 +51,12 @@ def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Cred
     return credit
 
 
+def over_batch(estimator: Estimator, batch: Sequence[Rewards]) -> Estimator:
+    """The estimator for the groups of a batch: the same, but for one that compares over it (`CreditRule.over`)."""
+    over = getattr(estimator, "over", None)
+    return estimator if over is None else decided("estimator", over, batch)
+
+
 @dataclass
 class Learner:
     """Packs, has the ranks learn from it, and notifies the engine, which samples from `model`.
@@ -66,6 +72,7 @@ class Learner:
     updates: int
     max_tokens: int
     shared: bool = True
+    minibatch: int | None = None  # groups of one optimizer step; None: all
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
         """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
@@ -73,14 +80,20 @@ class Learner:
         started = time.perf_counter()
         _require_known(trees, vocabulary_size(self.model))
         self.engine.clear_cache()  # the memory of its keys and values goes to the training pass
-        dealt = pack_ranks(trees, credits, self.trainers.size, max_tokens=self.max_tokens, shared=self.shared)
-        if not any(dealt):
+        ranks, size = self.trainers.size, self.minibatch or max(1, len(trees))
+        parts = [slice(start, start + size) for start in range(0, len(trees), size)]
+        packed = [
+            pack_ranks(trees[part], credits[part], ranks, max_tokens=self.max_tokens, shared=self.shared)
+            for part in parts
+        ]
+        windows = [dealt for dealt in packed if any(dealt)]
+        if not windows:
             return {"trained_groups": 0}, NO_COST
         rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
-        work = partial(train_batches, loss=self.loss, updates=self.updates, rescores=rescores)
-        metrics = self.trainers.run(work, dealt)
+        work = partial(train_windows, loss=self.loss, updates=self.updates, rescores=rescores)
+        metrics = self.trainers.run(work, [[dealt[rank] for dealt in windows] for rank in range(ranks)])
         passed = int(metrics["trained_tokens"])
-        scored = (rescores and self.updates > 1) + (referred and self.loss.needs_reference_logprobs)
+        scored = (rescores and self.updates * len(windows) > 1) + (referred and self.loss.needs_reference_logprobs)
         cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
         trained = sum(bool(credit.nodes) for credit in credits)
         version = self.engine.policy_version + 1
@@ -124,14 +137,15 @@ def engine_differs(engine: Engine, model: PreTrainedModel, trees: Sequence[Rollo
     return any(node.sampled and node.policy_version != now for tree in trees for node in tree)
 
 
-def train_batches(
-    trainer: Trainer, batches: Sequence[PackedBatch], *, loss: LossConfig, updates: int, rescores: bool
+def train_windows(
+    trainer: Trainer, windows: Sequence[Sequence[PackedBatch]], *, loss: LossConfig, updates: int, rescores: bool
 ) -> dict[str, float]:
     """One rank's part of an update, with as many batches as every other rank: scores with the old policy (where the
-    trainer `rescores`) and with the reference, then `updates` optimizer steps on the same batches. Returns the metrics
-    of the last step over all ranks. Where there is one step, its own pass scores with the old policy."""
-    batches = [batch.to(trainer.model.device) for batch in batches]
-    if rescores and updates == 1:
+    trainer `rescores`) and with the reference, then `updates` passes with an optimizer step a window. Returns the
+    metrics of the last step over all ranks, with the counts of its whole pass. Where there is one step, its own pass
+    scores with the old policy."""
+    batches = [batch.to(trainer.model.device) for window in windows for batch in window]
+    if rescores and updates * len(windows) == 1:
         batches = [replace(batch, old_logprobs_T=None) for batch in batches]
     elif rescores:
         batches = with_old_logprobs(trainer.model, batches, temperature=loss.sampled_at)
@@ -139,9 +153,25 @@ def train_batches(
         batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.sampled_at)
     metrics: dict[str, float] = {}
     for _ in range(updates):
-        metrics = update_step(trainer.model, trainer.reference, trainer.optimizer, batches, loss, group=trainer.group)
+        rest, told = iter(batches), list[dict[str, float]]()
+        for window in windows:
+            taken = [next(rest) for _ in window]
+            told.append(
+                update_step(trainer.model, trainer.reference, trainer.optimizer, taken, loss, group=trainer.group)
+            )
+        metrics = {**told[-1], **_whole(told)}
     trainer.publish()
     return metrics
+
+
+def _whole(told: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of several steps: the sums of their counts, and the share of their trees without variance."""
+    if len(told) == 1:
+        return {}
+    names = ("trained_tokens", "padding_tokens", "recomputed_tokens", "trees", "untrained_trees", "cut_trees")
+    sums = {name: sum(one[name] for one in told) for name in names}
+    flat = sum(one["zero_variance_fraction"] * one["trees"] for one in told)
+    return {**sums, "zero_variance_fraction": flat / max(sums["trees"], 1e-30)}
 
 
 def update_step(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from rapidfuzz.distance import Indel
 
@@ -39,7 +39,8 @@ class Paper(Chained):
 
     Args:
         domain: "auto" decides by the demonstration: terminal for shell commands and Terminus answers, search for search
-            tools, swe for editors and readers, conversation for everything else.
+            tools, swe for editors and readers, conversation for everything else. Where an editor is declared or was
+            used before, all turns are of a swe trace.
         similarity: In place of the domain's threshold.
         messages: What a message is worth that is not the demonstrated one ("any": 1 unless it is blank; "judge": what
             `then` says).
@@ -64,7 +65,7 @@ class Paper(Chained):
         options = [f"domain={domain}"] if domain != "auto" else []
         options += [f"similarity={similarity:g}"] if similarity is not None else []
         options += [f"messages={messages}"] if messages != "any" else []
-        super().__init__(then, environment, ["paper/2", *options])
+        super().__init__(then, environment, ["paper/3", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         if (verdict := unreadable(state, action)) is not None:
@@ -80,7 +81,7 @@ class Paper(Chained):
                 self._messages == "judge" and verdict.reward == 0 and answer_text(action) and not action.tool_calls
             )
             return self._then.judge(state, action) if is_open and self._then is not None else verdict
-        domain = self._domain if self._domain != "auto" else _domain_of(shown)
+        domain = self._domain if self._domain != "auto" else _domain_of(state, shown)
         if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):
             return Verdict(0.0, "a message instead of a call", kind)
         if domain == "conversation":
@@ -120,13 +121,23 @@ class Paper(Chained):
         return Verdict(0.0, f"similarity {measured:.3f}", kind)
 
 
-def _domain_of(calls: tuple[ToolCall, ...]) -> str:
+def _domain_of(state: TurnState, calls: tuple[ToolCall, ...]) -> str:
+    used = (call for message in state.history if message.role == "assistant" for call in message.tool_calls)
+    if any(kind_of(call) == "edit" for call in used) or any(_edits(tool) for tool in state.tools):
+        return "swe"
     kinds = {"shell" if call.name == TERMINUS else kind_of(call) for call in calls}
     if kinds & {"search", "open"}:
         return "search"
     if kinds & {"edit", "read"}:
         return "swe"
     return "terminal" if "shell" in kinds else "conversation"
+
+
+def _edits(tool: dict[str, Any]) -> bool:
+    """Whether a declared tool edits files, which takes a path."""
+    function: Any = tool.get("function", {})
+    asked = dict.fromkeys(function.get("parameters", {}).get("properties", ()), "")
+    return kind_of(ToolCall(str(function.get("name", "")), asked)) == "edit"
 
 
 def _first_word(call: ToolCall) -> str:

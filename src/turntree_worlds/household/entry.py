@@ -18,6 +18,7 @@ from turntree.traces.schema import Split
 from turntree_worlds.household.environment import (
     DIFFICULTIES,
     HouseholdEnvironment,
+    Prompt,
     build_game,
     file_source,
     generated_source,
@@ -98,6 +99,10 @@ class Household:
     """Games that training is checked on."""
     difficulty: str = "easy"
     """Of generated games: easy, medium or hard."""
+    prompt: Prompt = "plain"
+    """plain: observations alone, and an action is a bare command. react: the ReAct prompt of Selective Rollout
+    (appendix F), to be used with device.renderer.tool_format=react, so that a gate compares actions without thoughts.
+    react_admissible: with the admissible actions, as in its released code."""
     offset: int = 0
     """Skip this many of the first games."""
     stratified: bool = field(default=False, metadata=FIXED)
@@ -110,7 +115,8 @@ class Household:
         alone = TRAIN not in splits and self.held_out == GENERATED
         chosen = {split: self._games(split, count, alone or split == TRAIN) for split, count in splits.items()}
         tasks = {
-            split: [HouseholdEnvironment(game) for game, _ in games(each, seed, read)] for split, each in chosen.items()
+            split: [HouseholdEnvironment(game, prompt=self.prompt) for game, _ in games(each, seed, read)]
+            for split, each in chosen.items()
         }
         files = {split: each.source for split, each in chosen.items() if each.source != GENERATED}
         yield TaskSet(tasks=tasks, read=read, contents=contents(files))

@@ -5,14 +5,51 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation, TurnState
+from turntree.render.tool_calls import ACT, parse_message
 from turntree_worlds.household.games import load_games
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, TASK_TYPES, generate_game
 from turntree_worlds.household.world import NOTHING_HAPPENS, Game, State
+
+Prompt = Literal["plain", "react", "react_admissible"]
+REACT = """You are an agent in a household, described in text. Reach the goal of your task in as few steps as you can. \
+At each step you are told what you see. First think about what to do, then give exactly one action, in this form:
+
+Thought: what you think
+Action: one of the actions below
+
+Actions, with the names of things and places as you read them:
+go to PLACE, open PLACE, close PLACE, take THING from PLACE, move THING to PLACE, examine THING, use THING,
+heat THING with PLACE, clean THING with PLACE, cool THING with PLACE, slice THING with THING, look, inventory
+
+An action that is not possible has no effect ("Nothing happens.") and still costs a step.
+
+Example:
+
+You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a countertop 1, and a fridge 1.
+Your task is to: put a cool tomato in cabinet.
+Thought: A tomato may lie on the countertop. I look there first.
+Action: go to countertop 1
+You arrive at countertop 1. On the countertop 1, you see a tomato 2.
+Thought: There it is. I take it.
+Action: take tomato 2 from countertop 1
+You pick up the tomato 2 from the countertop 1.
+Thought: It has to be cool. The fridge cools it.
+Action: go to fridge 1
+You arrive at fridge 1. The fridge 1 is closed.
+Thought: I cool the tomato here.
+Action: cool tomato 2 with fridge 1
+You cool the tomato 2 using the fridge 1.
+Thought: Now I bring it to the cabinet.
+Action: go to cabinet 1
+You arrive at cabinet 1. On the cabinet 1, you see nothing.
+Thought: I put it in.
+Action: move tomato 2 to cabinet 1
+You move the tomato 2 to the cabinet 1."""
 
 DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
 
@@ -22,8 +59,8 @@ class HouseholdEnvironment:
 
     tools: tuple[dict[str, Any], ...] = ()
 
-    def __init__(self, game: Game, state: State | None = None) -> None:
-        self._game = game
+    def __init__(self, game: Game, state: State | None = None, *, prompt: Prompt = "plain") -> None:
+        self._game, self._prompt = game, prompt
         self._state = state if state is not None else game.reset()
 
     @property
@@ -41,11 +78,17 @@ class HouseholdEnvironment:
 
     def reset(self) -> tuple[Message, ...]:
         self._state = self._game.reset()
-        return (Message("user", self._game.intro),)
+        system = () if self._prompt == "plain" else (Message("system", REACT),)
+        return (*system, Message("user", self._told(self._game.intro)))
 
     def step(self, action: Message) -> Observation:
-        result = self._state.step(answer_text(action))
-        answer = (Message("user", result.observation),)
+        if self._prompt != "plain" and not action.tool_calls:  # of a renderer without the tool format `react`
+            action = parse_message(answer_text(action), "react")
+            action = action if action.tool_calls else Message("assistant")
+        result = self._state.step(command_of(action))
+        calls = action.tool_calls
+        called: dict[str, Any] = {"tool_call_id": calls[0].id, "name": calls[0].name} if calls else {}
+        answer = (Message("tool" if calls else "user", self._told(result.observation), **called),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
         return Observation(answer, done=result.won, success=True if result.won else None, metrics=metrics)
 
@@ -53,7 +96,20 @@ class HouseholdEnvironment:
         return self._state.key()
 
     def fork(self) -> HouseholdEnvironment:
-        return HouseholdEnvironment(self._game, self._state.fork())
+        return HouseholdEnvironment(self._game, self._state.fork(), prompt=self._prompt)
+
+    def _told(self, observation: str) -> str:
+        if self._prompt != "react_admissible":
+            return observation
+        return f"{observation}\nAdmissible actions: {', '.join(self._state.admissible())}"
+
+
+def command_of(action: Message) -> str:
+    """What is played: the words, or the command of a ReAct turn; nothing of other calls."""
+    if not action.tool_calls:
+        return answer_text(action)
+    call, *more = action.tool_calls
+    return str(call.arguments.get("command", "")) if call.name == ACT and not more else ""
 
 
 def generated_source(seed: int, task_type: str, difficulty: str) -> dict[str, Any]:
@@ -111,7 +167,7 @@ def state_at(turn: TurnState) -> State:
     for action, answer in zip(turn.history, turn.history[1:], strict=False):
         if action.role != "assistant":
             continue
-        observation = state.step(answer_text(action)).observation
+        observation = state.step(command_of(action)).observation
         if answer.role == "user" and answer.content != observation:
             raise InputError(
                 f"trace {turn.trace_id!r} does not fit its game: after {action.content!r} it says {answer.content!r}, "

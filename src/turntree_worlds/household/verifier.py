@@ -21,11 +21,11 @@ A command that changes nothing, repeats or undoes has a reward of 0 unless it wa
 
 from __future__ import annotations
 
-from turntree.core.messages import Message, answer_text
+from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree_worlds.household.distance import distance
-from turntree_worlds.household.environment import state_at
+from turntree_worlds.household.environment import command_of, state_at
 from turntree_worlds.household.world import State, parse_command
 
 INVALID = "invalid"
@@ -134,13 +134,13 @@ class HouseholdVerifier(TurnVerifier):
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Raises `InputError` where the trace names no game; a command of the policy never raises."""
-        if action.tool_calls:
+        if action.tool_calls and not command_of(action):
             return Verdict(0.0, "a tool call is not a command", INVALID)
-        return judge(self._state(state), answer_text(state.demonstration), answer_text(action))
+        return judge(self._state(state), command_of(state.demonstration), command_of(action))
 
     def kind(self, state: TurnState) -> str:
         """The kind of the demonstrated command, for quotas."""
-        return action_kind(self._state(state), answer_text(state.demonstration))
+        return action_kind(self._state(state), command_of(state.demonstration))
 
     def _state(self, turn: TurnState) -> State:
         known = self._states.get(turn.id)

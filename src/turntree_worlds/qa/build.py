@@ -17,7 +17,7 @@ from turntree_worlds.qa.questions import Question
 from turntree_worlds.qa.world import World, WorldConfig, generate_world
 from turntree_worlds.sandboxes.limits import SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
-from turntree_worlds.search import SearchIndex, build_index
+from turntree_worlds.search import SearchBackend, SearchIndex, build_index
 from turntree_worlds.tools import FindTool, OpenTool, SandboxTool, SearchTool
 
 
@@ -61,7 +61,7 @@ class QaWorld:
 
 @contextlib.contextmanager
 def open_tools(
-    index: SearchIndex,
+    index: SearchBackend,
     *,
     search: SearchConfig | None = None,
     sandbox: SandboxConfig | None = None,

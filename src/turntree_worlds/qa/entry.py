@@ -27,6 +27,7 @@ from turntree_worlds.qa.hierarchical import HierarchicalConfig, HierarchicalRewa
 from turntree_worlds.qa.questions import Question
 from turntree_worlds.sandboxes.limits import SandboxConfig
 from turntree_worlds.search import SearchIndex
+from turntree_worlds.search_http import RetrievalServer
 
 POLICY = Path(__file__).resolve().parents[1] / "models" / "qa_tiny"  # answers a third of the generated questions
 EMBEDDED = "qa"  # the name of that policy
@@ -46,7 +47,8 @@ class Questions:
     questions: str = GENERATED
     """'generated', or a file of questions, which needs an index."""
     index: str | None = None
-    """With a file of questions: the index of your documents, made by `turntree index build`."""
+    """With a file of questions: the index of your documents, made by `turntree index build`, or the address of a
+    retrieval server (http://HOST/retrieve, in the form of Search-R1's)."""
     held_out: str | None = None
     """A file of questions for checks; none of them is trained on, even if it is not used in a check."""
     offset: int = 0
@@ -81,7 +83,8 @@ class Questions:
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
         """`seed` draws questions of a file; the generated world has its own (`world.seed`)."""
         with self.play(splits, seed) as opened:
-            files = {} if self.index is None else {"questions": self.questions, "index": self.index}
+            files = {} if self.index is None else {"questions": self.questions}
+            files |= {"index": self.index} if self.index is not None and not self._served else {}
             yield TaskSet(
                 tasks=opened.tasks,
                 pool=opened.pool,
@@ -106,10 +109,13 @@ class Questions:
                 every = (each for found in posed.values() for each in found)
                 shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
             else:
-                index = stack.enter_context(SearchIndex(Path(self.index)))
                 asked, read = self.read(splits, seed)
-                every = (question for found in asked.values() for question in found)
-                shown = {each.id: gold_of_evidence(each, index, self.search.pages) for each in every}
+                if self._served:
+                    index = RetrievalServer(self.index)
+                else:
+                    index = stack.enter_context(SearchIndex(Path(self.index)))
+                    every = (question for found in asked.values() for question in found)
+                    shown = {each.id: gold_of_evidence(each, index, self.search.pages) for each in every}
             tools = stack.enter_context(
                 open_tools(index, search=self.search, sandbox=self.sandbox, runtime=self.runtime)
             )
@@ -137,6 +143,11 @@ class Questions:
         ((checked, wanted),) = others
         trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted, seed)
         return {first: trained, checked: held_out}, read
+
+    @property
+    def _served(self) -> bool:
+        """Whether a server searches."""
+        return self.index is not None and self.index.startswith(("http://", "https://"))
 
     def _episodes(self) -> QaConfig:
         """As they are given; else instructions for policies that have not learned the format."""

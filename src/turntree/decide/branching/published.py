@@ -1,4 +1,4 @@
-"""The rules of released code, for comparison: ARPO's as released, and Tree-GRPO's expansion of finished trees."""
+"""Rules of papers, for comparison: ARPO's as printed and as released, and Tree-GRPO's expansion of finished trees."""
 
 from __future__ import annotations
 
@@ -10,9 +10,52 @@ from turntree.core import seeds
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
-from turntree.decide.branching.rules import bounded, drawn
+from turntree.decide.branching.rules import EntropyBrancher, bounded, drawn
 
 _TOKENS = 20
+
+
+class ArpoBrancher(EntropyBrancher):
+    """ARPO's rule as the paper prints it: Branch(Z) where P = alpha + beta dH > tau, until the branches of the prompt
+    are M - N (`group_size` minus `initial_rollouts`).
+
+    It differs from `EntropyBrancher` in three places. The threshold is tau itself, without a pace. All rollouts of a
+    prompt draw on one budget, in the order in which their turns are finished; that order depends on how long the turns
+    became, so path weights would be biased. And Z counts the new paths alone, where the released code
+    (`arpo_released`) counts the rollout that they leave.
+
+    Args:
+        paths: Z, new rollouts of a fork.
+        probe_tokens: k, the number of first entropies to look at; only longer turns can fork.
+        alpha: The base probability.
+        beta: Weight of the change of entropy.
+        tau: The threshold.
+    """
+
+    biased = True
+    prompt_wide = True
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        paths: int = 1,
+        probe_tokens: int = 20,
+        alpha: float = 0.5,
+        beta: float = 0.2,
+        tau: float = 0.5,
+    ) -> None:
+        self.paths = paths
+        at_least(self, paths=1)
+        super().__init__(
+            vocabulary=vocabulary,
+            branches=paths + 1,
+            probe_tokens=probe_tokens,
+            alpha=alpha,
+            beta=beta,
+            tau=tau,
+            paced=False,
+        )
 
 
 class ReleasedArpoBrancher(Brancher):

@@ -10,11 +10,19 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.decide.gates.divergence import PrefixDivergenceGate, turns_reached, unable
+from turntree.decide.gates.signals import PRINTED, SIGNALS, prefix_edit_distance_mean
 from turntree.run.statistics import wilson
 
 
 def build_gate(
-    *, seed: int, turn: int = 10, threshold: float = 0.12, termination: float | None = None, audit: float = 0.0
+    *,
+    seed: int,
+    turn: int = 10,
+    threshold: float = 0.12,
+    termination: float | None = None,
+    unended: float | None = None,
+    signal: str = prefix_edit_distance_mean.__name__,
+    audit: float = 0.0,
 ) -> Gate:
     """The gate of the paper; the default is its operating point, d_10 < 0.12. That is calibrated for one model, group
     size and environment; `turntree gate calibrate` says whether your own rollouts support a point.
@@ -23,11 +31,18 @@ def build_gate(
         turn: Look at the group at this turn.
         threshold: Stop the group when the divergence of its rollouts is below this.
         termination: The OR rule: stop also from this share of ended rollouts on.
+        unended: Its mirror: stop also up to this share of ended rollouts.
+        signal: What is below the threshold: a signal of `turntree gate calibrate`.
         audit: Share of would-be cuts that are not cut, to measure precision.
     """
     if not 0 <= audit <= 1:
         raise ConfigError(f"must be in [0, 1], not {audit}", field="audit")
-    gate = PrefixDivergenceGate(turn=turn, threshold=threshold, termination=termination)
+    known = {**SIGNALS, **PRINTED}
+    if signal not in known:
+        raise ConfigError(f"is {signal!r}", field="signal", hint=f"use one of {', '.join(known)}")
+    gate = PrefixDivergenceGate(
+        turn=turn, threshold=threshold, termination=termination, unended=unended, signal=known[signal]
+    )
     return AuditedGate(gate=gate, share=audit, seed=seed) if audit else gate
 
 

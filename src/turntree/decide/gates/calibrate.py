@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turntree.core.errors import InputError
+from turntree.decide.gates.signals import PRINTED
 from turntree.decide.gates.table import GroupTable
 from turntree.run.statistics import clopper_pearson_low, successes_needed
 
@@ -32,31 +33,35 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A rule: cut at `turn` if `signal < threshold`, or if the termination fraction is at least `termination`.
+    """A rule: cut at `turn` if `signal < threshold`, or if the termination fraction is at least `termination`, or at
+    most `unended`. The authors number the four: R1 has neither clause, R2 `unended`, R3 `termination`, R4 both (E.9).
 
-    `threshold` 0 leaves the second clause alone, `termination` None the first.
+    `threshold` 0 leaves the other clauses alone. `ended` is the termination fraction that they look at.
     """
 
     turn: int
     threshold: float
     signal: str = PAPER_SIGNAL
     termination: float | None = None
+    unended: float | None = None
+    ended: str = TERMINATION
 
     @classmethod
     def of(cls, signal: str, threshold: float, turn: int) -> Point:
         """The rule that cuts on one signal: below the threshold, or from it on where a larger value means converged."""
-        if signal == TERMINATION:
-            return cls(turn=turn, threshold=0.0, termination=threshold)
+        if signal.startswith(TERMINATION):
+            return cls(turn=turn, threshold=0.0, termination=threshold, ended=signal)
         return cls(turn=turn, threshold=threshold, signal=signal)
 
     @property
     def decisive(self) -> str:
         """The signal whose threshold a point of the grid varies."""
-        return self.signal if self.termination is None else TERMINATION
+        return self.signal if self.termination is None else self.ended
 
     def __str__(self) -> str:
-        clauses = [f"{self.signal} < {self.threshold:g}"] if self.threshold > 0 or self.termination is None else []
-        clauses += [] if self.termination is None else [f"{TERMINATION} >= {self.termination:g}"]
+        others = [] if self.termination is None else [f"{self.ended} >= {self.termination:g}"]
+        others += [] if self.unended is None else [f"{self.ended} <= {self.unended:g}"]
+        clauses = [*([f"{self.signal} < {self.threshold:g}"] if self.threshold > 0 or not others else []), *others]
         return f"{' or '.join(clauses)} at turn {self.turn}"
 
 
@@ -66,6 +71,7 @@ def calibrate(
     thresholds: Sequence[float] = TABLE_1,
     signal: str = PAPER_SIGNAL,
     termination: float | None = None,
+    unended: float | None = None,
     floor: float = 0.8,
     confidence: float = 0.95,
 ) -> Row:
@@ -89,10 +95,11 @@ def calibrate(
         "dropped": table.dropped,
         "signal": signal,
         "termination": termination,
+        "unended": unended,
         "rows": [
             row
             for turn in table.turns
-            for row in sweep(table, thresholds, turn=turn, signal=signal, termination=termination)
+            for row in sweep(table, thresholds, turn=turn, signal=signal, termination=termination, unended=unended)
         ],
         "floor": floor,
         "confidence": confidence,
@@ -109,16 +116,19 @@ def sweep(
     turn: int,
     signal: str = PAPER_SIGNAL,
     termination: float | None = None,
+    unended: float | None = None,
 ) -> list[Row]:
-    """The paper's Table 1: one row a threshold, in the given order (`termination`: of the OR rule, Eq. 3). Raises
-    `InputError` where the table lacks the signal."""
-    if termination is not None and signal == TERMINATION:
+    """The paper's Table 1: one row a threshold, in the given order (`termination`: of the OR rule, Eq. 3; `unended`: of
+    its mirror, E.9). Raises `InputError` where the table lacks the signal."""
+    if (termination, unended) != (None, None) and signal.startswith(TERMINATION):
         raise InputError(f"{TERMINATION} is already the second clause of the OR rule", hint="choose another signal")
     rows: list[Row] = []
     for threshold in thresholds:
         point = Point.of(signal, threshold, turn)
         if termination is not None:
             point = replace(point, termination=termination)
+        if unended is not None:
+            point = replace(point, unended=unended)
         rows.append({"turn": turn, "threshold": threshold, **measure(table, cut_mask(table, point), turn)})
     return rows
 
@@ -127,9 +137,11 @@ def cut_mask(table: GroupTable, point: Point) -> Mask:
     """(N,) groups that fulfil the rule, actionable or not."""
     column = table.turns.index(point.turn)
     cut = _signal(table, point.signal)[:, column] < point.threshold
-    if point.termination is None:
-        return cut
-    return cut | (_signal(table, TERMINATION)[:, column] >= point.termination)
+    if point.termination is not None:
+        cut = cut | (_signal(table, point.ended)[:, column] >= point.termination)
+    if point.unended is not None:
+        cut = cut | (_signal(table, point.ended)[:, column] <= point.unended)
+    return cut
 
 
 def measure(table: GroupTable, cut_N: Mask, turn: int, *, confidence: float = 0.95) -> Row:
@@ -247,8 +259,9 @@ class Grid:
         """Every signal at every turn and threshold 0.01, 0.02 ... 1, without points that cut the same groups as an
         earlier point at the same turn."""
         distinct: dict[tuple[int, bytes], tuple[Point, Mask]] = {}
+        names = [name for name in table.signals_NK if name not in PRINTED]
         for turn in table.turns:
-            for point in (Point.of(signal, value, turn) for signal in table.signals_NK for value in GRID):
+            for point in (Point.of(name, value, turn) for name in names for value in GRID):
                 mask = cut_mask(table, point) & table.actionable_NK[:, table.turns.index(turn)]
                 if mask.any():
                     distinct.setdefault((turn, mask.tobytes()), (point, mask))

@@ -15,7 +15,8 @@ class PrefixDivergenceGate(Gate):
     """Cuts a group at turn `turn` if `signal < threshold` (Eq. 2), strictly; the defaults are the paper's point.
 
     `termination`: cut also where at least that share of the rollouts has ended before `turn` (the OR rule, Eq. 3);
-    with `threshold=0` it is the only clause. `signal`: any function of a group and a turn; NaN never cuts.
+    with `threshold=0` it is the only clause. `unended`: cut also where at most that share has (its mirror, E.9, which
+    the paper rejects: no point of it is precise). `signal`: any function of a group and a turn; NaN never cuts.
 
     A group is *actionable* while a rollout of it is unfinished. When none is, there is nothing to save: the decision
     is "not cut" and says so, whatever the signal. (The paper's offline tables count such groups as cut.)
@@ -24,6 +25,7 @@ class PrefixDivergenceGate(Gate):
     turn: int = 10
     threshold: float = 0.12
     termination: float | None = None
+    unended: float | None = None
     signal: Signal = prefix_edit_distance_mean
 
     def __post_init__(self) -> None:
@@ -33,6 +35,8 @@ class PrefixDivergenceGate(Gate):
             raise ConfigError(f"must be a number of at least 0, not {self.threshold}", field="threshold")
         if self.termination is not None and not 0 < self.termination <= 1:
             raise ConfigError(f"must be in (0, 1], not {self.termination}", field="termination")
+        if self.unended is not None and not 0 <= self.unended < 1:
+            raise ConfigError(f"must be in [0, 1), not {self.unended}", field="unended")
 
     @property
     def first_look(self) -> int:
@@ -50,6 +54,8 @@ class PrefixDivergenceGate(Gate):
             return GateDecision(cut=True, reason=f"{name} below threshold", numbers=numbers, final=True)
         if self.termination is not None and ended >= self.termination:
             return GateDecision(cut=True, reason="termination fraction reached", numbers=numbers, final=True)
+        if self.unended is not None and ended <= self.unended:
+            return GateDecision(cut=True, reason="few have ended", numbers=numbers, final=True)
         if math.isnan(value):
             return GateDecision(cut=False, reason=f"{name} unknown", numbers=numbers, final=True)
         return GateDecision(cut=False, reason=f"{name} not below threshold", numbers=numbers, final=True)

@@ -3,8 +3,8 @@
 A signal is a plain function `(group, turn) -> float`; low values mean convergence. A rollout that took fewer than
 `turn` turns is padded with END, a symbol that equals itself and no action; padding deflates the distance of early
 finishers: two rollouts of two turns without a common action are 2/5 apart at turn 5. In a group of one every
-divergence is 0. Names and corner cases are those of the authors' code, so that their table can be read; docstrings
-name the differences to the paper.
+divergence is 0. Names and corner cases are those of the authors' code, so that their table can be read. Where the
+paper's text says something else, `PRINTED` has that, under the same name with `_printed`.
 """
 
 from __future__ import annotations
@@ -101,6 +101,52 @@ SIGNALS: dict[str, Signal] = {
     )
 }
 """The seven in-group signals of appendix B, by the names that the authors' tables use."""
+
+
+def prefix_edit_distance_mean_printed(group: GroupProgress, turn: int) -> float:
+    """Without END: each pair's distance over the longer of its two lengths."""
+    size = len(group.actions)
+    if size < 2:
+        return 0.0
+    codes: dict[str, str] = {}
+    texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in one[:turn]) for one in group.actions]
+    pairs = cdist(texts, texts, scorer=Levenshtein.normalized_distance, dtype=np.float64)
+    return float(pairs.sum()) / (size * (size - 1))
+
+
+def action_bigram_jaccard_mean_printed(group: GroupProgress, turn: int) -> float:
+    """Without END: over pairs of actions that were taken."""
+    sets = [frozenset(pairwise(actions[:turn])) for actions in group.actions]
+    return _mean([1 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in combinations(sets, 2)])
+
+
+def action_entropy_printed(group: GroupProgress, turn: int) -> float:
+    """In nats, without the division by log G: in [0, log G]."""
+    return action_entropy(group, turn) * math.log(max(2, len(group.actions)))
+
+
+def obs_unique_ratio_printed(group: GroupProgress, turn: int) -> float:
+    """Over what was seen after action `turn` (o_K); END where a rollout ended before."""
+    return _distinct([seen[turn] if len(seen) > turn else None for seen in group.observations])
+
+
+def termination_fraction_printed(group: GroupProgress, turn: int) -> float:
+    """The share of rollouts that ended *by* turn `turn`, so that ending exactly there counts."""
+    ended = [done and len(actions) <= turn for actions, done in zip(group.actions, group.finished, strict=True)]
+    return _mean(ended)
+
+
+PRINTED: dict[str, Signal] = {
+    signal.__name__: signal
+    for signal in (
+        prefix_edit_distance_mean_printed,
+        action_bigram_jaccard_mean_printed,
+        action_entropy_printed,
+        obs_unique_ratio_printed,
+        termination_fraction_printed,
+    )
+}
+"""The five that the text of appendix B defines otherwise than the authors' code."""
 
 
 def _distinct(values: Sequence[Hashable]) -> float:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from turntree.core.errors import InputError
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import GroupProgress
-from turntree.decide.gates.signals import SIGNALS
+from turntree.decide.gates.signals import PRINTED, SIGNALS
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 
 FEW = "groups of fewer than two rollouts that can be compared"
@@ -121,9 +121,9 @@ Kept = Sequence[tuple[LoggedGroup, Sequence[LoggedRollout]]]
 
 
 def _signals(kept: Kept, turns: Sequence[int], horizon: int) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
-    wanted, absent = dict(SIGNALS), dict[str, str]()
+    wanted, absent = {**SIGNALS, **PRINTED}, dict[str, str]()
     if any(r.observations is None for _, rollouts in kept for r in rollouts):
-        del wanted["obs_unique_ratio"]
+        del wanted["obs_unique_ratio"], wanted["obs_unique_ratio_printed"]
         absent["obs_unique_ratio"] = "not every rollout has its observations"
     finished = [progress_at(group, rollouts, None, horizon) for group, rollouts in kept]
     return {
