@@ -58,7 +58,18 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "paper's: an expert's states": (PIVOTRL, "section 2", "we condition the policy on intermediate expert states"),
     "paper's, kinds capped": OURS,
     "PivotRL paper's. ## Own states": OURS,
+    "paper's random pivots": (PIVOTRL, "A.1", "which uses all pivot candidates"),
+    "paper's D_cand": (PIVOTRL, "A.3.1", "no filtering"),
+    "(paper, Figure 3)": (PIVOTRL, "Figure 3", "reward standard deviation during RL training"),
     # Selective Rollout
+    "paper's text: `NAME_printed`": (GATE, "appendix B", "divided by the longer length"),
+    "paper's text says something else": (GATE, "appendix B", "divided by the longer length"),
+    "paper's text defines it otherwise": (GATE, "appendix B", "already finished (either succeeded or failed) by step"),
+    "paper's tiers": (GATE, "section 4", "three progressively more realistic integration points"),
+    "paper's mean, whose factor": (GATE, "section 2.1", "averaged over all N trajectories in the gradient batch"),
+    "paper's amplification": (GATE, "section 4.3", "rises by 1.16"),
+    "(paper, E.12)": (GATE, "E.12", "per-iteration recall against this ground truth"),
+    "(paper, E.9": (GATE, "E.9", "backup clause for the low-"),
     "paper's appendix B": (GATE, "appendix B", "Full mid-rollout signal definitions"),
     "The paper counts": (GATE, "Table 1", "total groups the gate fires on (= TP+FP)"),
     "paper's columns": (GATE, "Table 1", "the total step-token recovery from all cuts"),
@@ -87,7 +98,9 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "in the paper; that Python leaves": (ARPO, "pilot", "token entropy spikes sharply"),
     "paper's models": (ARPO, "pilot", "greater uncertainty than Python numerical feedback"),
     "(paper, Branch(Z)": (ARPO, "design 1", "\\mathrm{Branch}(Z)"),
+    "(the paper's rule), `arpo_released`": (ARPO, "design 1", "is triggered to derive"),
     # others
+    "papers' forms that differ": OURS,
     "in the paper z-scores": OURS,  # Tree-GRPO
     "papers' statements about groups": OURS,
 }
