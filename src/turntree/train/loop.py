@@ -11,7 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from transformers import PreTrainedModel
 
@@ -165,7 +165,7 @@ class RolloutAlgorithm(Algorithm, Generic[G]):
             referred=config.loss.needs_reference_logprobs,
         )
         if policy.group.size > 1 and getattr(policy.engine, "model", None) is not policy.model:
-            policy.model.to("cpu")  # a server samples: only what it is sent is written from here
+            cast(Any, policy.model).to("cpu")  # a server samples: only what it is sent is written from here
         self.learner = Learner(
             policy.model,
             self.trainers,
