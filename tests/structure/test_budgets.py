@@ -11,10 +11,10 @@ import functools
 import house
 import pytest
 
-LINES = {"turntree": 45_000, "turntree_interop": 3_800, "turntree_worlds": 6_150}
+LINES = {"turntree": 46_065, "turntree_interop": 3_800, "turntree_worlds": 6_150}
 LARGEST_CLASS = 250
 MOST_PARAMETERS = 9
-KEYS = {"train online and train pivot": 124, "all commands": 261}
+KEYS = {"train online and train pivot": 125, "all commands": 262}
 
 
 @functools.cache

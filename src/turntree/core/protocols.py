@@ -388,6 +388,8 @@ class Brancher(Protocol):
     """How many tokens a turn must have to fork."""
     biased: bool = False
     """Whether forks are chosen by what was sampled below them."""
+    reads_entropies: bool = False
+    """Whether it decides by entropies, which not every server tells."""
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         """None: nothing to decide at this turn."""

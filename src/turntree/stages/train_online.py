@@ -21,7 +21,6 @@ from turntree.env.processes import ProcessPoolConfig
 from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
-from turntree.pack.head import vocabulary_size
 from turntree.rollout import rewards
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import require_steppable
@@ -40,7 +39,6 @@ from turntree.stages.policy import Policy, load_policy, policy_name
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
-from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Checked, Row, Trainee
 from turntree.train.online import EpisodeGroup, OnlineGRPO, Parts, TurnJudge
 from turntree.train.ranks import SINGLE, ProcessGroup
@@ -83,7 +81,7 @@ def run_train_online(
         )
         crew = stack.enter_context(open_crew(__name__, config, policy))
         spread = None if crew is None else partial(_spread, Published(crew, policy), playing)
-        learner = Trainee(policy.model, policy.engine, policy.renderer, shared, group)
+        learner = policy.trainee(shared, group)
         algorithm = OnlineGRPO(playing.parts(learner, filters, estimator, judge, spread), config.train)
         overlap = _Overlap()
         trained = run_algorithm(
@@ -151,7 +149,7 @@ class _Playing:
 
 @contextlib.contextmanager
 def _open_playing(config: TrainOnlineConfig, policy: Policy, workers: ProcessPoolConfig | None) -> Iterator[_Playing]:
-    gate, brancher = config.build_gate(), config.build_brancher(vocabulary_size(policy.model))
+    gate, brancher = config.build_gate(), config.build_brancher(policy.vocabulary)
     with (
         opened_rewards(config.rewards) as functions,
         open_tasks(
@@ -181,7 +179,7 @@ def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
         problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
         hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
         raise ConfigError(problem, field="train.max_tokens", hint=hint)
-    return shares_prefixes(policy.model, longest, policy.prefixes, field="train.rollouts.episodes.max_context")
+    return policy.trains_on_trees(longest, field="train.rollouts.episodes.max_context")
 
 
 CONFIG = TrainOnlineConfig
