@@ -11,7 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from transformers import PreTrainedModel
 
@@ -168,7 +168,7 @@ class Trainee:
         referred = config.loss.needs_reference_logprobs
         trainers = open_trainers(self.model, config.optimizer, steps, self.group, referred=referred)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
-            self.model.to("cpu")  # a server samples: only what it is sent is written from here
+            cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here
         loss, most = config.loss.of(sampling), config.max_tokens
         return Learner(self.model, trainers, self.engine, loss, config.updates, most, self.shared)
 
