@@ -168,7 +168,8 @@ class StageCommand(OutputCommand):
         if ctx.params.pop("dry_run"):
             described = {"stage": self.stage, "config": to_mapping(config)}
             print(json.dumps(described, indent=2))
-            for line in _estimate(config):
+            # by its name, as `config_class`: what only wants options does not import the stages
+            for line in importlib.import_module("turntree.stages.estimate").told(config):
                 print(f"turntree: {line}", file=sys.stderr)
             out = ctx.params.get("out")
             where = f" and write to {out}" if out else ""
@@ -245,12 +246,6 @@ class StageCommand(OutputCommand):
                 yield _Layer(nested(f"{self._part}.{key}", value))
         for override in overrides:
             yield _Layer(nested(*assignment(override, "--set")))
-
-
-def _estimate(config: Any) -> list[str]:
-    from turntree.stages.estimate import told
-
-    return told(config)
 
 
 def key_of(target: str | Read) -> str:

@@ -138,8 +138,8 @@ class TinkerWeights:
 
 @dataclass(frozen=True)
 class TinkerTrainee(Trainee):
-    """A policy that is trained on a server: `model` is its adapter. `start` gives a sampler of the weights that it began
-    with, the reference of a KL term."""
+    """A policy that is trained on a server: `model` is its adapter. `start` gives a sampler of the weights that it
+    began with, the reference of a KL term."""
 
     start: Callable[[], Any] | None = None
 
