@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart check test test-agents vllm test-vllm test-alfworld test-environments test-exports test-renderers test-network test-pairs mutants lint docs bench clean
+.PHONY: help install quickstart check test test-agents vllm test-vllm test-tinker test-alfworld test-environments test-exports test-renderers test-network test-pairs mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -62,6 +62,19 @@ $(VLLM)/.installed:
 test-vllm: install vllm  ## The engine vllm against a real server (installs it: 3.4 GB; a few minutes)
 	TURNTREE_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest -m vllm -s tests/engine tests/contracts/test_engine_contract.py
 
+# an environment of its own, because SkyRL pins packages; the client has the SDK of the server's version. Python 3.11
+# lacks what a model of SkyRL asks of `typing`
+TINKER := .venv-tinker
+TINKER_SDK := tinker==0.19.0
+test-tinker: install  ## The carrier tinker against SkyRL's real server (installs it: 2 GB; minutes)
+	test -x $(TINKER)/bin/python || $(PYTHON) -m venv $(TINKER)
+	$(TINKER)/bin/python -m pip install --quiet -c constraints.txt torch
+	$(TINKER)/bin/python -m pip install --quiet 'skyrl[tinker,jax]==0.3.0' uv '$(TINKER_SDK)'
+	echo 'import typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict' > \
+	  $$(echo $(TINKER)/lib/python*/site-packages)/typed_dict.pth
+	$(BIN)/python -m pip install --quiet -c constraints.txt '$(TINKER_SDK)'
+	TURNTREE_TINKER=$(abspath $(TINKER)) $(BIN)/python -m pytest -m tinker -s tests/train/test_tinker_real.py
+
 AGENTS := .venv-agents
 test-agents: install  ## Agents of other packages through the gateway (installs them into .venv-agents)
 	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
@@ -111,5 +124,5 @@ bench: install  ## Speed, side by side, as ratios
 	$(BIN)/python benchmarks/gate.py
 
 clean:  ## Remove everything that was made
-	rm -rf $(VENV) $(ENVS) $(VLLM) $(AGENTS) $(EXPORTS) runs build dist
+	rm -rf $(VENV) $(ENVS) $(VLLM) $(TINKER) $(AGENTS) $(EXPORTS) runs build dist
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache mutants site .cache

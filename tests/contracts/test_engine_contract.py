@@ -1,5 +1,5 @@
-"""What every engine promises: the two model engines, the scripted one, and `vllm` over a fake server and (`make
-test-vllm`) over a real one."""
+"""What every engine promises: the two model engines, the scripted one, that of Tinker over a fake SDK, and `vllm` over
+a fake server and (`make test-vllm`) over a real one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fake_tinker import BASE, FakeTinker, installed
 from fake_vllm import FakeVllm, running
 from model_families import family_model
 from tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
@@ -21,10 +22,11 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.protocols import Engine, StreamingEngine
 from turntree.core.seeds import generator
 from turntree.engine.hf import HFEngine
-from turntree.engine.limits import EngineConfig, VllmConfig
+from turntree.engine.limits import EngineConfig, TinkerConfig, VllmConfig
 from turntree.engine.plain import PlainEngine
 from turntree.engine.requests import ContextOverflow
 from turntree.engine.scripted import ScriptedEngine
+from turntree.engine.tinker import TinkerAdapter, TinkerEngine, TinkerSession
 from turntree.engine.vllm import VllmEngine
 
 STOP = 9
@@ -48,10 +50,21 @@ def scripted_engine() -> StreamingEngine:
     return ScriptedEngine(answer, [STOP], vocab_size=VOCAB_SIZE, max_context=CONTEXT)
 
 
+def tinker_engine() -> StreamingEngine:
+    session = TinkerSession(TinkerConfig(), [BASE])
+    engine = TinkerEngine(session, session.sampler(), [STOP], VOCAB_SIZE, CONTEXT)
+    engine.model = TinkerAdapter(session, 2)  # type: ignore[attr-defined] # of which `update` takes the weights
+    return engine
+
+
 @contextlib.contextmanager
 def server_engines(kind: str, request: pytest.FixtureRequest) -> Iterator[Callable[[], StreamingEngine]]:
     """Makes engines over one server, and closes them."""
     with contextlib.ExitStack() as stack:
+        if kind == "tinker":
+            stack.enter_context(installed(FakeTinker(tiny_model())))
+            yield tinker_engine
+            return
         url, model = (
             (stack.enter_context(running(FakeVllm(tiny_model()))), tiny_model())
             if kind == "vllm"
@@ -65,6 +78,7 @@ ENGINES: list[Any] = [
     model_engine,
     plain_engine,
     scripted_engine,
+    "tinker",
     "vllm",
     pytest.param("real vllm", marks=pytest.mark.vllm),
 ]
@@ -125,7 +139,8 @@ def test_the_ledger_accounts_for_every_prompt_position_once(make: Callable[[], E
     completions = engine.generate(requests)
     costs = [completion.cost for completion in completions]
     assert sum(c.prefilled_tokens + c.reused_tokens for c in costs) == sum(len(r.prompt_ids) for r in requests)
-    in_blocks = isinstance(engine, VllmEngine)  # a server shares whole blocks, which are longer than these prompts
+    # a server shares whole blocks, which are longer than these prompts, or says nothing of what it shares
+    in_blocks = isinstance(engine, VllmEngine | TinkerEngine)
     assert in_blocks or sum(c.prefilled_tokens for c in costs) <= 3 + 12 + 20, "siblings share their prompt"
     assert [c.decoded_tokens for c in costs] == [len(completion.token_ids) for completion in completions]
     assert all(c.turns == 1 and c.tool_calls == c.trained_tokens == 0 for c in costs)

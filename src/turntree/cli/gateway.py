@@ -24,7 +24,7 @@ _FILE = click.Path(path_type=Path)
             "serving.thoughts endpoint=endpoint.url endpoint.tokenizer upstream=upstream.url"
         ),
         "--redact": Read("upstream.redact", str, "REGEX", repeated=True),
-        **short("device.engine device.renderer"),
+        **short("carrier=device.carrier device.engine device.renderer"),
     },
     short_help="Serve a policy to agents; their calls become rollout trees.",
 )

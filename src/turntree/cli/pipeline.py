@@ -18,7 +18,8 @@ _CONFIG = "turntree.stages.config:"
     cls=StageCommand,
     config=_CONFIG + "SFTStageConfig",
     options=short(
-        "traces model device.renderer split sft.epochs sft.max_tokens sft.optimizer.learning_rate sft.seed log=loggers"
+        "traces model carrier=device.carrier device.renderer split sft.epochs sft.max_tokens "
+        "sft.optimizer.learning_rate sft.seed log=loggers"
     ),
     short_help="Fine-tune on traces: the baseline.",
 )
@@ -46,7 +47,7 @@ def sft(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
     options=short(
         "traces model verifier environment profile.rollouts profile.adaptive profile.adaptive.threshold "
         "profile.sampling.max_tokens split limit reuse published endpoint=endpoint.url endpoint.tokenizer "
-        "device.engine device.renderer profile.seed"
+        "carrier=device.carrier device.engine device.renderer profile.seed"
     ),
     short_help="K rollouts at every turn of the traces.",
 )
@@ -186,7 +187,7 @@ def train() -> None:
         **short(
             "PIVOTS=pivots states own.refresh teacher model verifier environment "
             "traces train.steps train.optimizer.learning_rate kl=train.loss.kl_coefficient train.sampling.max_tokens "
-            "train.sampling.temperature device.engine device.renderer"
+            "train.sampling.temperature carrier=device.carrier device.engine device.renderer"
         ),
         "--keep-trees": KEEP_TREES,
         **short("cluster=cluster.address train.seed allow_stale log=loggers"),
@@ -264,7 +265,7 @@ def _brancher(text: str) -> str | None:
             "gate-threshold=gate.threshold gate.audit estimator filter=filters"
         ),
         "--reward": REWARD,
-        **short("teacher verifier device.engine device.renderer"),
+        **short("teacher verifier carrier=device.carrier device.engine device.renderer"),
         "--keep-trees": KEEP_TREES,
         **short("cluster=cluster.address train.seed log=loggers"),
     },

@@ -36,7 +36,7 @@ _UNKNOWN = "the environment does not say whether a task is solved"
     options={
         **short("environment model split count samples temperature max_turns max_tokens skills=skills_per_kind"),
         "--reward": REWARD,
-        **short("device.engine device.renderer keep_trees seed"),
+        **short("carrier=device.carrier device.engine device.renderer keep_trees seed"),
     },
     short_help="Success on the tasks of an environment.",
 )

@@ -68,6 +68,7 @@ KINDS: dict[str, Kind] = {
     "branchers": Kind("brancher", ("vocabulary", "seed"), protocol=Brancher),
     "estimators": Kind("estimator", ("normalizer", "per_rollout"), plain=True),
     "engines": Kind("engine", ("policy",), protocol=StreamingEngine),
+    "carriers": Kind("carrier", ("model", "device")),
     "renderers": Kind("renderer", ("tokenizer", "folder"), protocol=Renderer),
     "trace_formats": Kind("trace format", plain=True),
     "pivot_formats": Kind("pivot format", plain=True),

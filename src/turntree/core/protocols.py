@@ -391,6 +391,8 @@ class Brancher(Protocol):
     prompt_wide: bool = False
     """Whether the rollouts of a group draw on one budget, first come, first served; else it is divided down the tree,
     and a fork depends on its own history only."""
+    reads_entropies: bool = False
+    """Whether it decides by entropies, which not every server tells."""
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         """None: nothing to decide at this turn."""

@@ -3,11 +3,12 @@ them. Torch is imported when an engine is built, so that configurations can be r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from turntree.core.config import FIXED, at_least
+from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import StreamingEngine
@@ -93,14 +94,62 @@ class EndpointConfig:
             raise ConfigError("must be above 0", field="endpoint.timeout")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """What a server's tokens cost, in a currency of the user, for a million of them."""
+
+    prefill: float = 0.0
+    """Tokens of prompts."""
+    sample: float = 0.0
+    """Sampled tokens."""
+    train: float = 0.0
+    """Tokens of rows that are trained on, in every pass."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "prices.", prefill=0, sample=0, train=0)
+
+    def bill(self, cost: Cost) -> dict[str, float]:
+        """What a cost comes to: each kind of token and their total. Tokens that are scored are prompts."""
+        parts = {
+            "prefill": self.prefill * (cost.prefilled_tokens + cost.scored_tokens) / 1e6,
+            "sample": self.sample * cost.decoded_tokens / 1e6,
+            "train": self.train * cost.trained_tokens / 1e6,
+        }
+        return {**parts, "total": sum(parts.values())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinkerConfig:
+    """A server of Tinker's API, which samples and trains; its key is TINKER_API_KEY."""
+
+    url: str | None = None
+    """The address of the server (default: TINKER_BASE_URL, else the service of Thinking Machines)."""
+    base_model: str | None = None
+    """The name by which the server knows the base of --model (default: that of --model)."""
+    timeout: float = 600.0
+    """Seconds after which a request without an answer ends the run, which can be resumed."""
+    prices: Prices = field(default_factory=Prices)
+
+    def __post_init__(self) -> None:
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{self.url!r} is not a URL", field="url", hint="write http://host:port")
+        if self.timeout <= 0:
+            raise ConfigError("must be above 0", field="timeout")
+
+
 def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a stage without how a server is reached: what decides the completions."""
     device: Mapping[str, Any] = settings["device"]
-    engine = {key: value for key, value in device["engine"].items() if key not in CONNECTION}
+    reached = ("engine", "carrier")
+    free = {name: _without(device.get(name), (*CONNECTION, "prices")) for name in reached}
     endpoint = settings.get("endpoint")
     if endpoint is not None:
         endpoint = {key: endpoint[key] for key in ("tokenizer", "max_context")}
-    return {**settings, "device": {**device, "engine": engine}, "endpoint": endpoint}
+    return {**settings, "device": {**device, **free}, "endpoint": endpoint}
+
+
+def _without(part: Mapping[str, Any] | None, keys: Collection[str]) -> dict[str, Any] | None:
+    return None if part is None else {key: value for key, value in part.items() if key not in keys}
 
 
 def hf(policy: Any, config: EngineConfig) -> StreamingEngine:

@@ -86,11 +86,13 @@ class RunDirectory:
             else:
                 path.unlink(missing_ok=True)
 
-    def write_cost(self, cost: Cost, checks: Cost = NO_COST) -> None:
+    def write_cost(self, cost: Cost, checks: Cost = NO_COST, bill: dict[str, float] | None = None) -> None:
         """Write the cost of the stage, which finishes the run: it needs no checkpoint any more. Held-out checks are a
-        separate entry."""
-        bill = {**cost.counts(), "timing": cost.timing()}
-        files.write_json(self._cost, {**bill, "checks": {**checks.counts(), "timing": checks.timing()}})
+        separate entry; `bill` is what a server asks for both."""
+        counted = {**cost.counts(), "timing": cost.timing()}
+        asked = {} if bill is None else {"bill": bill}
+        checked = {**checks.counts(), "timing": checks.timing()}
+        files.write_json(self._cost, {**counted, "checks": checked, **asked})
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def begin(self, identity: dict[str, Any], *, overwrite: bool) -> None:

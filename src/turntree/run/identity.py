@@ -21,7 +21,7 @@ from turntree.core.errors import InputError
 CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder")
 FREE = (
     *("config.checkpoints", "config.workers", "config.cluster", "config.loggers"),
-    *(f"config.device.engine.{key}" for key in CONNECTION),
+    *(f"config.device.{part}.{key}" for part in ("engine", "carrier") for key in (*CONNECTION, "prices")),
 )
 _MOST_KEYS = 8  # in a message
 _MOST_SHOWN = 60  # characters of a value in a message

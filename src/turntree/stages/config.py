@@ -6,7 +6,7 @@ The line of text below a field is its documentation: `turntree config` and `--he
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
@@ -15,7 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
-from turntree.engine.limits import EndpointConfig, Prefixes
+from turntree.engine.limits import EndpointConfig, Prefixes, TinkerConfig
 from turntree.env.processes import ProcessPoolConfig
 from turntree.logs import trees
 from turntree.pivots.profile import ProfileConfig
@@ -51,12 +51,21 @@ class Device:
     """Train a fresh adapter instead of the weights."""
     engine: Part = HF
     """The sampling engine: hf (in this process), vllm (servers), or your own module:object."""
+    carrier: Part | None = None
+    """Who samples and trains in place of this process: tinker (a server of Tinker's API, such as SkyRL), or your own
+    module:object."""
     renderer: Part = AUTO
     """Messages to tokens and back: auto (chosen from the model folder), template, family:NAME, or your own
     module:object."""
 
     def __post_init__(self) -> None:
         at_least(self, threads=1)
+        if self.carrier is not None:
+            idle = ("name", "dtype", "threads", "attention", "prefixes", "gradient_checkpointing")
+            changed = [name for name in idle if getattr(self, name) != getattr(Device, name)]
+            for name in changed + ["engine"] * (self.engine.name != HF.name):
+                hint = "leave it out, or the carrier"
+                raise ConfigError("has no effect where a carrier computes", field=f"device.{name}", hint=hint)
 
 
 # options that several stages share
@@ -113,6 +122,9 @@ class ReinforcedTraining(Training):
 
     def __post_init__(self) -> None:
         trees.check_keep(self.keep_trees)
+        if self.cluster.workers and self.device.carrier is not None:
+            hint = "leave it at 0: the carrier samples on its own machines"
+            raise ConfigError("does not go with a carrier", field="cluster.workers", hint=hint)
         if self.cluster.workers > 1 and self.device.engine.name == "vllm":
             problem = "all put weights on the same servers, one while another samples"
             raise ConfigError(problem, field="cluster.workers", hint="use 1 with --engine vllm, and more servers")
@@ -458,6 +470,9 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if (probe := brancher.probe_tokens) > longest:
             problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
             raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")
+        if brancher.reads_entropies and self.device.carrier is not None:
+            hint = "use random, fixed or posthoc"
+            raise ConfigError("decides by entropies, which the carrier does not tell", field="brancher", hint=hint)
         if brancher.splits_turns and self.train.loss.ratio == "action":
             raise ConfigError(
                 "'action' takes the ratio of whole turns, and branches share a part of one",
@@ -581,5 +596,15 @@ class ForgettingConfig:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
+        if self.device.carrier is not None:
+            hint = "fetch the adapter with `turntree models get`, and give its folder"
+            raise ConfigError("does not answer lm-eval", field="device.carrier", hint=hint)
         if not self.tasks or self.limit < 0 or self.batch < 1:
             raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")
+
+
+def tinker(model: str, device: Device, config: TinkerConfig) -> Any:
+    """The policy `model` on a server of Tinker's API (kind `carriers`)."""
+    from turntree.stages.tinker import open_policy
+
+    return open_policy(model, device, config)

@@ -17,7 +17,6 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import action_kind, answer_text
 from turntree.core.progress import notice
 from turntree.core.tree import RolloutTree
-from turntree.engine.checkpoint import save_model
 from turntree.env.tasks import DEV, TRAIN, TaskSet, identity, open_tasks, options_of_record
 from turntree.rollout.live import CutTurns
 from turntree.run.files import read_json, write_json
@@ -195,7 +194,7 @@ class SuccessCheck:
         if step and best(looks) is looks[-1]:
             folder = self._run.path / BEST
             shutil.rmtree(folder, ignore_errors=True)
-            save_model(self._policy.model, self._policy.tokenizer, folder)
+            self._policy.save(folder)
             write_json(folder / _STEP, {"step": step})
         figures = held_out_figures(played, "success", "turns_per_episode")
         return Checked({**figures, "held_out_actions": actions}, played.cost, self._stop(looks))

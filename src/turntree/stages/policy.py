@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,19 +16,34 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from turntree.core import parts
 from turntree.core.config import Part
+from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, StreamingEngine
-from turntree.engine.checkpoint import load_model, load_tokenizer, policy_hash, template_hash, tokenizer_hash
+from turntree.engine.checkpoint import (
+    load_model,
+    load_tokenizer,
+    policy_hash,
+    save_model,
+    template_hash,
+    tokenizer_hash,
+)
+from turntree.engine.compatibility import check_positions, positions_of
 from turntree.engine.endpoint import EndpointEngine
 from turntree.engine.hub import folder_of
 from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.pack.attention import set_tree_attention
+from turntree.pack.head import vocabulary_size
 from turntree.render.families import FamilyRenderer
 from turntree.render.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device
+from turntree.train.config import SFTConfig
 from turntree.train.forward import set_checkpointing
+from turntree.train.isolation import shares_prefixes
+from turntree.train.loop import Trainee
 from turntree.train.lora import add_adapter
+from turntree.train.ranks import ProcessGroup
+from turntree.train.sft import SFT, Example, check_head
 
 _OURS = (AUTO.name, "template", "family")
 
@@ -55,6 +70,39 @@ class Policy(Weights):
     hash: str
     identity: dict[str, str]
 
+    @property
+    def vocabulary(self) -> int:
+        """The number of tokens that it knows."""
+        return vocabulary_size(self.model)
+
+    def trains_on_trees(self, tokens: int, *, field: str) -> bool:
+        """Whether trees of paths of up to `tokens` tokens are packed (`isolation.shares_prefixes`)."""
+        return shares_prefixes(self.model, tokens, self.prefixes, field=field)
+
+    def trainee(self, shared: bool, group: ProcessGroup) -> Trainee:
+        """The policy under training."""
+        return Trainee(self.model, self.engine, self.renderer, shared, group)
+
+    def reads(self, tokens: int) -> int:
+        """The most tokens that it can learn from in one sequence, of at most `tokens`. Raises `InputError` for a model
+        that cannot be fine-tuned."""
+        check_head(self.model)
+        positions = positions_of(self.model) or tokens
+        check_positions(self.model, min(tokens, positions), field="sft.max_tokens")
+        return positions
+
+    def imitation(self, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup) -> SFT:
+        """Fine-tuning of the policy on examples."""
+        return SFT(self.model, examples, config, group)
+
+    def save(self, folder: Path) -> None:
+        """Write it as a folder that `load_policy` reads."""
+        save_model(self.model, self.tokenizer, folder)
+
+    def bill(self, cost: Cost) -> dict[str, float] | None:
+        """What a server asks for this cost; None where there is no server with prices."""
+        return None
+
 
 def policy_name(model: str, environment: Part) -> str:
     """The name or folder of the policy that plays: "default" is the one that the environment registered under its own
@@ -79,13 +127,14 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
         policy = load_policy(model, device)
         yield Speaker(policy.engine, policy.renderer, policy.identity)
         return
-    if device.engine.name != HF.name:
-        hint = "leave --endpoint out, or the engine"
-        raise ConfigError("samples in place of the server at --endpoint", field="device.engine", hint=hint)
+    for name, is_set in (("engine", device.engine.name != HF.name), ("carrier", device.carrier is not None)):
+        if is_set:
+            hint = f"leave --endpoint out, or the {name}"
+            raise ConfigError("samples in place of the server at --endpoint", field=f"device.{name}", hint=hint)
     folder = folder_of(endpoint.tokenizer, weights=False)
     endpoint = dataclasses.replace(endpoint, tokenizer=str(folder))
     tokenizer = load_tokenizer(folder)
-    renderer = _renderer(device.renderer, tokenizer, folder)
+    renderer = renderer_of(device.renderer, tokenizer, folder)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer, renderer, device.renderer))
 
@@ -102,12 +151,14 @@ def load_renderer(source: str, renderer: Part = AUTO) -> tuple[PreTrainedTokeniz
     """The tokenizer and the renderer of a policy, without its weights."""
     folder = resolve(source, weights=False)
     tokenizer = load_tokenizer(folder)
-    return tokenizer, _renderer(renderer, tokenizer, folder)
+    return tokenizer, renderer_of(renderer, tokenizer, folder)
 
 
 def load_policy(source: str, device: Device) -> Policy:
     """Raises `InputError` in one line when the folder, its weights or its chat template are missing, and for a model
-    on the Hub that cannot be fetched. Sets the threads of this process."""
+    on the Hub that cannot be fetched. Sets the threads of this process. A carrier opens its own."""
+    if device.carrier is not None:
+        return parts.build("carriers", device.carrier, field="device.carrier", model=source, device=device)
     folder = resolve(source)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, dtype=device.dtype, device=device.name)
@@ -115,7 +166,7 @@ def load_policy(source: str, device: Device) -> Policy:
     weights = policy_hash(model)
     if device.lora is not None:
         add_adapter(model, device.lora)
-    loaded = Weights(source, model, tokenizer, _renderer(device.renderer, tokenizer, folder), device.prefixes)
+    loaded = Weights(source, model, tokenizer, renderer_of(device.renderer, tokenizer, folder), device.prefixes)
     _check_stops(loaded, folder)
     engine = parts.build("engines", device.engine, field="device.engine", policy=loaded)
     _set_passes(model, device)
@@ -138,7 +189,7 @@ def _set_passes(model: PreTrainedModel, device: Device) -> None:
         set_checkpointing(model)
 
 
-def _renderer(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Renderer:
+def renderer_of(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Renderer:
     renderer = parts.build("renderers", part, field="device.renderer", tokenizer=tokenizer, folder=folder)
     if part.name == AUTO.name:
         _say(f"renderer {_named(renderer, part)}, by the model's folder (why: turntree check model {folder})")

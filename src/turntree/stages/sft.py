@@ -15,7 +15,6 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer
-from turntree.engine.compatibility import check_positions, positions_of
 from turntree.run import loggers
 from turntree.run.files import file_hash
 from turntree.run.folder import open_run
@@ -28,7 +27,7 @@ from turntree.stages.training import finish, run_algorithm
 from turntree.traces.schema import Trace, read_traces
 from turntree.train.loop import Checked, Row
 from turntree.train.ranks import SINGLE, ProcessGroup
-from turntree.train.sft import SFT, Example, check_head, examples
+from turntree.train.sft import Example, examples
 
 
 @on_ranks
@@ -42,10 +41,7 @@ def run_sft(
     if not found:
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
-    check_head(policy.model)
-    positions = positions_of(policy.model) or config.sft.max_tokens
-    limits = _Limits(config.sft.max_tokens, positions, policy.model.config.get_text_config().vocab_size)
-    check_positions(policy.model, min(limits.max_tokens, limits.positions), field="sft.max_tokens")
+    limits = _Limits(config.sft.max_tokens, policy.reads(config.sft.max_tokens), policy.vocabulary)
     learned = _learned(found, policy.renderer, limits)
     if not learned.examples:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
@@ -58,7 +54,7 @@ def run_sft(
             inputs |= {"check": tasks.identity}
         logs = (held_out.FILE_NAME,)
         run = stack.enter_context(open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, logs=logs))
-        algorithm = SFT(policy.model, learned.examples, config.sft, group)
+        algorithm = policy.imitation(learned.examples, config.sft, group)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         check = None if success is None else partial(_check, policy, success)
         trained = run_algorithm(run, policy, algorithm, config, shown=("loss",), check=check)

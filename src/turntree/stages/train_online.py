@@ -22,7 +22,6 @@ from turntree.env.processes import ProcessPoolConfig
 from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
-from turntree.pack.head import vocabulary_size
 from turntree.rollout import rewards
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import require_steppable
@@ -43,7 +42,6 @@ from turntree.stages.policy import Policy, load_policy, load_renderer, open_spea
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
-from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Checked, Row, Trainee
 from turntree.train.online import OnlineGRPO, Parts, TurnJudge
 from turntree.train.ranks import SINGLE, ProcessGroup
@@ -70,7 +68,7 @@ def run_train_online(
     shared = _trains_on_trees(policy, config)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
-        playing = stack.enter_context(_open_playing(config, policy.source, vocabulary_size(policy.model), workers))
+        playing = stack.enter_context(_open_playing(config, policy.source, policy.vocabulary, workers))
         _require_steppable(config, playing.tasks)
         judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {
@@ -86,7 +84,7 @@ def run_train_online(
         )
         crew = stack.enter_context(open_crew(__name__, config, policy))
         spread = None if crew is None else partial(_spread, Published(crew, policy), playing)
-        learner = Trainee(policy.model, policy.engine, policy.renderer, shared, group)
+        learner = policy.trainee(shared, group)
         algorithm = OnlineGRPO(playing.parts(learner, filters, estimator, judge, spread), config.train)
         overlap = _Overlap()
         trained = run_algorithm(
@@ -184,7 +182,7 @@ def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
         problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
         hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
         raise ConfigError(problem, field="train.max_tokens", hint=hint)
-    return shares_prefixes(policy.model, longest, policy.prefixes, field="train.rollouts.episodes.max_context")
+    return policy.trains_on_trees(longest, field="train.rollouts.episodes.max_context")
 
 
 @contextlib.contextmanager
@@ -220,7 +218,7 @@ CONFIG = TrainOnlineConfig
 @contextlib.contextmanager
 def open_player(config: TrainOnlineConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
     """What a worker of this stage plays a unit with (`stages.workers`)."""
-    with _open_playing(config, policy.source, vocabulary_size(policy.model), config.workers) as playing:
+    with _open_playing(config, policy.source, policy.vocabulary, config.workers) as playing:
 
         def play(unit: dict[str, Any]) -> dict[str, Any]:
             scheduler = Scheduler(

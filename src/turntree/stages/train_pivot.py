@@ -52,8 +52,7 @@ from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
-from turntree.train.isolation import shares_prefixes
-from turntree.train.loop import Checked, Row, Trainee
+from turntree.train.loop import Checked, Row
 from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
 from turntree.train.ranks import SINGLE, ProcessGroup
 
@@ -76,7 +75,7 @@ def run_train_pivot(
     policy = load_policy(config.model, config.device)
     given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
-    shared = shares_prefixes(policy.model, longest, policy.prefixes, field="train.max_tokens")
+    shared = policy.trains_on_trees(longest, field="train.max_tokens")
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(given.verifier, config.environment, policy, episodes_of(config)))
         if given.header is not None:
@@ -103,7 +102,7 @@ def run_train_pivot(
         )
         crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(given.verifier)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
-        learner = Trainee(policy.model, policy.engine, policy.renderer, shared, group)
+        learner = policy.trainee(shared, group)
         algorithm = PivotRL(learner, config.train, given.pivots, verifier, own=own, draw=draw)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         checks = [_check_states(config, policy, verifier, given.traces), success]

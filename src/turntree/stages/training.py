@@ -8,7 +8,6 @@ from typing import Any
 
 from turntree.core.labels import Credit
 from turntree.core.progress import notice, progress
-from turntree.engine.checkpoint import save_model
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory
 from turntree.stages.config import Training
@@ -61,5 +60,5 @@ def run_algorithm(
 
 def finish(run: RunDirectory, policy: Policy, trained: Trained) -> None:
     """Write the model, and last the cost, which marks the run as finished."""
-    save_model(policy.model, policy.tokenizer, run.model)
-    run.write_cost(trained.cost, checks=trained.checks)
+    policy.save(run.model)
+    run.write_cost(trained.cost, checks=trained.checks, bill=policy.bill(trained.cost + trained.checks))

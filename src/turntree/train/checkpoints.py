@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError
@@ -29,11 +29,20 @@ from turntree.run.folder import RunDirectory
 from turntree.run.identity import FREE, digest, file_digest, require_same
 from turntree.run.jsonl import read_bytes
 from turntree.train.config import CheckpointConfig
-from turntree.train.trainer import Trainers
 
 SCHEMA = "turntree.checkpoint/5"
 _STATE = "state.json"
 _GO_ON = "delete its folder to resume from the checkpoint before"
+
+
+class Saved(Protocol):
+    """What a checkpoint holds: weights and the state of the optimizer."""
+
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write files into `folder`, flushed to disk; their names with their checksums."""
+        ...
+
+    def load(self, folder: Path) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +80,7 @@ class Checkpoints:
         steps, seconds = self.config.every, self.config.every_seconds
         return (steps > 0 and step % steps == 0) or (seconds > 0 and self._clock() - self._saved >= seconds)
 
-    def save(self, step: int, trainers: Trainers, state: dict[str, Any]) -> None:
+    def save(self, step: int, trainers: Saved, state: dict[str, Any]) -> None:
         """Write the checkpoint of `step` and remove the oldest beyond `keep`. `state` is plain JSON."""
         for leftover in self.folder.glob(".step-*"):  # of a process that was killed while it wrote
             shutil.rmtree(leftover)
@@ -87,7 +96,7 @@ class Checkpoints:
         for old in _saved_steps(self.folder)[: -self.config.keep]:
             shutil.rmtree(checkpoint_path(self.folder, old))
 
-    def _write(self, folder: Path, step: int, trainers: Trainers, state: dict[str, Any]) -> None:
+    def _write(self, folder: Path, step: int, trainers: Saved, state: dict[str, Any]) -> None:
         folder.mkdir(parents=True)
         files = trainers.save(folder)
         held: dict[str, Any] = {
@@ -100,7 +109,7 @@ class Checkpoints:
         write_json(folder / _STATE, {**held, "digest": _digest(held)})
         _flush(folder)
 
-    def restore(self, trainers: Trainers) -> dict[str, Any] | None:
+    def restore(self, trainers: Saved) -> dict[str, Any] | None:
         """Load the newest checkpoint into the trainers and return its state; None without a checkpoint.
         Raises `InputError` for one that is damaged, of another run or of another model."""
         held = self.held()

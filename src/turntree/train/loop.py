@@ -20,10 +20,10 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Credit
 from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.core.tree import RolloutTree
-from turntree.train.checkpoints import Checkpoints
+from turntree.train.checkpoints import Checkpoints, Saved
 from turntree.train.config import ReinforcedConfig
 from turntree.train.ranks import SINGLE, ProcessGroup
-from turntree.train.trainer import Trainers, open_trainers
+from turntree.train.trainer import open_trainers
 from turntree.train.update import Learner
 
 Row = dict[str, Any]  # of metrics.jsonl
@@ -37,6 +37,19 @@ class Group(Protocol):
 
 
 G = TypeVar("G", bound=Group)
+
+
+class AnyLearner(Protocol):
+    """Updates the policy, in this process (`update.Learner`) or elsewhere."""
+
+    @property
+    def trainers(self) -> Saved: ...
+
+    def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
+        """Take the optimizer steps on a batch and bring the engine to the new weights, one version on. Returns the
+        metrics of the last step, and the cost. Where no tree has a scored leaf, no step is taken, the policy keeps its
+        version, and the metrics show 0 trained groups."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ class Algorithm(ABC):
 
     steps: int
     check_every: int = 0  # steps between two checks, beside those before the first and after the last step
-    trainers: Trainers
+    trainers: Saved
     cost: Cost = NO_COST
 
     @abstractmethod
@@ -150,6 +163,15 @@ class Trainee:
     shared: bool = True
     group: ProcessGroup = SINGLE
 
+    def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> AnyLearner:
+        """What learns from its rollouts, in so many optimizer steps."""
+        referred = config.loss.needs_reference_logprobs
+        trainers = open_trainers(self.model, config.optimizer, steps, self.group, referred=referred)
+        if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
+            cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here
+        loss, most = config.loss.of(sampling), config.max_tokens
+        return Learner(self.model, trainers, self.engine, loss, config.updates, most, self.shared, config.minibatch)
+
 
 class RolloutAlgorithm(Algorithm, Generic[G]):
     """Reinforcement learning on groups of rollouts: sample them, give them credit, learn from those that have some."""
@@ -157,24 +179,8 @@ class RolloutAlgorithm(Algorithm, Generic[G]):
     def __init__(self, policy: Trainee, config: ReinforcedConfig, sampling: Sampling, steps: int) -> None:
         self.policy, self.engine, self.steps = policy, policy.engine, steps
         self.patience = config.stop_without_gradient
-        self.trainers = open_trainers(
-            policy.model,
-            config.optimizer,
-            steps * config.updates,
-            policy.group,
-            referred=config.loss.needs_reference_logprobs,
-        )
-        if policy.group.size > 1 and getattr(policy.engine, "model", None) is not policy.model:
-            cast(Any, policy.model).to("cpu")  # a server samples: only what it is sent is written from here
-        self.learner = Learner(
-            policy.model,
-            self.trainers,
-            policy.engine,
-            config.loss.of(sampling),
-            config.updates,
-            config.max_tokens,
-            policy.shared,
-        )
+        self.learner = policy.learner(config, sampling, steps * config.updates)
+        self.trainers = self.learner.trainers
 
     @abstractmethod
     def sample(self, step: int) -> Sequence[G]:

@@ -70,7 +70,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             greedy = dataclasses.replace(played.rollouts, greedy_first=True)
             played = dataclasses.replace(played, rollouts=greedy)
         self.service = RolloutService(parts, played, parts.estimator or rule)
-        self.learner.minibatch = config.minibatch
         # an advantage in the unit of a reward, in that of the estimator: by a group with as many successes as failures
         self._unit = config.local.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
         self.account = TreeAccount()

@@ -126,7 +126,6 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         self.config, self.verifier, self.own = config, verifier, own
         self.check_every = math.ceil(config.steps / 4) if config.check_every is None else config.check_every
         self.pivots = list(pivots)
-        self.learner.minibatch = config.minibatch
         self._draw = draw or self._draw_here
         self._estimator = config.loss.estimator(config.credit)
         self.sampler = PivotSampler([pivot.weight for pivot in self.pivots], config.seed)

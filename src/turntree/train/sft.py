@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,17 +154,24 @@ class SFT(Algorithm):
     def __init__(
         self, model: PreTrainedModel, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup = SINGLE
     ) -> None:
+        self._prepare(examples, config)
+        self._ranks = self.trainers = open_trainers(model, config.optimizer, self.steps, group)
+
+    def _prepare(self, examples: Sequence[Example], config: SFTConfig) -> None:
         self.examples, self.config = examples, config
         self.steps = config.steps(len(examples))
         self.check_every = math.ceil(self.steps / 4)
-        self.trainers = open_trainers(model, config.optimizer, self.steps, group)
+
+    def imitate(self, examples: Sequence[Example], seed: int) -> Mapping[str, float]:
+        """One optimizer step on these examples; its metrics. `seed` draws dropout."""
+        return self._ranks.run(imitate, deal(examples, self._ranks.size, self.config.max_tokens, seed))
 
     def step(self, step: int) -> StepResult:
         started = time.perf_counter()
         epoch, place = divmod(step - 1, self.steps // self.config.epochs)
         rows = [self.examples[index] for index in self._order(epoch)[place * self.config.batch :][: self.config.batch]]
         seed = seeds.derive(self.config.seed, "dropout", step)  # a step's draws depend on its number only
-        metrics = self.trainers.run(imitate, deal(rows, self.trainers.size, self.config.max_tokens, seed))
+        metrics = self.imitate(rows, seed)
         self.cost += Cost(
             trained_tokens=sum(len(row.token_ids) for row in rows), training_seconds=time.perf_counter() - started
         )

@@ -76,6 +76,8 @@ class ReleasedArpoBrancher(Brancher):
         beta: Weight of the change of entropy.
     """
 
+    reads_entropies = True
+
     def __init__(self, *, vocabulary: int, branches: int = 2, alpha: float = 0.5, beta: float = 0.2) -> None:
         if beta < 0:
             raise ConfigError("must be at least 0: forks are for where entropy rises", field="beta")

@@ -175,6 +175,8 @@ class EntropyBrancher(Paced):
         paced: Adapt the threshold to the budget, from the second iteration on.
     """
 
+    reads_entropies = True
+
     def __init__(
         self,
         *,

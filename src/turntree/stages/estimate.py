@@ -1,0 +1,62 @@
+"""What a run comes to at a server with prices, before it begins: the most tokens that its configuration allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turntree.core.config import Part
+from turntree.core.cost import Cost
+from turntree.engine.limits import Prices
+from turntree.stages.config import EvaluateConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
+
+
+def most(config: Any) -> Cost | None:
+    """The most tokens of a run, without its held-out checks; None where they depend on files. A run stays far below it
+    where its prompts are shorter than the longest that it allows."""
+    if isinstance(config, TrainPivotConfig):
+        train = config.train
+        rollouts, new = train.steps * train.states * train.group_size, train.sampling.max_tokens
+        return Cost(
+            prefilled_tokens=rollouts * (train.max_tokens - new),
+            decoded_tokens=rollouts * new,
+            trained_tokens=rollouts * train.max_tokens * train.updates,
+            scored_tokens=rollouts * train.max_tokens * bool(train.loss.kl_coefficient),
+        )
+    if isinstance(config, TrainOnlineConfig):
+        train, episodes = config.train, config.train.rollouts.episodes
+        rollouts = train.iterations * train.groups * train.rollouts.group_size
+        turns, new = rollouts * episodes.max_turns, episodes.sampling.max_tokens
+        return Cost(
+            prefilled_tokens=turns * (episodes.max_context - new),
+            decoded_tokens=turns * new,
+            trained_tokens=rollouts * episodes.max_context * train.updates,
+            scored_tokens=rollouts * episodes.max_context * bool(train.loss.kl_coefficient),
+        )
+    if isinstance(config, EvaluateConfig):
+        turns = config.count * (config.samples + config.greedy) * config.max_turns
+        new = config.max_tokens
+        return Cost(prefilled_tokens=turns * (config.max_context - new), decoded_tokens=turns * new)
+    if isinstance(config, ProfileStageConfig) and config.limit:
+        rollouts, new = config.limit * config.profile.rollouts, config.profile.sampling.max_tokens
+        return Cost(prefilled_tokens=rollouts * (config.profile.max_path - new), decoded_tokens=rollouts * new)
+    return None
+
+
+def told(config: Any) -> list[str]:
+    """The estimate of a configuration with a carrier that has prices, in a line; nothing for others."""
+    carrier: Part | None = getattr(getattr(config, "device", None), "carrier", None)
+    asked = carrier.options.get("prices") if carrier is not None else None
+    if not asked or not any(asked.values()):
+        return []
+    cost = most(config)
+    if cost is None:
+        return ["the bill depends on the files that it reads, and is not estimated"]
+    bill = Prices(**asked).bill(cost)
+    counts = {
+        "prompt": cost.prefilled_tokens + cost.scored_tokens,
+        "sampled": cost.decoded_tokens,
+        "trained": cost.trained_tokens,
+    }
+    tokens = ", ".join(f"{count / 1e6:,.1f} M {name}" for name, count in counts.items() if count)
+    parts = " + ".join(f"{bill[name]:,.2f}" for name in ("prefill", "sample", "train"))
+    return [f"at most {tokens} tokens without checks: {parts} = {bill['total']:,.2f} by your prices"]

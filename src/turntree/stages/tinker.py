@@ -1,0 +1,173 @@
+"""`--carrier tinker`: the policy of a stage on a server of Tinker's API (`engine.tinker`).
+
+`model` in the folder of a run holds the tokenizer and `tinker.json`, which says where the server has the adapter:
+`--model RUN/model` samples from it and trains on, and `turntree models get RUN/model` fetches it in PEFT's format.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from turntree.core.config import from_mapping, to_mapping
+from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError, InputError
+from turntree.engine.checkpoint import load_tokenizer
+from turntree.engine.hub import context_of
+from turntree.engine.limits import TinkerConfig
+from turntree.engine.tinker import ALPHA, TinkerAdapter, TinkerEngine, TinkerSession
+from turntree.run.files import replace_folder, write_json, writing
+from turntree.run.jsonl import read_config
+from turntree.stages.config import Device
+from turntree.stages.policy import Policy, identity_of, renderer_of, resolve
+from turntree.train.config import LoRAConfig, SFTConfig
+from turntree.train.ranks import ProcessGroup
+from turntree.train.sft import Example
+from turntree.train.tinker import STATE, TinkerSFT, TinkerTrainee
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What `tinker.json` says of an adapter: the base by our name and by the server's, where its weights lie for
+    training and for sampling, and its rank."""
+
+    base: str
+    base_model: str
+    weights: str
+    sampler: str
+    rank: int
+
+
+def open_policy(model: str, device: Device, config: TinkerConfig) -> Policy:
+    """The policy `model` on a server: a base that it serves, or what a run with this carrier has trained."""
+    folder = resolve(model, weights=False)
+    found = from_mapping(Trained, read_config(folder / STATE), path=folder / STATE) if _is_trained(folder) else None
+    base = resolve(found.base, weights=False) if found else folder
+    lora = device.lora or LoRAConfig(rank=found.rank if found else 16, alpha=ALPHA)
+    _require_lora(lora, found)
+    named = [found.base_model] if found else [str(folder), str(folder.resolve()), model]
+    session = TinkerSession(config, [config.base_model] if config.base_model else named)
+    tokenizer = load_tokenizer(folder)
+    renderer = renderer_of(device.renderer, tokenizer, folder)
+    row = read_config(base / "config.json")
+    vocabulary = int(row.get("text_config", row)["vocab_size"])
+    context = session.max_context or context_of(base)
+    if context is None:
+        raise InputError("says nowhere how long its context is", path=base / "config.json")
+    sampler = session.sampler(found.sampler if found else None)
+    engine = TinkerEngine(session, sampler, renderer.stop_ids, vocabulary, context)
+    name = f"tinker:{found.sampler if found else session.base_model}"
+    return TinkerPolicy(
+        source=model,
+        model=TinkerAdapter(session, lora.rank, found.weights if found else None),  # pyright: ignore[reportArgumentType]
+        tokenizer=tokenizer,
+        renderer=renderer,
+        prefixes=device.prefixes,
+        engine=engine,
+        hash=name,
+        identity=identity_of(name, tokenizer, renderer, device.renderer),
+        base=found.base if found else model,
+        start=found.sampler if found else None,
+        known=vocabulary,
+    )
+
+
+def fetch_adapter(folder: Path, out: Path, config: TinkerConfig) -> None:
+    """Write the adapter of `folder`, which a run with this carrier wrote, as one in PEFT's format with its tokenizer.
+    It names the base as the run did, so that `--model OUT` needs no server."""
+    found = from_mapping(Trained, read_config(folder / STATE), path=folder / STATE)
+    session = TinkerSession(config, [found.base_model])
+    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
+    try:
+        fresh.chmod(0o755)
+        with writing(out):
+            session.fetch(found.sampler, fresh)
+            base = resolve(found.base)
+            settings = read_config(fresh / "adapter_config.json") | {"base_model_name_or_path": str(base)}
+            write_json(fresh / "adapter_config.json", settings)
+            load_tokenizer(folder).save_pretrained(fresh)
+            replace_folder(fresh, out)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        session.close()
+
+
+def _require_lora(lora: LoRAConfig, found: Trained | None) -> None:
+    """Raise `ConfigError` for an adapter that the API has no words for."""
+    usual = "leave it out: a Tinker server adapts all linear modules but the head"
+    wrong = {
+        "alpha": (lora.alpha != ALPHA, f"set it to {ALPHA}: a Tinker server scales by {ALPHA} over the rank"),
+        "targets": (lora.targets != LoRAConfig().targets, usual),
+        "rank": (found is not None and lora.rank != found.rank, f"the adapter of --model has {found and found.rank}"),
+    }
+    for name, (is_wrong, hint) in wrong.items():
+        if is_wrong:
+            raise ConfigError(f"is {getattr(lora, name)}", field=f"device.lora.{name}", hint=hint)
+
+
+def _require_one(group: ProcessGroup) -> None:
+    if group.size > 1:
+        problem = "trains on its own machines, and this is one of several ranks"
+        raise ConfigError(problem, field="device.carrier", hint="start the command once, without a launcher")
+
+
+def _is_trained(folder: Path) -> bool:
+    return (folder / STATE).is_file()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinkerPolicy(Policy):
+    """`model` is the adapter on the server; `base` names the model that it adapts, `start` the weights that samplers
+    began with (None: the base's); `known` is the number of its tokens."""
+
+    base: str
+    start: str | None
+    known: int
+
+    @property
+    def adapter(self) -> TinkerAdapter:
+        adapter: Any = self.model
+        return adapter
+
+    @property
+    def vocabulary(self) -> int:
+        return self.known
+
+    def trains_on_trees(self, tokens: int, *, field: str) -> bool:
+        return False
+
+    def reads(self, tokens: int) -> int:
+        return self.engine.max_context
+
+    def trainee(self, shared: bool, group: ProcessGroup) -> TinkerTrainee:
+        _require_one(group)
+        start = partial(self.adapter.session.sampler, self.start)
+        return TinkerTrainee(self.model, self.engine, self.renderer, shared, group, start)
+
+    def imitation(self, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup) -> TinkerSFT:
+        _require_one(group)
+        return TinkerSFT(self.adapter, examples, config)
+
+    def save(self, folder: Path) -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+        try:
+            fresh.chmod(0o755)
+            with writing(folder):
+                self.tokenizer.save_pretrained(fresh)
+                adapter = self.adapter
+                weights, sampler = adapter.save("model"), adapter.save_for_sampling("model")
+                served = adapter.session.base_model
+                row = Trained(base=self.base, base_model=served, weights=weights, sampler=sampler, rank=adapter.rank)
+                write_json(fresh / STATE, to_mapping(row))
+                replace_folder(fresh, folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+    def bill(self, cost: Cost) -> dict[str, float] | None:
+        return self.adapter.session.config.prices.bill(cost)
