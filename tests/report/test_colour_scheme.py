@@ -10,7 +10,7 @@ from online_directories import write_online_run
 from run_directories import write_complete_run
 
 from chromium import browser
-from turntree.report import figures
+from turntree.report import svg
 from turntree.report.html import build_report
 
 # the lowest contrast (WCAG) between a text and the page below it, and whose it is
@@ -62,11 +62,13 @@ def test_every_colour_that_a_page_names_is_there_in_both_schemes(pages: list[Pat
         assert used and light == dark and used <= light
         drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
         plain = set(re.findall(r'(?:fill|stroke)(?:: |=")(#[0-9a-f]{6})', drawn))
-        themed = (figures.INK, figures.MUTED, figures.EDGE, figures.GRID, "#000000", "#ffffff")
+        themed = (svg.INK, svg.MUTED, svg.EDGE, svg.GRID, "#000000", "#ffffff")
         assert not plain & {colour.lower() for colour in themed}
 
 
 def test_a_colour_in_the_words_of_a_figure_stays() -> None:
-    ink = figures.INK
-    drawn = figures.inline(f'<svg viewBox="0 0 9 9"><text style="fill: {ink}">paint it {ink}</text></svg>', "f")
+    ink = svg.INK
+    picture = svg.Picture("f", 9, 9)
+    picture.text(0, 0, f"paint it {ink}", tint=ink)
+    drawn = picture.svg()
     assert f">paint it {ink}<" in drawn and f"var(--ink, {ink})" in drawn

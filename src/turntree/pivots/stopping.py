@@ -32,6 +32,7 @@ import numpy as np
 from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.pivots.rows import Class, class_of
+from turntree.run.distributions import binomial
 
 _SUPPORT = 65  # points of the prior in [0, 1]
 _PSEUDO_CANDIDATES = 8.0  # weight of the prior before any data, in candidates
@@ -198,9 +199,7 @@ def _grid() -> np.ndarray:
 def _likelihood(successes: int | np.ndarray, failures: int | np.ndarray) -> np.ndarray:
     """Of these counts (in any order) at every point of the grid (last axis). Plain powers of hundreds of rollouts would
     be 0 at all points."""
-    from scipy.stats import binom  # imported here: it takes a second, and a configuration does not need it
-
-    return binom.pmf(successes, np.add(successes, failures), _grid())
+    return binomial(successes, np.add(successes, failures), _grid())
 
 
 @lru_cache(maxsize=64)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from turntree.report.figures import INK, MUTED, ON_DARK, ON_LIGHT, PALE, Chart, drawing, percent_ticks
+from turntree.report.figures import Chart
 from turntree.report.page import templates
+from turntree.report.svg import INK, PALE, Picture, Scale, in_percent, themed, x_axis, y_axis
 from turntree.report.wording import count, percent, plural
 from turntree.run.files import write_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 REMEDIES = {
     "dapo": ("DAPO filter", "drops finished groups without a gradient from the update"),
@@ -25,6 +23,7 @@ REMEDIES = {
     "together": ("GRESO, gate and DAPO", "those that the log supports, on one budget, nothing counted twice"),
 }
 UNITS = {"tokens": "generated tokens", "turns": "turns", "characters": "generated characters"}
+ON_DARK, ON_LIGHT = "#fdfdfd", "#1b1d21"  # text on a bar, whose colour is the same on a light and on a dark page
 OUTCOMES = {  # colour on the page, ink on it, words
     "mixed": ("#0072B2", ON_DARK, "mixed rewards: a gradient"),
     "all_fail": ("#b9572b", ON_DARK, "all fail"),
@@ -103,27 +102,27 @@ def budget(result: dict[str, Any]) -> Chart:
     rows = {f"groups ({count(counts['groups'])})": _shares(counts, counts["groups"])}
     for unit, spent in result["cost"].items():
         rows[f"{UNITS[unit]} ({count(spent['total'])})"] = _shares(spent, spent["total"])
-    with drawing("budget", 7.6, 0.85 + 0.5 * len(rows)) as (figure, made):
-        axes = figure.subplots()
-        for y, shares in enumerate(rows.values()):
-            left = 0.0
-            for name, (tint, ink, _) in OUTCOMES.items():
-                axes.barh(y, shares[name], 0.66, left=left, color=tint)
-                if shares[name] >= 0.06:
-                    middle = left + shares[name] / 2
-                    axes.text(middle, y, f"{shares[name]:.0%}", color=ink, ha="center", va="center")
-                left += shares[name]
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1)
-        axes.set_xticks([])
-        axes.tick_params(left=False)
-        axes.grid(visible=False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_visible(False)
-        _legend(figure, {text: tint for name, (tint, _, text) in OUTCOMES.items() if counts[name]})
+    drawn = "".join(
+        f'<div><span class="name">{escape(name)}</span><div class="stack">{_stacked(shares)}</div></div>'
+        for name, shares in rows.items()
+    )
     mixed = "; ".join(f"{name}: {shares['mixed']:.0%} mixed" for name, shares in rows.items())
-    return Chart(made[0], f"Shares of the budget by outcome of the group. {mixed}.")
+    key = _key({text: tint for name, (tint, _, text) in OUTCOMES.items() if counts[name]})
+    return Chart(f'<div class="bars">{drawn}</div>{key}', f"Shares of the budget by outcome of the group. {mixed}.")
+
+
+def _stacked(shares: Mapping[str, float]) -> str:
+    return "".join(
+        f'<i style="width: {100 * shares[name]:.2f}%; background: {themed(tint)}; color: {themed(ink)}">'
+        f"{f'{shares[name]:.0%}' if shares[name] >= 0.08 else ''}</i>"
+        for name, (tint, ink, _) in OUTCOMES.items()
+        if shares[name]
+    )
+
+
+def _key(tints: Mapping[str, str]) -> str:
+    shown = (f'<span><i style="background: {themed(tint)}"></i>{text}</span>' for text, tint in tints.items())
+    return f'<p class="key">{" ".join(shown)}</p>'
 
 
 def _shares(row: Mapping[str, int], total: int) -> dict[str, float]:
@@ -136,55 +135,42 @@ def outcomes_over_time(rows: Sequence[dict[str, Any]]) -> Chart:
     bins = [rows[i : i + width] for i in range(0, len(rows), width)]
     summed = [{name: sum(row[name] for row in part) for name in OUTCOMES} for part in bins]
     shares = [_shares(row, sum(row.values())) for row in summed]
-    with drawing("over-time", 7.6, 3.0) as (figure, made):
-        axes = figure.subplots()
-        bottom = [0.0] * len(bins)
+    picture = Picture("over-time", 560, 260)
+    across, up = Scale(-0.5, len(bins) - 0.5, 46, picture.width - 6), Scale(0, 1, picture.height - 44, 10)
+    wide = (across(1) - across(0)) * 0.92
+    y_axis(picture, up, across, [(value / 4, in_percent(value / 4)) for value in range(5)], "groups (%)")
+    for place, row in enumerate(shares):
+        below = 0.0
         for name, (tint, _, _) in reversed(OUTCOMES.items()):
-            axes.bar(range(len(bins)), [row[name] for row in shares], 0.92, bottom=bottom, color=tint)
-            bottom = [low + row[name] for low, row in zip(bottom, shares, strict=True)]
-        shown = range(0, len(bins), max(1, len(bins) // 8))
-        axes.set_xticks(list(shown), [str(bins[i][0]["iteration"]) for i in shown])
-        axes.set(xlabel="iteration", ylabel="share of groups (%)", ylim=(0, 1), xlim=(-0.6, len(bins) - 0.4))
-        percent_ticks(axes, "y")
-        axes.grid(visible=False)
-        present = {text: tint for name, (tint, _, text) in OUTCOMES.items() if any(row[name] for row in summed)}
-        _legend(figure, present)
+            high = up(below + row[name])
+            picture.bar(across(place) - wide / 2, high, wide, up(below) - high, tint)
+            below += row[name]
+    shown = range(0, len(bins), max(1, math.ceil(len(bins) / 8)))
+    x_axis(picture, across, up.start, [(place, str(bins[place][0]["iteration"])) for place in shown], "iteration")
+    key = _key({text: tint for name, (tint, _, text) in OUTCOMES.items() if any(row[name] for row in summed)})
     ends = " to ".join(f"{shares[at]['mixed']:.0%}" for at in (0, -1))
     caption = f"{width} iterations a bar." if width > 1 else ""
-    return Chart(made[0], f"Mixed groups from the first bar to the last: {ends}.", caption)
+    return Chart(picture.svg() + key, f"Mixed groups from the first bar to the last: {ends}.", caption)
 
 
 def remedies(rows: Sequence[dict[str, Any]], unit: str) -> Chart:
-    """Left what each remedy saves, in generation and in training; right the teaching groups that it loses."""
-    with drawing("remedies", 7.6, 1.1 + 0.52 * len(rows)) as (figure, made):
-        saved, lost = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1.5))
-        for y, row in enumerate(rows):
-            _bar(saved, y - 0.19, row["generation"], GENERATION)
-            _bar(saved, y + 0.19, row["training"], TRAINING)
-            _bar(lost, y, row["lost"], LOST, 0.5)
-        saved.set_yticks(range(len(rows)), [row["label"] for row in rows])
-        saved.invert_yaxis()
-        saved.set_xlabel(f"saved: share of all {UNITS[unit]} (%)")
-        lost.set_xlabel("lost: share of groups\nwith a gradient (%)")
-        for axes in (saved, lost):
-            axes.set_xlim(0, max(0.1, axes.get_xlim()[1]) * 1.12)
-            percent_ticks(axes)
-            axes.tick_params(left=False)
-            axes.grid(visible=False, axis="y")
-        _legend(figure, {"never generated": GENERATION, "never trained on": TRAINING})
-    return Chart(made[0], "What each remedy saves and loses; the table has the figures.")
+    """What each remedy saves, in generation and in training, and the teaching groups that it loses."""
+    kinds = {"generation": ("never generated", GENERATION), "training": ("never trained on", TRAINING)}
+    kinds |= {"lost": ("groups with a gradient lost", LOST)}
+    drawn = "".join(
+        f'<div><span class="name">{escape(row["label"])}</span>'
+        + "".join(_bar(row[kind], tint) for kind, (_, tint) in kinds.items())
+        + "</div>"
+        for row in rows
+    )
+    caption = f"Saved: shares of all {UNITS[unit]}. Lost: share of the groups with a gradient. The table has intervals."
+    shown = f'<div class="bars">{drawn}</div>{_key(dict(kinds.values()))}'
+    return Chart(shown, "What each remedy saves and loses; the table has the figures.", caption)
 
 
-def _bar(axes: Axes, y: float, value: float | None, tint: str, height: float = 0.36) -> None:
+def _bar(value: float | None, tint: str) -> str:
     if value is None:
-        axes.text(0, y, " not in the log", color=MUTED, va="center", fontsize=9)
-        return
-    axes.barh(y, value, height, color=tint)
-    axes.text(value, y, f" {100 * value:.1f}", va="center", fontsize=9)
-
-
-def _legend(figure: Figure, tints: Mapping[str, str]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=tint, label=text) for text, tint in tints.items()]
-    figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), fontsize=9.5)
+        return '<div class="one"><b class="quiet">not in the log</b></div>'
+    return (
+        f'<div class="one"><i style="width: {86 * value:.2f}%; background: {tint}"></i><b>{100 * value:.1f}%</b></div>'
+    )

@@ -17,7 +17,7 @@ class Curve:
     title: str
     unit: str
     kind: Literal["share", "reward", "amount"] = "amount"
-    size: tuple[float, float] = (3.9, 2.5)  # inches
+    size: tuple[float, float] = (390, 250)  # pixels
 
 
 REWARD = Curve("reward_mean", "Training reward", "mean reward", "reward")

@@ -1,4 +1,4 @@
-"""Figures as inline SVG, drawn by matplotlib: the same data give the same bytes, text stays text, ids do not collide.
+"""The figures of the pages (`report.svg` draws them).
 
 Two kinds serve most pages: `lines` (what was logged, over steps or over what was spent) and `intervals` (values with
 their intervals, a row each).
@@ -6,31 +6,33 @@ their intervals, a row each).
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import math
-import re
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from turntree.pivots.select import classify
 from turntree.report.columns import Curve
 from turntree.report.read import Row
+from turntree.report.svg import (
+    CHARACTER,
+    GRID,
+    INK,
+    PALE,
+    TEXT,
+    WASH,
+    Picture,
+    Scale,
+    in_percent,
+    written,
+    x_axis,
+    y_axis,
+)
 from turntree.report.wording import label, number, percent
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-INK, MUTED, EDGE, PALE, GRID, WASH = "#22252a", "#5d6570", "#9aa2ac", "#c9ced5", "#e8ebee", "#f4f6f8"
-ON_DARK, ON_LIGHT = "#fdfdfd", "#1b1d21"  # text on a bar, whose colour is the same on a light and on a dark page
-# What follows the page's colour scheme, by the names that style.css has. The colours of data do not.
-_THEMED = {"#ffffff": "page", "#000000": "ink", INK: "ink", MUTED: "muted", EDGE: "edge", PALE: "pale"}
-_THEMED |= {GRID: "grid", WASH: "wash"}
 # Okabe and Ito's colours, which stay apart for colour-blind readers, with a marker; "" is what stands alone
 BLUE = "#0072B2"
 ARMS = {
@@ -43,36 +45,6 @@ ARMS = {
 }
 OTHERS = (("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"))
 
-PIXELS = 1.4  # the most pixels on the page per point of the figure: 10-point text is 14 pixels high
-
-_STYLE = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10.0,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": EDGE,
-    "axes.linewidth": 0.8,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.formatter.use_mathtext": False,
-    "axes.unicode_minus": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.7,
-    "path.simplify": True,
-}
-
 
 @dataclass(frozen=True)
 class Chart:
@@ -81,82 +53,6 @@ class Chart:
     svg: str
     alt: str
     caption: str = ""
-
-
-@contextlib.contextmanager
-def drawing(name: str, width: float, height: float) -> Iterator[tuple[Figure, list[str]]]:
-    """A figure of `width` x `height` inches; after the block its SVG is the one element of the list.
-
-    `name` keeps the ids of several figures on one page apart.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": name}
-    with matplotlib.rc_context(style), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the reader's browser has the font, not this machine
-        figure = Figure(figsize=(width, height), layout="constrained")
-        made: list[str] = []
-        yield figure, made
-        text = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(text, format="svg", metadata=nothing, transparent=True)
-        made.append(inline(text.getvalue(), name))
-
-
-def inline(svg: str, name: str) -> str:
-    """The `<svg>` element alone, scalable, with ids of its own and without anything that points outside."""
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
-    head, rest = body.split(">", 1)
-    box = re.search(r'viewBox="0 0 ([\d.]+) [^"]*"', head)
-    assert box is not None
-    used = set(re.findall(r'(?:url\(|href=")#([\w.-]+)', rest))
-    rest = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", rest)
-    rest = re.sub(r"url\(#", f"url(#{name}-", rest)
-    rest = re.sub(r'xlink:href="#', f'href="#{name}-', rest)
-    rest = re.sub(r"font-family: [^;\"]*(; )?", "", rest)  # the page's own font
-    rest = re.sub(r' transform="rotate\(-0 [^"]*"', "", rest)
-    rest = re.sub(r"\n\s*", "\n", rest)
-    rest = re.sub(r"<[^<>]+>", lambda m: themed(m[0]), rest)  # not in texts, which are the data's
-    width = f"{float(box[1]) * PIXELS:.0f}px"
-    opening = f'<svg {box[0]} style="--width: {width}; max-width: {width}" aria-hidden="true" focusable="false">'
-    return opening + rest.strip()
-
-
-def themed(markup: str) -> str:
-    """A colour, or a tag, with inks, lines and backgrounds as variables of the page: a dark page has light ones."""
-
-    def named(found: re.Match[str]) -> str:
-        name = _THEMED.get(found[0].lower())
-        return found[0] if name is None else f"var(--{name}, {found[0]})"
-
-    return re.sub(r"#[0-9a-fA-F]{6}(?![\w.-])", named, markup)
-
-
-def literal(text: str) -> str:
-    """Text that matplotlib must not read as mathematics."""
-    return text.replace("$", r"\$")
-
-
-def plain_ticks(
-    axes: Axes, which: str = "y", steps: Sequence[float] = (1, 2, 2.5, 5, 10), *, whole: bool = False
-) -> None:
-    """Tick labels such as 0.0005 instead of an offset above the axis, at multiples of `steps`; `whole`: what is counted
-    has no tick at 1.5."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_locator(MaxNLocator(5, steps=steps, integer=whole, min_n_ticks=1 if whole else 2))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
-
-
-def percent_ticks(axes: Axes, which: str = "x") -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}")))
 
 
 def style(name: str, names: Sequence[str]) -> tuple[str, str]:
@@ -178,32 +74,37 @@ def lines(what: Curve, drawn: Mapping[str, Points], *, x: str = "training step",
     drawn = {name: points for name, points in drawn.items() if points}
     if not drawn:
         return None
-    with drawing(name or f"{what.key}-{x}".replace(" ", "-"), *what.size) as (figure, made):
-        axes = figure.add_subplot()
-        for line, points in drawn.items():
-            at, values = zip(*points, strict=True)
-            tint, shape = style(line, list(drawn))
-            if len(values) >= 4 * SMOOTHING:
-                axes.plot(at, values, color=tint, linewidth=0.9, alpha=0.3)
-                axes.plot(at, moving_mean(values), color=tint, linewidth=2)
-            else:
-                axes.plot(at, values, color=tint, linewidth=1.8, marker=shape, ms=5, clip_on=False)
-        values = [value for points in drawn.values() for _, value in points]
-        axes.set(title=literal(what.title), xlabel=x, ylabel=what.unit, xlim=(0, None))
-        plain_ticks(axes, "x", whole=True)
-        plain_ticks(axes, "y")
-        if what.kind == "share":
-            percent_ticks(axes, "y")
-        axes.set_ylim(bottom=min(0.0, *values))
-        if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
-            axes.set_ylim(top=max(1.02, *values))
-        elif max(values) > 0:
-            axes.set_ylim(top=1.12 * max(values))
-    told: Callable[[float], str] = percent if what.kind == "share" else number
+    picture = Picture(name or f"{what.key}-{x}".replace(" ", "-"), *what.size)
+    values = [value for points in drawn.values() for _, value in points]
+    top = 1.12 * max(values) if max(values) > 0 else 1.0
+    if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
+        top = max(1.02, *values)
+    told: Callable[[float], str] = in_percent if what.kind == "share" else written
+    across = Scale(0.0, max(at for points in drawn.values() for at, _ in points) or 1.0, 0, 1)
+    up = Scale(min(0.0, *values), top, 0, 1)
+    left = 34 + CHARACTER * max(len(told(value)) for value in up.ticks())
+    across = Scale(across.low, across.high, left, picture.width - 12)
+    up = Scale(up.low, up.high, picture.height - 50, 30)
+    picture.text(left, 16, what.title, more="font-weight: 600")
+    y_axis(picture, up, across, [(value, told(value)) for value in up.ticks()], what.unit)
+    x_axis(picture, across, up.start, [(at, written(at)) for at in across.ticks(whole=True)], x)
+    for line, points in drawn.items():
+        at, raw = zip(*points, strict=True)
+        tint, shape = style(line, list(drawn))
+        long = len(raw) >= 4 * SMOOTHING
+        placed = [(across(one), up(value)) for one, value in points]
+        picture.line(placed, tint, 1.2 if long else 2.4, "opacity: 0.3" if long else "")
+        if long:
+            smooth = zip(at, moving_mean(raw), strict=True)
+            picture.line([(across(one), up(value)) for one, value in smooth], tint, 2.6)
+        else:
+            for place in placed:
+                picture.mark(*place, shape, tint, size=4)
+    said: Callable[[float], str] = percent if what.kind == "share" else number
     ends = "; ".join(
-        f"{label(line)} from {told(points[0][1])} to {told(points[-1][1])}".lstrip() for line, points in drawn.items()
+        f"{label(line)} from {said(points[0][1])} to {said(points[-1][1])}".lstrip() for line, points in drawn.items()
     )
-    return Chart(made[0], f"{what.title} over {x}: {ends}.")
+    return Chart(picture.svg(), f"{what.title} over {x}: {ends}.")
 
 
 def series(metrics: Sequence[Row], key: str) -> list[tuple[float, float]]:
@@ -260,40 +161,42 @@ def intervals(
     compared with."""
     rows = list(dict.fromkeys(mark.row for mark in marks))
     named = {mark.of: mark for mark in marks if mark.of}
-    with drawing(name, *size) as (figure, made):
-        axes = figure.add_subplot()
-        if line is not None:
-            axes.axvline(line, color=INK, linewidth=1)
-        for band in range(0, len(rows), 2) if len(named) > 1 else ():
-            axes.axhspan(band - 0.5, band + 0.5, color=WASH, zorder=0)
-        for mark in marks:
-            _mark(axes, mark, rows.index(mark.row) + mark.shift)
-        low, high = min(mark.low for mark in marks), max(mark.high for mark in marks)
-        if line is None and low >= 0:
-            axes.set_xlim(-0.02, min(1.12, high + 0.14))  # with room for the values beside it
-        axes.set_xlabel(xlabel)
-        axes.set_yticks(range(len(rows)), [literal(row) for row in rows])
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False, axis="y")
-        axes.spines["left"].set_visible(False)
-        plain_ticks(axes, "x", steps=(1, 2, 5, 10))
-        percent_ticks(axes)
-        for of, mark in named.items():
-            face = "white" if mark.hollow else mark.tint
-            axes.plot([], [], color=mark.tint, mfc=face, marker=mark.shape, ls="", ms=6, label=literal(label(of)))
-        if named:
-            figure.legend(loc="outside upper left", ncols=len(named), handletextpad=0.2)
-    return Chart(made[0], f"{alt} The table has the figures.", caption)
-
-
-def _mark(axes: Axes, mark: Mark, y: float) -> None:
-    face, size, width = ("white", 6, 1.3) if mark.hollow else (mark.tint, 15 if mark.shape == "|" else 7, 2)
-    axes.plot([mark.low, mark.high], [y, y], color=mark.tint, linewidth=width, solid_capstyle="round")
-    axes.plot([mark.value], [y], marker=mark.shape, ms=size, color=mark.tint, mfc=face, mew=1.4)
-    if mark.text:
-        beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
-        axes.annotate(mark.text, (mark.high, y), **beside)
+    picture = Picture(name, *size)
+    signs = [
+        (label(of), partial(picture.mark, shape=one.shape, tint=one.tint, hollow=one.hollow))
+        for of, one in named.items()
+    ]
+    top = picture.legend(signs) + 4 if signs else 6
+    low, high = min(mark.low for mark in marks), max(mark.high for mark in marks)
+    beside = max(len(mark.text) for mark in marks) * CHARACTER + 12
+    left, right = 16 + CHARACTER * max(map(len, rows)), picture.width - 14
+    if line is None and low >= 0:
+        across = Scale(-0.02, min(1.02, high * 1.05 + 0.02), left, right - beside)
+    else:
+        low, high = min(low, *([] if line is None else [line])), max(high, *([] if line is None else [line]))
+        room = 0.06 * (high - low)
+        across = Scale(low - room, high + room, left, right - beside)
+    down = Scale(-0.5, len(rows) - 0.5, top, picture.height - 50)
+    for band in range(0, len(rows), 2) if len(named) > 1 else ():
+        picture.bar(left, down(band - 0.5), right - left, down(0.5) - down(-0.5), WASH)
+    for place, row in enumerate(rows):
+        picture.text(left - 8, down(place) + TEXT * 0.36, row, "end")
+    ticks = across.ticks()
+    for value in ticks:
+        picture.line([(across(value), down.start), (across(value), down.end)], GRID)
+    x_axis(picture, across, down.end, [(value, in_percent(value)) for value in ticks], xlabel)
+    if line is not None:
+        picture.line([(across(line), down.start), (across(line), down.end)], INK, 1.4)
+    for mark in marks:
+        y = down(rows.index(mark.row) + mark.shift)
+        width = 1.8 if mark.hollow else 2.8
+        picture.line([(across(mark.low), y), (across(mark.high), y)], mark.tint, width, cap="round")
+        picture.mark(
+            across(mark.value), y, mark.shape, mark.tint, hollow=mark.hollow, size=8 if mark.shape == "|" else 5
+        )
+        if mark.text:
+            picture.text(across(mark.high) + 9, y + TEXT * 0.36, mark.text)
+    return Chart(picture.svg(), f"{alt} The table has the figures.", caption)
 
 
 # profiles
@@ -314,35 +217,36 @@ def reward_means(rows: Sequence[Row], threshold: float) -> Chart:
         (classify(row, threshold), round(row["reward_mean"] / width)) for row in rows if row["reward_mean"] is not None
     )
     below: dict[int, int] = defaultdict(int)
-    with drawing("profile", 7.6, 3.6) as (figure, made):
-        axes = figure.add_subplot()
-        for name, tint, hatch, text in CLASSES:
-            bars = {place: size for (kind, place), size in counts.items() if kind == name}
-            if not bars:
-                continue  # matplotlib would give an empty class the colour of another in the legend
-            axes.bar(
-                [place * width for place in bars],
-                list(bars.values()),
-                width * 0.86,
-                bottom=[below[place] for place in bars],
-                color=tint,
-                hatch=hatch,
-                edgecolor=MUTED if hatch else tint,
-                linewidth=0.6,
-                label=f"{text} ({sum(bars.values()):,})",
-            )
-            for place, size in bars.items():
-                below[place] += size
-        axes.axvline(threshold, color=INK, linewidth=1.2, linestyle=(0, (4, 2)))
-        far = threshold > 0.8  # no room to the right of the line
-        side: dict[str, Any] = {"ha": "right" if far else "left", "va": "top", "textcoords": "offset points"}
-        at = (threshold, 1), (-16 if far else 5, -4)
-        axes.annotate(f"threshold {threshold:g}", *at, xycoords=("data", "axes fraction"), **side)
-        axes.set(xlabel="reward mean of a candidate's rollouts", ylabel="candidates", xlim=(-width, 1 + width))
-        axes.grid(visible=False, axis="x")
-        plain_ticks(axes)
-        figure.legend(loc="outside upper left", ncols=2, fontsize=9.5)
-    return Chart(made[0], f"Reward means of {len(rows)} candidates at threshold {threshold:g}, by class.")
+    picture = Picture("profile", 760, 360)
+    fills = {name: picture.hatched(tint, rising=hatch == "//") if hatch else tint for name, tint, hatch, _ in CLASSES}
+    sizes = {name: {place: n for (kind, place), n in counts.items() if kind == name} for name, *_ in CLASSES}
+    told = {text: (name, sum(sizes[name].values())) for name, *_, text in CLASSES if sizes[name]}
+    signs = [(f"{text} ({total:,})", picture.swatch(fills[name])) for text, (name, total) in told.items()]
+    top = picture.legend(signs) + 16
+    tallest = Counter[int]()
+    for bars in sizes.values():
+        tallest.update(bars)
+    up = Scale(0, 1.05 * max(tallest.values(), default=1), picture.height - 50, top)
+    left = 34 + CHARACTER * len(f"{up.high:.0f}")
+    across = Scale(-width, 1 + width, left, picture.width - 10)
+    y_axis(picture, up, across, [(value, f"{value:,.0f}") for value in up.ticks(whole=True)], "candidates")
+    x_axis(
+        picture,
+        across,
+        up.start,
+        [(value / 5, written(value / 5)) for value in range(6)],
+        "reward mean of a candidate's rollouts",
+    )
+    thick = (across(width) - across(0)) * 0.86
+    for name, *_ in CLASSES:
+        for place, size in sizes[name].items():
+            high = up(below[place] + size)
+            picture.bar(across(place * width) - thick / 2, high, thick, up(below[place]) - high, fills[name])
+            below[place] += size
+    at, far = across(threshold), threshold > 0.8  # no room to the right of the line
+    picture.line([(at, up.start), (at, up.end - 4)], INK, 1.6, "stroke-dasharray: 6 3")
+    picture.text(at + (-7 if far else 7), up.end + 6, f"threshold {threshold:g}", "end" if far else "start")
+    return Chart(picture.svg(), f"Reward means of {len(rows)} candidates at threshold {threshold:g}, by class.")
 
 
 def kinds_by_mean(rows: Sequence[Row], threshold: float) -> dict[str, Any]:

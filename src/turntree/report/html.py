@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from turntree.pivots.select import classify
-from turntree.report import browser, examples, figures, results
+from turntree.report import browser, examples, figures, results, svg
 from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
 from turntree.report.figures import Chart, Mark, intervals, lines, series, style
 from turntree.report.page import templates
@@ -78,8 +78,8 @@ def view(run: Run) -> dict[str, Any]:
         "curves": _curves(run.arms),
         "branching": _branching(run.arms),
         "profile": _profile(run),
-        "task_types": _by_row("task-types", task_types, "success (%)", 0.19 * (len(evaluated) + 1)),
-        "skills": _by_row("skills", skills, "exact-match accuracy (%)", 0.42),
+        "task_types": _by_row("task-types", task_types, "success (%)", 19 * (len(evaluated) + 1)),
+        "skills": _by_row("skills", skills, "exact-match accuracy (%)", 42),
         "ledger": results.ledger(run),
         "examples": examples.examples(run),
         "configuration": _configurations(run),
@@ -116,7 +116,7 @@ def _success(arms: Sequence[Row]) -> Chart | None:
     if not marks:
         return None
     below = " Open markers below: greedy decoding." if any(mark.hollow for mark in marks) else ""
-    size = (5.4, 0.9 + 0.55 * len({mark.row for mark in marks}))
+    size = (540.0, 90.0 + 55 * len({mark.row for mark in marks}))
     alt, caption = "Success by policy with 95% intervals.", f"Success, with 95% Wilson intervals.{below}"
     return intervals("success", size, marks, alt=alt, xlabel="success (%)", caption=caption)
 
@@ -136,7 +136,7 @@ def _paired(compared: Sequence[results.Difference]) -> Chart:
     ]
     return intervals(
         "paired",
-        (5.4, 0.9 + 0.5 * len(compared)),
+        (540.0, 90.0 + 50 * len(compared)),
         marks,
         alt="Paired differences in percentage points.",
         xlabel="difference in success (percentage points)",
@@ -155,7 +155,7 @@ def _by_row(name: str, measured: Mapping[str, Mapping[str, Any]], xlabel: str, h
         known = [value for value in by_arm.values() if value]
         if "chance" in known[0]:
             chance = known[0]["chance"]
-            marks.append(Mark(row, chance, chance, chance, "chance", figures.INK, "|"))
+            marks.append(Mark(row, chance, chance, chance, "chance", svg.INK, "|"))
         for place, (arm, value) in enumerate(by_arm.items()):
             share = value and value.get("success", value.get("accuracy"))
             if value and share is not None:
@@ -165,7 +165,7 @@ def _by_row(name: str, measured: Mapping[str, Mapping[str, Any]], xlabel: str, h
     if not marks:
         return {}
     alt = f"{name.replace('-', ' ').capitalize()} by policy."
-    return {"rows": rows, "chart": intervals(name, (7.0, 1.0 + height * len(rows)), marks, alt=alt, xlabel=xlabel)}
+    return {"rows": rows, "chart": intervals(name, (700.0, 100.0 + height * len(rows)), marks, alt=alt, xlabel=xlabel)}
 
 
 # training
@@ -202,11 +202,11 @@ def _curves(arms: Sequence[Arm]) -> dict[str, Any]:
         named = _named(trained) if stage == "train online" else {arm.name: arm for arm in trained}
         charts += [_curve(what, named) for what in curves]
         if len(named) > 1:
-            legend |= {name: figures.themed(style(name, list(named))[0]) for name in named}
+            legend |= {name: svg.themed(style(name, list(named))[0]) for name in named}
     pivot = {arm.name: arm for arm in arms if arm.stage == "train pivot"}
     kinds = {kind for arm in pivot.values() for row in arm.metrics for kind in row.get(ACCEPTANCE, {})}
     small = [
-        _curve(Curve(f"{ACCEPTANCE}.{kind}", kind, "accepted (%)", "share", size=(2.7, 1.9)), pivot, f"kind-{number}")
+        _curve(Curve(f"{ACCEPTANCE}.{kind}", kind, "accepted (%)", "share", size=(270, 190)), pivot, f"kind-{number}")
         for number, kind in enumerate(sorted(kinds, key=lambda kind: (kind != "all", kind)))
     ]
     drawn = [chart for chart in charts if chart is not None]
