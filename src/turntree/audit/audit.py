@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turntree.audit import waste
 from turntree.audit.comparison import NO_ITERATIONS, compare
+from turntree.audit.config import AuditConfig
 from turntree.audit.played import CHARACTERS, TOKENS, TURNS, play
-from turntree.core.config import Part
-from turntree.core.errors import ConfigError, InputError
-from turntree.core.outcome import SUCCESS_REWARD
+from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.read import AUTO, open_log
+from turntree.logs.read import open_log
 from turntree.logs.rows import ReadReport
 
 SCHEMA = "turntree.audit/2"
@@ -31,23 +29,6 @@ ASSUMPTIONS = (
     "The gate is measured on the groups that it was chosen on; cross-validation guards its precision, not its savings.",
     "Savings in generation are turns and tokens not generated; prompt and observation tokens are not in rollout logs.",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig:
-    """`turntree audit`."""
-
-    log_format: Part = AUTO
-    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, generic, or module:object
-    of your own."""
-    epochs: int = 3
-    """Scored groups that a task needs before it can be listed as never teaching."""
-    success: float = SUCCESS_REWARD
-    """A reward from this on is a success."""
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError("is below 1", field="epochs", hint="how many groups of a task are evidence")
 
 
 def run_audit(

@@ -11,7 +11,7 @@ import numpy as np
 
 from turntree.audit.played import Played
 from turntree.core.outcome import GroupOutcome
-from turntree.run.statistics import wilson
+from turntree.run.wilson import wilson
 
 K = TypeVar("K", int, str)
 

@@ -21,7 +21,7 @@ PROGRESS_SECONDS = 5.0
 
 @click.command(
     cls=StageCommand,
-    config="turntree.audit.audit:AuditConfig",
+    config="turntree.audit.config:AuditConfig",
     options={"--epochs": "epochs", **LOG_OPTIONS},
     short_help="What your rollout logs bought.",
 )

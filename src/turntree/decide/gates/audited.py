@@ -10,7 +10,7 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.decide.gates.divergence import PrefixDivergenceGate, turns_reached, unable
-from turntree.run.statistics import wilson
+from turntree.run.wilson import wilson
 
 
 def build_gate(
