@@ -57,6 +57,7 @@ from turntree.logs.rows import (
     reward,
     split,
 )
+from turntree.logs.suspects import suspect_of
 from turntree.render.tool_calls import ToolFormat
 from turntree.rollout.local import CutTurns
 from turntree.run.jsonl import read_bytes
@@ -282,6 +283,7 @@ def _row(record: Record, rewards: tuple[str, ...], separator: str | None, drawn:
             reward=reward(record, rewards),
             observations=observations,
             characters=sum(map(len, actions)) if actions else len(completion),
+            suspect=suspect_of(completion),
         ),
         iteration=count(record, "step"),
         facts=facts_of(record),

@@ -16,8 +16,8 @@ class AuditConfig:
     """`turntree audit`."""
 
     log_format: Part = AUTO
-    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, generic, or module:object
-    of your own."""
+    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, prime-rl, skyrl,
+    slime, rllm, areal, agent-lightning, generic, or module:object of your own."""
     epochs: int = 3
     """Scored groups that a task needs before it can be listed as never teaching."""
     success: float = SUCCESS_REWARD

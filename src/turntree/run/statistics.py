@@ -37,6 +37,18 @@ def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tup
     return wilson(share * effective, effective, student(0.975, clusters - 1))
 
 
+def ratio_interval(parts: NDArray[Any], wholes: NDArray[Any], clusters: NDArray[np.int64]) -> list[float] | None:
+    """The 95% interval of sum(parts) / sum(wholes), each within [0, whole], over other clusters: linearised (Cochran
+    1977, 6.3), with Student's quantile. Cluster numbers begin at 0. None for a single cluster or wholes of nothing."""
+    count, total = int(clusters.max(initial=-1)) + 1, float(wholes.sum())
+    if count < 2 or total <= 0:
+        return None
+    ratio = float(parts.sum()) / total
+    residuals = np.bincount(clusters, weights=parts - ratio * wholes, minlength=count)
+    half = student(0.975, count - 1) * math.sqrt(count / (count - 1) * float((residuals**2).sum())) / total
+    return [max(0.0, ratio - half), min(1.0, ratio + half)]
+
+
 class Interval(NamedTuple):
     """A mean with its 95% interval, and the effect that a two-sided test at 5% detects with 80% power. The last three
     are None for a single value, which has no spread."""
