@@ -35,6 +35,6 @@ class Areal(TextOptions):
                 tokens=None if generated is None or before is None else max(0, generated - before),
             ),
             iteration=count(row, "tail_version"),
-            facts=facts_of(row),
+            facts=facts_of({"prompt": prompt}),  # a task_id numbers what was submitted: none comes back
             sample=count(row, "sample_idx"),
         )

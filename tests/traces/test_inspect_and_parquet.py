@@ -22,7 +22,7 @@ SAMPLE = {
             "tool_calls": [CALL],
             "model": "m",
         },
-        {"role": "tool", "content": "", "tool_call_id": "c1", "function": "search", "error": {"type": "timeout", "message": "late"}},
+        {"role": "tool", "content": "", "tool_call_id": "c1", "error": {"type": "timeout", "message": "late"}},
         {"role": "assistant", "content": "x"},
     ],
     "scores": {"match": {"value": "C"}},
@@ -74,11 +74,8 @@ def test_what_is_no_archive_or_holds_no_sample_is_refused(content, tmp_path):
 
 
 def test_a_parquet_file_gives_the_rows_that_json_lines_would(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
-    rows = [
-        {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(3)
-    ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    said = {"role": "assistant", "content": "a"}
+    rows = [{"messages": [{"role": "user", "content": f"q{n}"}, said]} for n in range(3)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
     assert values(tmp_path / "t.parquet") == rows
