@@ -27,6 +27,7 @@ _SAMPLE_KEYS = words(
     "invalidation error error_retries attachments events_data limit"
 )
 _MESSAGE_KEYS = words("id content source metadata role tool_calls model tool_call_id function error internal")
+_PART_KEYS = words("type text reasoning summary signature redacted refusal internal citations")
 _CALL_KEYS = words("id function arguments type parse_error view internal")
 
 
@@ -55,9 +56,9 @@ def read_inspect(row: dict[str, Any]) -> ChatRow:
 
 
 def _message(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
-    unread = count_unknown(raw, _MESSAGE_KEYS, "messages[].", chat.ignored)
+    count_unknown(raw, _MESSAGE_KEYS, "messages[].", chat.ignored)
     content, reasoning = _content(raw.get("content"), chat)
-    message: dict[str, Any] = {"role": raw.get("role"), "content": content, **unread}
+    message: dict[str, Any] = {"role": raw.get("role"), "content": content}
     if reasoning:
         message["reasoning"] = reasoning
     if raw.get("role") == "tool":
@@ -84,6 +85,7 @@ def _content(value: Any, chat: ChatRow) -> tuple[str, str]:
     for part in cast("list[Any]", value):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in said and isinstance(part.get(kind), str):
+            count_unknown(part, _PART_KEYS, "content[].", chat.ignored)
             said[kind].append(part[kind])
         else:
             chat.ignored[f"parts of type {kind}"] += 1
