@@ -62,12 +62,14 @@ def _message(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
     if reasoning:
         message["reasoning"] = reasoning
     if raw.get("role") == "tool":
-        failed = isinstance(raw.get("error"), dict)
-        said = content or (str(raw["error"].get("message", "")) if failed else "")
-        return message | {"content": said, "tool_call_id": raw.get("tool_call_id"), FAILED: failed}
-    calls = [one for one in raw.get("tool_calls") or () if isinstance(one, dict)]
-    if calls:
-        message["tool_calls"] = [_call(one, chat) for one in calls]
+        error = raw.get("error")
+        said = content or (str(error.get("message", "")) if isinstance(error, dict) else error) or ""
+        return message | {"content": said, "tool_call_id": raw.get("tool_call_id"), FAILED: bool(error)}
+    calls = raw.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        message["tool_calls"] = [_call(one, chat) if isinstance(one, dict) else one for one in cast("list[Any]", calls)]
+    elif calls:
+        message["tool_calls"] = calls  # of a wrong type, which is refused with its place
     return message
 
 
@@ -77,10 +79,11 @@ def _call(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
     return call_of(raw.get("function"), arguments, raw.get("id"), unread)
 
 
-def _content(value: Any, chat: ChatRow) -> tuple[str, str]:
-    """The words and the thoughts of a content, text or parts. Other parts (images) are counted and left out."""
+def _content(value: Any, chat: ChatRow) -> tuple[Any, str]:
+    """The words and the thoughts of a content, text or parts. Other parts (images) are counted and left out; what is
+    neither stays, and is refused with its place."""
     if not isinstance(value, list):
-        return (value, "") if isinstance(value, str) else ("", "")
+        return value, ""
     said: dict[str, list[str]] = {"text": [], "reasoning": []}
     for part in cast("list[Any]", value):
         kind = part.get("type") if isinstance(part, dict) else None

@@ -88,13 +88,13 @@ class Saved:
     """What each group would not have cost, by unit: its generation, and the training on its generated tokens. None
     where the log does not say what the cut groups spent after the gate's turn."""
 
-    generation: dict[str, NDArray[np.float64] | None]
-    training: dict[str, NDArray[np.float64]]
+    generation: dict[str, NDArray[Any] | None]
+    training: dict[str, NDArray[Any]]
 
 
 def saved(played: Played, removed: Removed, gate: GateCuts | None) -> Saved:
     gone = (removed.skipped_N | removed.cut_N | removed.dropped_N) & played.scored_N
-    generation: dict[str, NDArray[np.float64] | None] = {}
+    generation: dict[str, NDArray[Any] | None] = {}
     for unit, spent in played.spent.items():
         if gate is None:
             generation[unit] = spent * removed.skipped_N.astype(float)
@@ -146,7 +146,7 @@ def estimate(played: Played, remedies: Remedies) -> dict[str, Any]:
 
 
 def _intervals(
-    each: Sequence[Mapping[str, NDArray[np.float64] | None]],
+    each: Sequence[Mapping[str, NDArray[Any] | None]],
     of: dict[str, NDArray[np.int64]],
     tasks_N: NDArray[np.int64],
 ) -> dict[str, list[float] | None]:
