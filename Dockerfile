@@ -13,7 +13,7 @@ COPY constraints.txt ./
 RUN pip install --no-cache-dir -c constraints.txt --extra-index-url $TORCH_INDEX torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install --no-cache-dir -c constraints.txt '.[ray,lora]' 'ray[default]'
+RUN pip install --no-cache-dir -c constraints.txt '.[train,ray,lora]' 'ray[default]'
 
 ENV OMP_NUM_THREADS=1 RAY_USAGE_STATS_ENABLED=0
 RUN useradd --create-home trainer && mkdir /runs && chown trainer /runs

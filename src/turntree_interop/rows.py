@@ -13,8 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
+from turntree.logs.generic import TextOptions
+from turntree.logs.groups import LoggedRollout
+from turntree.logs.rows import reward, split
+from turntree.logs.suspects import suspect_of
 from turntree.stages.export import ExportedPivot
 from turntree_interop.judging import pack_state
+
+
+def rollout_of_text(
+    row: dict[str, Any],
+    said: str,
+    options: TextOptions,
+    *,
+    tokens: int | None = None,
+    stop: str | None = None,
+    completed: bool | None = None,
+) -> LoggedRollout:
+    """The rollout of a log that has it as one text; its reward is the sum of the columns that the options name."""
+    actions, observations = split(said, options.turn_separator)
+    return LoggedRollout(
+        actions=actions,
+        reward=reward(row, options.rewards),
+        observations=observations,
+        tokens=tokens,
+        characters=sum(map(len, actions)) if actions else len(said),
+        stop=stop,
+        completed=completed,
+        suspect=suspect_of(said, stop=stop, completed=completed),
+    )
 
 
 def columns(pivot: ExportedPivot) -> dict[str, Any]:

@@ -1,16 +1,27 @@
-"""SkyRL: a parquet file for its `PromptDataset`, and an environment of one turn that our verifier judges."""
+"""SkyRL: a parquet file for its `PromptDataset`, an environment of one turn that our verifier judges, and its dumps.
+
+Dumps (`dump_per_dataset_eval_results`; one file a data source, in a folder a step): input_prompt and output_response as
+decoded text, score (a number, or one a token, whose sum is the reward), stop_reason, env_class, env_extras and
+data_source. No uid is among them: rollouts of one prompt are a group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, cast
 
+from turntree.logs.generic import TextOptions
+from turntree.logs.grouping import by_rows
+from turntree.logs.groups import LoggedGroup
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, step_of, text
 from turntree.render.tool_calls import ToolFormat
 from turntree.rollout.local import CutTurns
 from turntree.stages.export import Bundle
 from turntree_interop.judging import Judge, pack_state, required, write_reward
-from turntree_interop.rows import columns, write_parquet
+from turntree_interop.rows import columns, rollout_of_text, write_parquet
 
 ENVIRONMENT = "turntree_pivot"
 
@@ -69,3 +80,53 @@ def export_skyrl(bundle: Bundle, out: Path) -> dict[str, Any]:
     says = "Registers the environment of these pivots in skyrl_gym: import it before training starts."
     write_reward(out, says, names, bundle.reward_settings())
     return {"files": ["pivots.parquet", "reward.py"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkyRL(TextOptions):
+    """SkyRL's dumps."""
+
+    marks: ClassVar = frozenset({"input_prompt", "output_response", "score"})
+    rewards: tuple[str, ...] = ("score",)
+    """Columns whose sum is the reward."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        for path in paths:
+            if path.name == "aggregated_results.jsonl":  # figures of the evaluation, no rollouts
+                continue
+            step = step_of(path)
+            yield from by_rows(lambda row, step=step: replace(self._row(row), iteration=step), [path], report)
+
+    def _row(self, row: dict[str, Any]) -> LoggedRow:
+        prompt, stop = text(row, "input_prompt") or "", text(row, "stop_reason")
+        if not prompt.strip():
+            raise RowRefused("an empty prompt: its group is not known")
+        if stop in ("error", "abort"):
+            row = row | dict.fromkeys(self.rewards)  # no reward
+        scores = {name: _summed(row[name]) for name in self.rewards if isinstance(row.get(name), list)}
+        extras = row["env_extras"] if isinstance(row.get("env_extras"), dict) else {}
+        return LoggedRow(
+            group=named_prompt(prompt),
+            task=named_prompt(prompt),
+            rollout=rollout_of_text(
+                row | scores,
+                text(row, "output_response") or "",
+                self,
+                stop=stop,
+                completed=None if stop is None else stop != "length",
+            ),
+            task_type=text(row, "data_source"),
+            facts=facts_of(row, prompt=prompt, **_told(cast("dict[str, Any]", extras))),
+        )
+
+
+def _summed(scores: list[Any]) -> float:
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in scores):
+        raise RowRefused("a list of scores holds something else than numbers")
+    return math.fsum(scores)
+
+
+def _told(extras: dict[str, Any]) -> dict[str, Any]:
+    """What the task itself says is right, whatever else an environment keeps there."""
+    asked = extras.get("reward_spec", extras.get("reward_model"))
+    return {"reward_model": asked, "extra_info": extras.get("extra_info")}

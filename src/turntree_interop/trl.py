@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
-from scipy.optimize import nnls
+from numpy.typing import NDArray
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
@@ -65,6 +65,7 @@ from turntree.logs.rows import (
     reward,
     split,
 )
+from turntree.logs.suspects import suspect_of
 from turntree.pack.rows import Row, rows
 from turntree.render.tool_calls import ToolFormat
 from turntree.rollout.episode_figures import group_figures
@@ -514,6 +515,7 @@ def _row(record: Record, rewards: tuple[str, ...], separator: str | None, drawn:
             reward=reward(record, rewards),
             observations=observations,
             characters=sum(map(len, actions)) if actions else len(completion),
+            suspect=suspect_of(completion),
         ),
         iteration=count(record, "step"),
         facts=facts_of(record),
@@ -540,9 +542,9 @@ def _check_advantages(
         sums = [value for value, _ in pairs]
         columns = [[float(row[name]) if _is_number(row.get(name)) else 0.0 for name in rewards] for _, row in pairs]
         values = np.array(columns if weighted else [[value] for value in sums])
-        _, off = nnls(values - values.mean(axis=0), advantage - advantage.mean())
+        off = _off(values - values.mean(axis=0), advantage - advantage.mean())
         largest = float(np.abs(advantage).max())
-        fits = float(off) <= max(FLAT, FIT * largest) * math.sqrt(len(pairs))
+        fits = off <= max(FLAT, FIT * largest) * math.sqrt(len(pairs))
         if not fits or is_zero_variance(sums) != (largest <= FLAT):
             raise InputError(
                 f"the advantages of {len(pairs)} rows of one step with one prompt are not those of a group "
@@ -551,6 +553,18 @@ def _check_advantages(
                 hint="name the columns that were rewards with --reward (weights other than 1 are not known); where "
                 "several tasks share a prompt, this log does not tell their groups apart",
             )
+
+
+def _off(columns_NC: NDArray[np.float64], target_N: NDArray[np.float64]) -> float:
+    """The least distance from the target of a sum of the columns with weights from 0: that of the best set of columns
+    whose least squares need no negative weight. Rewards are few."""
+    best = float(np.linalg.norm(target_N))
+    for size in range(1, columns_NC.shape[1] + 1):
+        for chosen in itertools.combinations(range(columns_NC.shape[1]), size):
+            weights = np.linalg.lstsq(columns_NC[:, chosen], target_N)[0]
+            if (weights >= 0).all():
+                best = min(best, float(np.linalg.norm(columns_NC[:, chosen] @ weights - target_N)))
+    return best
 
 
 FLAT, FIT = 1e-6, 1e-2  # advantages are written in float32, and some scales have an epsilon

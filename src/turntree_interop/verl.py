@@ -27,6 +27,7 @@ from turntree.logs.rows import (
     split,
     text,
 )
+from turntree.logs.suspects import suspect_of
 from turntree.render.tool_calls import ToolFormat
 from turntree.rollout.local import CutTurns
 from turntree.stages.export import Bundle
@@ -111,6 +112,7 @@ class Verl(TextOptions):
                 reward=reward(row, self.rewards),
                 observations=observations,
                 characters=sum(map(len, actions)) if actions else len(output),
+                suspect=suspect_of(output),
             ),
             iteration=count(row, "step"),
             task_type=text(row, "data_source"),

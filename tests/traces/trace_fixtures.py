@@ -291,6 +291,24 @@ CLAUDE = [
     claude("user", "13", "12", [used("e")]),
     claude("assistant", "14", "13", [{"type": "text", "text": "Done."}], response="m6"),
 ]
+INSPECT = {
+    "id": 7, "epoch": 1, "input": "Find x.", "target": "x", "output": {}, "scores": {"match": {"value": "C"}}, **UNKNOWN,
+    "messages": [
+        {"role": "user", "content": "Find x.", "source": "input"},
+        {
+            "role": "assistant", "model": "m",
+            "content": [{"type": "reasoning", "reasoning": "hm"}, {"type": "text", "text": "Looking."}],
+            "tool_calls": [{"id": "a", "function": "search", "arguments": {"q": "x"}, "type": "function"}],
+        },
+        {"role": "tool", "content": "x is here", "tool_call_id": "a", "function": "search"},
+        {
+            "role": "assistant", "content": "",
+            "tool_calls": [{"id": "b", "function": "search", "arguments": {"q": "y"}, "type": "function"}],
+        },
+        {"role": "tool", "content": "", "tool_call_id": "b", "error": {"type": "timeout", "message": "late"}},
+        {"role": "assistant", "content": "x"},
+    ],
+}  # fmt: skip
 OPENCODE = {
     "info": {"id": "ses_1", "title": "t", "version": "1.0"},
     **UNKNOWN,
@@ -445,6 +463,7 @@ FIXTURES = {
     "opencode": Fixture(
         "export.json", json.dumps(OPENCODE, indent=2), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}, success=(None,)
     ),
+    "inspect": Fixture("sample.json", json.dumps(INSPECT), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}),
     "codex": Fixture(
         "rollout-1.jsonl", lines(*CODEX), 4, 2, {"error_tool_call": 1, "not_a_tool_call": 1}, traces=2,
         success=(None, None), unknown="unknown key lines[].surprise",

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turntree.audit import waste
 from turntree.audit.comparison import NO_ITERATIONS, compare
+from turntree.audit.config import AuditConfig
+from turntree.audit.failures import failures
 from turntree.audit.played import CHARACTERS, TOKENS, TURNS, play
-from turntree.core.config import Part
-from turntree.core.errors import ConfigError, InputError
-from turntree.core.outcome import SUCCESS_REWARD
+from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.read import AUTO, open_log
+from turntree.logs.read import open_log
 from turntree.logs.rows import ReadReport
 
-SCHEMA = "turntree.audit/2"
+SCHEMA = "turntree.audit/3"
 ASSUMPTIONS = (
     "A group has zero variance when its scored rewards differ by at most 1e-8; groups with fewer than two scored "
     "rollouts are censored and not part of any rate.",
@@ -29,25 +28,11 @@ ASSUMPTIONS = (
     "scored group of a task is its profile; only tasks that were mixed there, with a mean below lambda, are played "
     "again.",
     "The gate is measured on the groups that it was chosen on; cross-validation guards its precision, not its savings.",
+    "Intervals of shares are for other tasks like these (95%, a task is the unit); decisions stay as they were.",
+    "Rollouts that look like failures are suspected by their texts and endings; no figure but those of the suspicion "
+    "leaves them out.",
     "Savings in generation are turns and tokens not generated; prompt and observation tokens are not in rollout logs.",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditConfig:
-    """`turntree audit`."""
-
-    log_format: Part = AUTO
-    """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, generic, or module:object
-    of your own."""
-    epochs: int = 3
-    """Scored groups that a task needs before it can be listed as never teaching."""
-    success: float = SUCCESS_REWARD
-    """A reward from this on is a success."""
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError("is below 1", field="epochs", hint="how many groups of a task are evidence")
 
 
 def run_audit(
@@ -72,6 +57,7 @@ def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
         "schema": SCHEMA,
         "counts": waste.counts(played),
         **waste.overall(played),
+        "failures": failures(played, config.success),
         "cost": waste.cost(played),
         "over_time": waste.over_time(played),
         "by_task_type": waste.by_task_type(played),

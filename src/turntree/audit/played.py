@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.logs.groups import LoggedGroup, LoggedRollout
+from turntree.logs.suspects import suspect_of
 
 TOKENS, TURNS, CHARACTERS = "tokens", "turns", "characters"
 AMOUNTS: dict[str, Callable[[LoggedRollout], int | None]] = {
@@ -49,6 +50,12 @@ class Played:
     @cached_property
     def mixed_N(self) -> NDArray[np.bool_]:
         return np.array([outcome is GroupOutcome.MIXED for outcome in self.outcomes], dtype=bool)
+
+    @cached_property
+    def tasks_N(self) -> NDArray[np.int64]:
+        """The number of each group's task."""
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(group.task, len(numbers)) for group in self.groups], dtype=np.int64)
 
     @cached_property
     def has_iterations(self) -> bool:
@@ -103,10 +110,21 @@ def numbered(group: LoggedGroup) -> LoggedGroup:
             observations=None if rollout.observations is None else number(rollout.observations),
             characters=_characters(rollout),
             stop=None if rollout.stop is None else sys.intern(rollout.stop),
+            suspect=rollout.suspect or _suspect(rollout),
         )
         for rollout in group.rollouts
     ]
     return replace(group, id="", task=sys.intern(group.task), rollouts=tuple(rollouts))
+
+
+def _suspect(rollout: LoggedRollout) -> str | None:
+    """By what the rollout says, and what it saw before; a log without turns has looked at its own text."""
+    if rollout.actions:
+        seen = rollout.observations[-1] if rollout.observations else ""
+        told = f"{seen}\n{rollout.actions[-1]}" if rollout.actions[-1].strip() else ""
+        return suspect_of(told, stop=rollout.stop, completed=rollout.completed)
+    nothing = 0 in (rollout.generated_tokens, rollout.characters)
+    return suspect_of("" if nothing else "unknown", stop=rollout.stop, completed=rollout.completed)
 
 
 def _characters(rollout: LoggedRollout) -> int | None:

@@ -8,7 +8,7 @@ savings, so that no token is saved twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from turntree.audit.played import Played
 from turntree.decide.filters.greso import Greso, GresoConfig
+from turntree.run.statistics import ratio_interval
 
 SEEDS = 20
 
@@ -82,47 +83,80 @@ def replay(played: Played, remedies: Remedies, seed: int = 0) -> Removed:
     return Removed(skipped_N=skipped, cut_N=cut, dropped_N=dropped)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What each group would not have cost, by unit: its generation, and the training on its generated tokens. None
+    where the log does not say what the cut groups spent after the gate's turn."""
+
+    generation: dict[str, NDArray[Any] | None]
+    training: dict[str, NDArray[Any]]
+
+
+def saved(played: Played, removed: Removed, gate: GateCuts | None) -> Saved:
+    gone = (removed.skipped_N | removed.cut_N | removed.dropped_N) & played.scored_N
+    generation: dict[str, NDArray[Any] | None] = {}
+    for unit, spent in played.spent.items():
+        if gate is None:
+            generation[unit] = spent * removed.skipped_N.astype(float)
+        elif unit in gate.after:
+            generation[unit] = spent * removed.skipped_N.astype(float) + gate.after[unit] * removed.cut_N
+        else:
+            generation[unit] = None
+    return Saved(
+        generation=generation,
+        training={unit: trained * gone.astype(float) for unit, trained in played.trained.items()},
+    )
+
+
 def ledger(played: Played, removed: Removed, gate: GateCuts | None) -> dict[str, Any]:
     """Savings and losses of one replay. By unit: the generation that was avoided, and the training on generated tokens
     that was avoided. `mixed_lost`: groups with a gradient that were skipped or cut."""
-    early = removed.skipped_N | removed.cut_N
-    gone = (early | removed.dropped_N) & played.scored_N
+    early, not_spent = removed.skipped_N | removed.cut_N, saved(played, removed, gate)
     return {
         "skipped": int(removed.skipped_N.sum()),
         "cut": int(removed.cut_N.sum()),
         "dropped": int(removed.dropped_N.sum()),
         "zero_variance_avoided": int((early & played.zero_variance_N).sum()),
         "mixed_lost": int((early & played.mixed_N).sum()),
-        "rollout_saved": {unit: _not_generated(spent, unit, removed, gate) for unit, spent in played.spent.items()},
-        "training_saved": {unit: int(trained[gone].sum()) for unit, trained in played.trained.items()},
+        "rollout_saved": {unit: None if one is None else int(one.sum()) for unit, one in not_spent.generation.items()},
+        "training_saved": {unit: int(one.sum()) for unit, one in not_spent.training.items()},
     }
 
 
-def _not_generated(spent: NDArray[np.int64], unit: str, removed: Removed, gate: GateCuts | None) -> int | None:
-    """None where the log does not say what the cut groups spent after the gate's turn."""
-    saved = int(spent[removed.skipped_N].sum())
-    if gate is None:
-        return saved
-    return saved + int(gate.after[unit][removed.cut_N].sum()) if unit in gate.after else None
-
-
 def estimate(played: Played, remedies: Remedies) -> dict[str, Any]:
-    """The mean ledger (over seeds where GRESO draws), with shares of what the log spent.
+    """The mean ledger (over seeds where GRESO draws), with shares of what the log spent and their intervals over tasks.
 
     `precision`: of the scored groups that were skipped or cut, the share with zero variance.
     """
-    seeds = range(SEEDS if remedies.greso is not None else 1)
-    rows = [ledger(played, replay(played, remedies, seed), remedies.gate) for seed in seeds]
+    replays = [replay(played, remedies, seed) for seed in range(SEEDS if remedies.greso is not None else 1)]
+    rows = [ledger(played, removed, remedies.gate) for removed in replays]
+    each = [saved(played, removed, remedies.gate) for removed in replays]
     mean: dict[str, Any] = {key: _mean([row[key] for row in rows]) for key in rows[0]}
     avoided, lost = mean["zero_variance_avoided"], mean["mixed_lost"]
     return {
         **mean,
         "rollout_saved_share": _shares(mean["rollout_saved"], played.spent),
+        "rollout_saved_interval": _intervals([one.generation for one in each], played.spent, played.tasks_N),
         "training_saved_share": _shares(mean["training_saved"], played.trained),
+        "training_saved_interval": _intervals([one.training for one in each], played.trained, played.tasks_N),
         "mixed_lost_share": _share(lost, int(played.mixed_N.sum())),
         "precision": _share(avoided, avoided + lost),
         "seeds": len(rows),
     }
+
+
+def _intervals(
+    each: Sequence[Mapping[str, NDArray[Any] | None]],
+    of: dict[str, NDArray[np.int64]],
+    tasks_N: NDArray[np.int64],
+) -> dict[str, list[float] | None]:
+    """By unit, of what was saved on average over the replays."""
+    found: dict[str, list[float] | None] = {}
+    for unit, whole in of.items():
+        known = [part for one in each if (part := one[unit]) is not None]
+        mean_N = np.mean(known, axis=0) if len(known) == len(each) else None
+        found[unit] = None if mean_N is None else ratio_interval(mean_N, whole, tasks_N)
+    return found
 
 
 def refill(played: Played) -> dict[str, Any] | None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from turntree.audit.played import Played
 from turntree.core.outcome import GroupOutcome
-from turntree.run.statistics import wilson
+from turntree.run.statistics import ratio_interval
+from turntree.run.wilson import wilson
 
 K = TypeVar("K", int, str)
 
@@ -51,6 +52,7 @@ def cost(played: Played) -> dict[str, Any]:
             **{outcome.value: int(spent[mask].sum()) for outcome, mask in masks.items()},
             "zero_variance": int(spent[played.zero_variance_N].sum()),
             "zero_variance_share": _share(spent[played.zero_variance_N].sum(), spent.sum()),
+            "zero_variance_interval": ratio_interval(spent * played.zero_variance_N, spent, played.tasks_N),
         }
         for unit, spent in played.spent.items()
     }

@@ -21,7 +21,7 @@ PROGRESS_SECONDS = 5.0
 
 @click.command(
     cls=StageCommand,
-    config="turntree.audit.audit:AuditConfig",
+    config="turntree.audit.config:AuditConfig",
     options={"--epochs": "epochs", **LOG_OPTIONS},
     short_help="What your rollout logs bought.",
 )
@@ -33,19 +33,29 @@ def audit(
     out: Path,
     json_path: str | None,
 ) -> None:
-    """Audit rollout logs of turntree, verl, TRL, NeMo Gym, JSONL lines with `group` and `reward`, or a format of your
-    own (docs/audit.md).
+    """Audit rollout logs of turntree, verl, TRL, prime-rl and verifiers, SkyRL, slime and miles, rLLM, AReaL, Agent
+    Lightning, NeMo Gym, JSONL lines with `group` and `reward`, or a format of your own (docs/audit.md).
 
     \b
     Example: turntree audit checkpoints/rollout_data --out audit.html
              turntree audit my_rollouts.jsonl --json -
     """
     from turntree.audit.audit import run_audit
-    from turntree.report.audit import build_audit_page, sentences
+    from turntree.report.audit import build_audit_page, sentences, suspicion
 
     result = run_audit(logs, config, _progress())
     build_audit_page(result, out)
-    finish(result, json_path, [result["headline"], *sentences(result), *counted(result["log"]), f"-> {out}"])
+    finish(
+        result,
+        json_path,
+        [
+            result["headline"],
+            *sentences(result),
+            *filter(None, [suspicion(result)]),
+            *counted(result["log"]),
+            f"-> {out}",
+        ],
+    )
 
 
 def _progress() -> Callable[[ReadReport], None]:

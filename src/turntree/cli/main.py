@@ -128,7 +128,7 @@ def main(arguments: list[str] | None = None) -> None:
         stopped = isinstance(error.__cause__ or error, Terminated)  # click wraps the interrupt
         sys.exit(128 + (signal.SIGTERM if stopped else signal.SIGINT))
     except BaseException as error:
-        known = _of_own_part(error) or _of_device(error)
+        known = _of_own_part(error) or _of_device(error) or _of_extra(error)
         if isinstance(error, SystemExit) and not known:
             raise  # a command's own code
         _fail(known or _of_defect(error), code=2 if known else 70)  # EX_SOFTWARE of sysexits.h
@@ -157,6 +157,17 @@ def _of_own_part(error: BaseException) -> str | None:
         return None
     said = f"{type(error).__name__}: {error}"[:300]
     return f"{last.filename}:{last.lineno}: {last.name} raised {said}; {DEBUG}=1 shows how it was called"
+
+
+EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "packaging", "pydantic", "rich"), "train")
+
+
+def _of_extra(error: BaseException) -> str | None:
+    """Which extra a command lacks, of a package that an installation without it does not have."""
+    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in EXTRAS:
+        return None
+    return f"this command needs {name}, which is not installed; pip install 'turntree[{EXTRAS[name]}]'"
 
 
 def _of_device(error: BaseException) -> str | None:

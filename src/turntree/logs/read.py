@@ -4,8 +4,8 @@ A log format is a part (`turntree.log_formats`): a function of one JSON line, wh
 format (docs/audit.md), or None for a line that is not a rollout. Where a line is not one rollout, it is a class with
 `groups(paths, report)`. Its keyword-only parameters are its options. A function may also return the `LoggedRow` itself.
 
-A format that is recognised by itself says how: `marks` are the fields by which one of its lines is told, `file_marks`
-the ends of the names of its files.
+A format that is recognised by itself says how: `marks` are the fields by which one of its lines is told (a tuple of
+them where lines have several shapes), `file_marks` the ends of the names of its files, `*` for anything.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +30,7 @@ from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
 from turntree.run.jsonl import parse_json, read_lines
 
 AUTO = Part("auto")
-_GENERIC = {"generic": frozenset({"group", "reward"})}
+_GENERIC: dict[str, Any] = {"generic": frozenset({"group", "reward"})}
 
 
 class RolloutLog:
@@ -101,7 +102,7 @@ def _own_row(read: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> Logg
 
 def _files(path: Path) -> list[Path]:
     """Of a folder: its rollout log (which is complete), else the trees that it kept, else TRL's tables, else its JSON
-    lines; in natural order of their names."""
+    lines, else those of its folders (one a step), else rLLM's episodes; in natural order of their names."""
     if not path.is_dir():
         if not path.exists():
             raise InputError("does not exist", path=path, hint="check the path")
@@ -111,6 +112,9 @@ def _files(path: Path) -> list[Path]:
         (trees.FILE_NAME,),
         ("completions_*.parquet", "completions/completions_*.parquet", "*.table.json"),
         ("*.jsonl", "*.jsonl.gz", "*.jsonl.xz"),
+        ("*/train_rollouts.jsonl", "rollouts/*/train_rollouts.jsonl"),
+        ("*/*.jsonl", "*/*.jsonl.gz", "*/*.jsonl.xz"),
+        ("episode_*.json", "*_step_*/episode_*.json", "episodes/*_step_*/episode_*.json"),
     ):
         found = {file for pattern in patterns for file in path.glob(pattern)}
         if found:
@@ -126,7 +130,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _recognise(path: Path) -> str:
     formats = {name: parts.load("log_formats", name).target for name in parts.names("log_formats")}
     for name, format in formats.items():
-        if path.name.endswith(getattr(format, "file_marks", ()) or ("/",)):
+        if any(fnmatch(path.name, f"*{mark}") for mark in getattr(format, "file_marks", ())):
             return name
     known_marks = {name: format.marks for name, format in formats.items() if hasattr(format, "marks")} | _GENERIC
     for number, line in read_lines(path):
@@ -139,7 +143,7 @@ def _recognise(path: Path) -> str:
             if not several:
                 parse_json(line, path, number)  # says what is wrong with JSON, and which bytes are none
             raise InputError(problem, path=path, line=number, hint=hint) from None
-        matching = [name for name, marks in known_marks.items() if marks <= fields]
+        matching = _most_told(known_marks, fields)
         if len(matching) == 1:
             return matching[0]
         known = f"could be {' or '.join(matching)}" if matching else "is not a known rollout log"
@@ -150,3 +154,14 @@ def _recognise(path: Path) -> str:
             hint="give --format, or write the fields group and reward (docs/audit.md)",
         )
     raise InputError("is empty", path=path, hint="name the files that hold rollouts")
+
+
+def _most_told(known: Mapping[str, Any], fields: set[str]) -> list[str]:
+    """The formats that the fields tell by the most marks. A format whose lines have several shapes has a tuple of
+    marks."""
+    told: dict[str, int] = {}
+    for name, marks in known.items():
+        shapes: tuple[frozenset[str], ...] = marks if isinstance(marks, tuple) else (marks,)
+        told[name] = max((len(shape) for shape in shapes if shape <= fields), default=0)
+    most = max(told.values(), default=0)
+    return [name for name, count in told.items() if count == most and most]

@@ -187,6 +187,17 @@ def counts(row: dict[str, Any], name: str) -> tuple[int, ...] | None:
     return tuple(cast("list[int]", values))
 
 
+_STEP = re.compile(r"(?:^|_)step_?(\d+)|^(\d+)$")
+
+
+def step_of(path: Path) -> int | None:
+    """The step that the folders of a log, or its own name, tell: step_3, global_step_40_evals, or a number alone."""
+    for name in (path.name.split(".")[0], *(folder.name for folder in path.absolute().parents[:3])):
+        if found := _STEP.search(name):
+            return int(found[1] or found[2])
+    return None
+
+
 def named_prompt(prompt: str) -> str:
     """A stable name for a prompt: its hash, followed by its last words for readers."""
     end = writable(" ".join(prompt[-1000:].split())[-60:])

@@ -26,7 +26,7 @@ from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import TurnState
 from turntree.pivots.samples import Sample
 from turntree.run.artifacts import PROFILE, policy_of
-from turntree.run.statistics import wilson
+from turntree.run.wilson import wilson
 
 SCHEMA = PROFILE.schema
 PUBLISHED = "published"  # the policy of a profile that was made of published pass rates

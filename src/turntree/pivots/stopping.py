@@ -22,13 +22,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.pivots.rows import Class, class_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SUPPORT = 65  # points of the prior in [0, 1]
 _PSEUDO_CANDIDATES = 8.0  # weight of the prior before any data, in candidates
@@ -89,6 +90,8 @@ class Prior:
     """
 
     def __init__(self, rollouts: int) -> None:
+        import numpy as np
+
         self._counts = np.zeros((rollouts + 1, rollouts + 1))  # candidates by (successes, failures)
 
     def learn(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -104,10 +107,14 @@ class Prior:
         return self._counts.tolist()
 
     def restore(self, state: list[list[float]]) -> None:
+        import numpy as np
+
         self._counts = np.array(state)
 
     def weights(self) -> np.ndarray:
         """Probabilities of the points of the grid."""
+        import numpy as np
+
         uniform_G = np.full(_SUPPORT, 1 / _SUPPORT)
         successes, failures = np.nonzero(self._counts)
         if not len(successes):
@@ -187,6 +194,8 @@ class StoppingRule:
 def _grid() -> np.ndarray:
     """Grid points in [0, 1], both ends included, at which Jeffreys' prior is uniform: dense near 0 and 1, where classes
     are decided."""
+    import numpy as np
+
     points_G = np.sin(np.pi * np.arange(_SUPPORT) / (2 * (_SUPPORT - 1))) ** 2
     points_G[[0, -1]] = 0.0, 1.0
     return points_G
@@ -195,13 +204,17 @@ def _grid() -> np.ndarray:
 def _likelihood(successes: int | np.ndarray, failures: int | np.ndarray) -> np.ndarray:
     """Of these counts (in any order) at every point of the grid (last axis). Plain powers of hundreds of rollouts would
     be 0 at all points."""
-    from scipy.stats import binom  # imported here: it takes a second, and a configuration does not need it
+    import numpy as np
 
-    return binom.pmf(successes, np.add(successes, failures), _grid())
+    from turntree.run.distributions import binomial
+
+    return binomial(successes, np.add(successes, failures), _grid())
 
 
 @lru_cache(maxsize=64)
 def _binomials(left: int) -> np.ndarray:
     """Chances of 0..left successes (rows) at every point of the grid (columns)."""
+    import numpy as np
+
     more = np.arange(left + 1)[:, None]
     return _likelihood(more, left - more)

@@ -38,6 +38,8 @@ def build_audit_page(result: dict[str, Any], out: Path) -> Path:
     page = templates().get_template("audit.html.j2")
     shown = {
         "sentences": sentences(result),
+        "figures": figures(result),
+        "suspicion": suspicion(result),
         "unit": units[0] if units else None,
         "unit_words": UNITS,
         "budget": budget(result),
@@ -56,18 +58,78 @@ def _remedy(result: dict[str, Any], name: str, unit: str | None) -> dict[str, An
         return row | {"why": result["absent"][name]}
     return row | {
         "generation": measured["rollout_saved_share"].get(unit),
+        "generation_edges": _edges(measured["rollout_saved_interval"].get(unit)),
         "training": measured["training_saved_share"].get(unit),
+        "training_edges": _edges(measured["training_saved_interval"].get(unit)),
         "lost": measured["mixed_lost_share"],
     }
+
+
+def suspicion(result: dict[str, Any]) -> str | None:
+    """What looks like failures that were trained on as the lowest reward; None where nothing does."""
+    found, without = result["failures"]["suspects"], result["failures"]["without"]
+    if not found["rollouts"]:
+        return None
+    signs = ", ".join(f"{count(row['lowest'])} {sign}" for sign, row in found["by_sign"].items())
+    left = without["zero_variance_rate"]
+    then = "no group would be left to compare" if left is None else f"{percent(left, 0)} of the groups had no gradient"
+    return (
+        f"{count(found['rollouts'])} of {plural(found['of_lowest'], 'rollout')} with the lowest reward "
+        f"({found['lowest_reward']:g}) look like failures that were counted as that reward: {signs}. Log them without "
+        f"a reward, so that they train nothing: then {then}."
+    )
+
+
+def figures(result: dict[str, Any]) -> list[dict[str, str]]:
+    """The three figures of the first screen: how many groups taught nothing, what they cost, what would save most."""
+    unit = next((unit for unit in UNITS if unit in result["cost"]), None)
+    edges = f"95% interval {100 * result['low']:.0f}–{100 * result['high']:.0f}%"
+    shown = [
+        {"value": percent(result["zero_variance_rate"], 0), "what": "of the groups without a gradient", "note": edges}
+    ]
+    if unit is not None:
+        cost = result["cost"][unit]
+        spent = {"value": percent(cost["zero_variance_share"], 0), "what": f"of the {UNITS[unit]} were spent on them"}
+        shown.append(spent | {"note": _edges(cost["zero_variance_interval"])})
+        if (best := _best(result, unit)) is not None:
+            shown.append(best)
+    return shown
+
+
+def _best(result: dict[str, Any], unit: str) -> dict[str, str] | None:
+    """The remedy that saves most generation for what it loses, else most training."""
+    for kind, words in (("rollout_saved", "need not have been generated"), ("training_saved", "need no training")):
+        worth = {
+            name: row[f"{kind}_share"][unit] - (row["mixed_lost_share"] or 0.0)
+            for name, row in result["remedies"].items()
+            if row is not None and name not in ("together", "gate_paper") and row[f"{kind}_share"].get(unit)
+        }
+        name = max(worth, key=lambda one: worth[one], default="")
+        if not name or worth[name] <= 0:
+            continue
+        row = result["remedies"][name]
+        what = f"of the {UNITS[unit]} {words} with: {REMEDIES[name][0]}"
+        price = (
+            f"; price: {percent(lost, 0)} of the groups with a gradient" if (lost := row["mixed_lost_share"]) else ""
+        )
+        note = f"{_edges(row[f'{kind}_interval'][unit])}{price}".lstrip("; ")
+        return {"value": percent(row[f"{kind}_share"][unit], 0), "what": what, "note": note}
+    return None
+
+
+def _edges(interval: list[float] | None) -> str:
+    return "" if interval is None else f"95% interval {100 * interval[0]:.0f}–{100 * interval[1]:.0f}%"
 
 
 def sentences(result: dict[str, Any]) -> list[str]:
     """What a reader should know next to the headline."""
     counts, tasks, dilution = result["counts"], result["tasks"], result["dilution"]
+    why = result["failures"]["why"]
+    looks = f", {count(why['as_lowest'])} look like failures that were counted" if why["as_lowest"] else ""
     lines = [
         f"{count(result['zero_variance'])} of {count(result['scored'])} scored groups had equal rewards (95% interval "
-        f"{100 * result['low']:.0f}–{100 * result['high']:.0f}%): {count(counts['all_fail'])} failed as a whole, "
-        f"{count(counts['all_succeed'])} succeeded as a whole."
+        f"{100 * result['low']:.0f}–{100 * result['high']:.0f}%): {count(why['all_fail'])} failed as a whole, "
+        f"{count(why['all_succeed'])} succeeded as a whole{looks}."
     ]
     if counts["censored"] or counts["censored_rollouts"]:
         lines.append(

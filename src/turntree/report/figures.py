@@ -7,6 +7,7 @@ intervals stand in tables, whose cells draw them.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import itertools
 import math
@@ -80,6 +81,11 @@ class Chart:
     svg: str
     alt: str
     caption: str = ""
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is here; a page without curves has all figures in its tables."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 @contextlib.contextmanager
@@ -175,7 +181,7 @@ def lines(what: Curve, drawn: Mapping[str, Points], *, x: str = "training step",
     a moving mean, with the raw values faint behind it. `name` keeps the ids of the figure apart, where its key is no
     name of one."""
     drawn = {name: points for name, points in drawn.items() if points}
-    if not drawn:
+    if not drawn or not can_draw():
         return None
     with drawing(name or f"{what.key}-{x}".replace(" ", "-"), *what.size) as (figure, made):
         axes = figure.add_subplot()
@@ -235,9 +241,11 @@ CLASSES = (
 )
 
 
-def reward_means(rows: Sequence[Row], threshold: float) -> Chart:
+def reward_means(rows: Sequence[Row], threshold: float) -> Chart | None:
     """How many candidates have each reward mean, stacked by class (PivotRL, Eq. 5: variance > 0 and mean < threshold).
     A bar for every possible mean of K rewards of 0 or 1."""
+    if not can_draw():
+        return None
     width = 1 / max(2, *(row.get("rollouts", 20) for row in rows))
     counts = Counter(
         (classify(row, threshold), round(row["reward_mean"] / width)) for row in rows if row["reward_mean"] is not None

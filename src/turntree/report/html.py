@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from turntree.core.progress import notice
 from turntree.pivots.select import classify
 from turntree.report import browser, examples, figures, results
 from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
@@ -42,6 +43,8 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
     file of it cannot be read.
     """
     out = out or run_dir / "report.html"
+    if not figures.can_draw():
+        notice("the page has no curves without matplotlib: pip install 'turntree[train]' draws them")
     run = read_run(run_dir)
     trees: dict[str, tuple[Path, browser.Groups]] = {}  # that of PivotRL first
     for arm in sorted(run.arms, key=lambda arm: arm.name != "pivotrl"):

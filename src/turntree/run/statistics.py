@@ -14,23 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Z95 = 1.959963984540054
-
-
-def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson score interval of a share (Wilson 1927), as (low, high); (0, 1) without trials.
-
-    Weighted trials may be given as their effective number, (sum w)^2 / sum w^2 (Kish).
-
-    >>> low, high = wilson(8, 10); print(round(low, 3), round(high, 3))
-    0.49 0.943
-    """
-    if trials == 0:
-        return 0.0, 1.0
-    share = successes / trials
-    centre = (share + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
-    return max(0.0, centre - half), min(1.0, centre + half)
+from turntree.run.distributions import binomial, share_of_tail, student
+from turntree.run.wilson import Z95, wilson
 
 
 def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:
@@ -40,8 +25,6 @@ def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tup
     the share between clusters (Kish's design effect, linearised where clusters differ in size), and at most their
     number. Equal clusters show no variance; each of them then counts as one trial.
     """
-    from scipy.stats import t
-
     won, played = np.asarray(successes, dtype=float), np.asarray(trials, dtype=float)
     won, played = won[played > 0], played[played > 0]
     clusters = len(played)
@@ -51,7 +34,19 @@ def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tup
     residual = float(((won - share * played) ** 2).sum())
     variance = clusters / (clusters - 1) * residual / float(played.sum()) ** 2
     effective = min(share * (1 - share) / variance, float(played.sum())) if variance > 0 else clusters
-    return wilson(share * effective, effective, float(t.ppf(0.975, clusters - 1)))
+    return wilson(share * effective, effective, student(0.975, clusters - 1))
+
+
+def ratio_interval(parts: NDArray[Any], wholes: NDArray[Any], clusters: NDArray[np.int64]) -> list[float] | None:
+    """The 95% interval of sum(parts) / sum(wholes), each within [0, whole], over other clusters: linearised (Cochran
+    1977, 6.3), with Student's quantile. Cluster numbers begin at 0. None for a single cluster or wholes of nothing."""
+    count, total = int(clusters.max(initial=-1)) + 1, float(wholes.sum())
+    if count < 2 or total <= 0:
+        return None
+    ratio = float(parts.sum()) / total
+    residuals = np.bincount(clusters, weights=parts - ratio * wholes, minlength=count)
+    half = student(0.975, count - 1) * math.sqrt(count / (count - 1) * float((residuals**2).sum())) / total
+    return [max(0.0, ratio - half), min(1.0, ratio + half)]
 
 
 class Interval(NamedTuple):
@@ -96,9 +91,7 @@ def crossed_interval(values_ST: Sequence[Sequence[float]] | NDArray[Any]) -> Int
 
 def _interval(mean: float, *parts: tuple[float, int]) -> Interval:
     """The interval from independent parts of the mean's variance with their degrees of freedom."""
-    from scipy.stats import t
-
-    quantiles = [(variance, t.ppf(0.975, free), t.ppf(0.8, free)) for variance, free in parts]
+    quantiles = [(variance, student(0.975, free), student(0.8, free)) for variance, free in parts]
     half = math.sqrt(sum(variance * edge**2 for variance, edge, _ in quantiles))
     detectable = math.sqrt(sum(variance * (edge + power) ** 2 for variance, edge, power in quantiles))
     return Interval(mean, mean - half, mean + half, detectable)
@@ -126,8 +119,6 @@ def paired_bootstrap(
     1.01 at 200). Equal differences cannot be resampled: the interval then has room for the share of other tasks that
     may not have been seen (Clopper and Pearson's bound), all with the worst or all with the best difference.
     """
-    from scipy.stats import t
-
     if len(first) != len(second) or not first:
         raise ValueError(f"pairs needed, got {len(first)} and {len(second)} values")
     differences = [a - b for a, b in zip(first, second, strict=True)]
@@ -139,7 +130,7 @@ def paired_bootstrap(
     means = sorted(math.fsum(rng.choices(differences, k=count)) / count for _ in range(resamples))
     mean = math.fsum(differences) / count
     # Student's quantile for the normal one, and the unbiased variance for the plain one
-    wider = math.sqrt(count / (count - 1)) * float(t.ppf(0.975, count - 1)) / Z95
+    wider = math.sqrt(count / (count - 1)) * student(0.975, count - 1) / Z95
     low, high = means[int(0.025 * resamples)], means[min(resamples - 1, int(0.975 * resamples))]
     return mean, max(-1.0, mean + wider * (low - mean)), min(1.0, mean + wider * (high - mean))
 
@@ -150,9 +141,7 @@ def clopper_pearson_low(successes: int, trials: int, confidence: float = 0.95) -
     >>> round(clopper_pearson_low(14, 14), 3), round(clopper_pearson_low(17, 21), 3)
     (0.807, 0.616)
     """
-    from scipy.special import betaincinv
-
-    return 0.0 if successes == 0 else float(betaincinv(successes, trials - successes + 1, 1 - confidence))
+    return 0.0 if successes == 0 else share_of_tail(int(successes), int(trials), 1 - confidence)
 
 
 def clopper_pearson_high(successes: int, trials: int, confidence: float = 0.95) -> float:
@@ -165,10 +154,15 @@ def successes_needed(trials: int, floor: float, confidence: float = 0.95) -> NDA
 
     The entry is above the number of trials where even successes alone do not suffice.
     """
-    from scipy.stats import binom
-
-    counts = np.arange(trials + 1)
-    return np.asarray(binom.isf(1 - confidence, counts, floor), dtype=np.int64) + 1
+    needed, tail = [1], 0.0  # P(X >= needed) of so many trials
+    for count in range(trials):
+        least = needed[-1]
+        tail += floor * float(binomial(least - 1, count, floor)) if least - 1 <= count else 0.0
+        if tail > 1 - confidence:
+            tail -= float(binomial(least, count + 1, floor))
+            least += 1
+        needed.append(least)
+    return np.array(needed, dtype=np.int64)
 
 
 def resampled(clusters: Sequence[Hashable], *, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from turntree import __version__
 from turntree.core import parts
@@ -32,16 +32,18 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.run.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.run.files import file_hash
-from turntree.run.statistics import wilson
 from turntree.run.wave_log import WaveLog, open_log
+from turntree.run.wilson import wilson
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.gradients import remedy
-from turntree.stages.policy import Speaker, open_speaker
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
 from turntree.verify.strict import StrictMatch
+
+if TYPE_CHECKING:  # torch comes with it, and `rescore` writes profiles where there is none
+    from turntree.stages.policy import Speaker
 
 T = TypeVar("T")
 
@@ -116,6 +118,8 @@ class Profiler:
 
 @contextlib.contextmanager
 def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
+    from turntree.stages.policy import open_speaker
+
     episodes = EpisodeConfig(cut_turns=config.profile.cut_turns, sampling=config.profile.sampling)
     with (
         open_speaker(config.model, config.endpoint, config.device) as policy,

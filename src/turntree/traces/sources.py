@@ -1,4 +1,5 @@
-"""The rows of a source: a file of JSON lines or text, one JSON document, a folder or an archive of them.
+"""The rows of a source: a file of JSON lines or text, one JSON document, a Parquet file, a log of Inspect, a folder or
+an archive of them.
 
 A document (a list of rows, one row, a tau2 result) is recognised by its name or by a first line that is not a complete
 value, and is read row by row (`traces.documents`).
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.run.jsonl import decode, parse_json, read_chunks, read_lines
-from turntree.run.opening import members_of
+from turntree.run.jsonl import decode, parse_json, read_chunks, read_lines, write_lines
+from turntree.run.opening import members_of, most_unpacked, opened, parquet_rows, unpacks_too_far
 from turntree.traces.documents import document_info, document_rows
 
 NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for
@@ -59,6 +62,10 @@ def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile
             raise InputError(f"holds no file named {', '.join(NAMES)}", path=path, hint="name the files themselves")
     elif path.name.endswith(_ARCHIVES):
         yield from _members(path, ignored)
+    elif path.suffix == ".eval":
+        yield from _samples(path)
+    elif path.suffix == ".parquet":
+        yield from _table(path)
     else:
         yield SourceFile(path, path)
 
@@ -109,6 +116,36 @@ def _members(path: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
                 target.writelines(pieces())
             yield SourceFile(file, path / member.name)
             file.unlink()
+
+
+def _samples(path: Path) -> Iterator[SourceFile]:
+    """The samples of an archive of Inspect, one at a time."""
+    with tempfile.TemporaryDirectory() as folder, opened(path) as raw:
+        file, left = Path(folder) / "sample.json", most_unpacked(path)
+        try:
+            archive = zipfile.ZipFile(raw)
+            names = [name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json")]
+            for name in names:
+                left -= archive.getinfo(name).file_size
+                if left < 0:
+                    raise unpacks_too_far(path)
+                file.write_bytes(archive.read(name))
+                yield SourceFile(file, path / name)
+        except NotImplementedError as error:
+            hint = "inspect log convert --to json --output-dir DIR FILE, and import the samples of what that writes"
+            raise InputError("is compressed in a way that Python does not read", path=path, hint=hint) from error
+        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+            raise InputError(f"is not a readable archive ({error})", path=path, hint="copy it again") from error
+    if not names:
+        raise InputError("holds no samples", path=path, hint="name a log of Inspect whose samples were written")
+
+
+def _table(path: Path) -> Iterator[SourceFile]:
+    """The rows of a Parquet file as JSON lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        write_lines(file, parquet_rows(path))
+        yield SourceFile(file, path)
 
 
 def _is_file(path: Path, ignored: Counter[str]) -> bool:

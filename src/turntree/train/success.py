@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from turntree.run.distributions import at_least
 from turntree.run.statistics import Interval, t_interval
 
 FALSE_ALARMS = 0.04  # chance that a run ends although success is what it was, over all its looks
@@ -66,12 +67,10 @@ def fewest_lost(level: float) -> int:
 def has_fallen(start: Look, now: Look, level: float) -> bool:
     """Whether more tasks were lost than chance explains: the exact one-sided sign test on the same tasks, which holds
     for few tasks and for few successes."""
-    from scipy.stats import binomtest
-
     both = start.outcomes.keys() & now.outcomes.keys()
     lost = sum(now.outcomes[task] < start.outcomes[task] for task in both)
     won = sum(now.outcomes[task] > start.outcomes[task] for task in both)
-    return lost > won and bool(binomtest(lost, lost + won, alternative="greater").pvalue < level)
+    return lost > won and at_least(lost, lost + won, 0.5) < level
 
 
 @dataclass(frozen=True)

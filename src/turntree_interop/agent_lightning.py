@@ -1,0 +1,45 @@
+"""Agent Lightning 1.0: the compact trajectories that its verl adapter uploads to wandb, one `train_trajectories.jsonl`
+(zipped) a step: rollout_id, reward, prompt and response, of the last call of a rollout. A rollout without a reward has
+the adapter's fill value there, which the file does not tell from a reward.
+
+The prompt of a last call holds what came before it: so only rollouts of one call are put back into groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from turntree.logs.generic import TextOptions
+from turntree.logs.grouping import by_rows
+from turntree.logs.groups import LoggedGroup
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, step_of, text
+from turntree_interop.rows import rollout_of_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentLightning(TextOptions):
+    """Rollouts of one prompt in one file are a group."""
+
+    marks: ClassVar = frozenset({"rollout_id", "reward", "prompt", "response"})
+    rewards: tuple[str, ...] = ("reward",)
+    """Columns whose sum is the reward."""
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        for number, path in enumerate(paths):
+            step = step_of(path)
+            at = number if step is None else step
+            yield from by_rows(lambda row, at=at: replace(self._row(row), iteration=at), [path], report)
+
+    def _row(self, row: dict[str, Any]) -> LoggedRow:
+        prompt = text(row, "prompt") or ""
+        if not prompt.strip():
+            raise RowRefused("an empty prompt: its group is not known")
+        return LoggedRow(
+            group=named_prompt(prompt),
+            task=named_prompt(prompt),
+            rollout=rollout_of_text(row, text(row, "response") or "", self),
+            facts=facts_of(row),
+        )

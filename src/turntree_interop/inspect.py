@@ -1,0 +1,99 @@
+"""Inspect (UK AISI): a sample of an evaluation log, as the members `samples/*.json` of an `.eval` archive hold it.
+
+The archive is read as such (`traces.sources`). Newer versions compress it with Zstandard, which `inspect log convert
+--to json` undoes; of its JSON, the list `samples` holds the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from turntree.traces.formats.row import (
+    FAILED,
+    BrokenMessage,
+    ChatRow,
+    call_of,
+    count_unknown,
+    list_of,
+    object_of,
+    text_of,
+    told_by,
+    words,
+)
+
+_SAMPLE_KEYS = words(
+    "id epoch input choices target description sandbox files setup messages output scores metadata store events "
+    "timelines model_usage role_usage model_fallbacks started_at completed_at total_time working_time uuid "
+    "invalidation error error_retries attachments events_data limit"
+)
+_MESSAGE_KEYS = words("id content source metadata role tool_calls model tool_call_id function error internal")
+_PART_KEYS = words("type text reasoning summary signature redacted refusal internal citations")
+_CALL_KEYS = words("id function arguments type parse_error view internal")
+
+
+def _is_inspect(row: dict[str, Any]) -> str:
+    known = {"epoch", "target", "messages", "scores"} <= row.keys() and "input" in row
+    return "" if known else "no 'epoch', 'target' and 'scores' beside 'messages'"
+
+
+@told_by(_is_inspect)
+def read_inspect(row: dict[str, Any]) -> ChatRow:
+    """A sample. One that ended with an error is no demonstration. It holds no declared tools."""
+    chat = ChatRow(messages=[], id=text_of(row, ("uuid",)), group=text_of(row, ("id",)), rule="tool_calls")
+    scores = object_of(row, "scores")
+    values = [one.get("value") for one in scores.values() if isinstance(one, dict)]
+    if len(values) == 1 and isinstance(values[0], str | int | float):
+        chat.success = {"C": True, "I": False, 1: True, 0: False}.get(values[0])
+    chat.meta = {name: one.get("value") for name, one in scores.items() if isinstance(one, dict)}
+    count_unknown(row, _SAMPLE_KEYS, "", chat.ignored)
+    for raw in list_of(row, "messages", "a list of messages"):
+        chat.messages.append(_message(raw, chat) if isinstance(raw, dict) else BrokenMessage("is not an object"))
+    if row.get("error"):
+        turns = [one for one in chat.messages if _is_turn(one)]
+        chat.left_out["rollout_failed"] += len(turns)
+        chat.messages = [one for one in chat.messages if not _is_turn(one)]
+    return chat
+
+
+def _message(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
+    count_unknown(raw, _MESSAGE_KEYS, "messages[].", chat.ignored)
+    content, reasoning = _content(raw.get("content"), chat)
+    message: dict[str, Any] = {"role": raw.get("role"), "content": content}
+    if reasoning:
+        message["reasoning"] = reasoning
+    if raw.get("role") == "tool":
+        error = raw.get("error")
+        said = content or (str(error.get("message", "")) if isinstance(error, dict) else error) or ""
+        return message | {"content": said, "tool_call_id": raw.get("tool_call_id"), FAILED: bool(error)}
+    calls = raw.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        message["tool_calls"] = [_call(one, chat) if isinstance(one, dict) else one for one in cast("list[Any]", calls)]
+    elif calls:
+        message["tool_calls"] = calls  # of a wrong type, which is refused with its place
+    return message
+
+
+def _call(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
+    unread = count_unknown(raw, _CALL_KEYS, "tool_calls[].", chat.ignored)
+    arguments = {"unreadable": raw["parse_error"]} if raw.get("parse_error") else raw.get("arguments")
+    return call_of(raw.get("function"), arguments, raw.get("id"), unread)
+
+
+def _content(value: Any, chat: ChatRow) -> tuple[Any, str]:
+    """The words and the thoughts of a content, text or parts. Other parts (images) are counted and left out; what is
+    neither stays, and is refused with its place."""
+    if not isinstance(value, list):
+        return value, ""
+    said: dict[str, list[str]] = {"text": [], "reasoning": []}
+    for part in cast("list[Any]", value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in said and isinstance(part.get(kind), str):
+            count_unknown(part, _PART_KEYS, "content[].", chat.ignored)
+            said[kind].append(part[kind])
+        else:
+            chat.ignored[f"parts of type {kind}"] += 1
+    return "\n".join(said["text"]), "\n".join(said["reasoning"])
+
+
+def _is_turn(message: Any) -> bool:
+    return isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant"

@@ -1,0 +1,210 @@
+"""prime-rl's train rollouts and the traces of verifiers 0.4, which are message graphs; also their flat rows before.
+
+prime-rl writes `rollouts/step_N/train_rollouts.jsonl`, verifiers `traces.jsonl`. A line is a trace, or an episode with
+several of them: `nodes` (a message each, with its `parent`; `sampled` where the policy made it, with a `mask` over its
+tokens), `rewards` by name (score and weight), `errors`, `stop_condition`, `is_timeout`, `task` (data, key, hash).
+Older rows have example_id, prompt, completion, reward, is_truncated and error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from turntree.core.errors import InputError
+from turntree.core.messages import Message
+from turntree.logs.generic import Options
+from turntree.logs.grouping import grouped
+from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
+from turntree.logs.rows import (
+    LoggedRow,
+    ReadReport,
+    RowRefused,
+    count,
+    facts_of,
+    named_prompt,
+    number,
+    parse_row,
+    reward,
+    step_of,
+    text,
+)
+from turntree.logs.suspects import suspect_of
+from turntree.run.jsonl import read_lines
+
+Row = dict[str, Any]
+_GRAPH = frozenset({"nodes", "rewards", "task"})
+_EPISODE = frozenset({"traces", "task", "env"})
+_LIMITS = frozenset({"max_turns", "max_turns_reached", "prompt_too_long", "context_length", "max_total_tokens"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrimeRL(Options):
+    """Rollouts of one group id, or else of one task, in one step are a group. A rollout with an error has no reward."""
+
+    marks: ClassVar = (_GRAPH, _EPISODE, frozenset({"example_id", "completion", "prompt", "reward"}))
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        for number_of, path in enumerate(paths):
+            step = step_of(path)
+            report.files += 1
+            yield from grouped(self._rows(path, number_of if step is None else step, report), path, report)
+
+    def _rows(self, path: Path, step: int, report: ReadReport) -> Iterator[LoggedRow]:
+        for line, raw in read_lines(path):
+            report.saw_line()
+            try:
+                row = parse_row(raw)
+                yield from (self._row(one, step) for one in _traces(row))
+            except RowRefused as refused:
+                report.drop(refused.reason, path, line, detail=refused.detail)
+            except (InputError, RecursionError) as error:
+                report.drop("a message that cannot be read", path, line, detail=str(error))
+
+    def _row(self, row: Row, step: int) -> LoggedRow:
+        return self._of_graph(row, step) if "nodes" in row else self._flat(row, step)
+
+    def _of_graph(self, row: Row, step: int) -> LoggedRow:
+        task, info = _object(row, "task"), _object(row, "info")
+        data = _object(task, "data")
+        key = text(task, "key", "hash") or named_prompt(json.dumps(data, sort_keys=True))
+        stamped = _object(info, "prime_rl")
+        said = _turns(row)
+        errors = [one for one in row.get("errors") or () if isinstance(one, dict)]
+        stop = (text(errors[0], "type") or "an error") if errors else text(row, "stop_condition")
+        given = None if errors or row.get("is_timeout") else self._reward(row)
+        return LoggedRow(
+            group=text(stamped, "group_id") or text(_object(row, "group"), "id") or key,
+            task=key,
+            rollout=said.rollout(given, stop, completed=False if stop in _LIMITS else None),
+            iteration=count(stamped, "step") if stamped.get("step") is not None else step,
+            task_type=text(stamped, "env_name") or text(_object(row, "env"), "name", "id"),
+            facts=facts_of(data, task=data or None, agent=text(_object(row, "agent"), "name")),
+        )
+
+    def _reward(self, row: Row) -> float | None:
+        """Scores times weights, of those that `rewards` names or of all."""
+        named = _object(row, "rewards")
+        chosen = {name: named.get(name) for name in self.rewards or named}
+        values = [
+            (number(cast("Row", one), "score") or 0.0) * float(cast("Row", one).get("weight", 1.0))
+            for one in chosen.values()
+            if isinstance(one, dict)
+        ]
+        return sum(values) if values else None
+
+    def _flat(self, row: Row, step: int) -> LoggedRow:
+        prompt = json.dumps(row.get("prompt"), sort_keys=True)
+        cut, error = row.get("is_truncated") is True, row.get("error")
+        completion = row.get("completion")
+        said = _Said((), ()) if not isinstance(completion, list) else _said(cast("list[Any]", completion))
+        if isinstance(completion, str):
+            said = _Said((completion,), ("",))
+        stop = _name_of(error) if error else ("length" if cut else text(row, "stop_condition"))
+        key = text(row, "example_id") or named_prompt(prompt)
+        tokens = row["token_usage"] if isinstance(row.get("token_usage"), dict) else {}
+        return LoggedRow(
+            group=text(row, "group_id") or key,
+            task=f"{text(row, 'task') or ''} {key}".strip(),
+            rollout=said.rollout(
+                None if error else reward(row, self.rewards or ("reward",)),
+                stop,
+                completed=False if cut else None,
+                tokens=count(tokens, "output_tokens"),
+            ),
+            iteration=count(row, "step") if row.get("step") is not None else step,
+            task_type=text(row, "env_name", "task"),
+            facts=facts_of(row, prompt=row.get("prompt"), answer=row.get("answer")),
+        )
+
+
+@dataclass(frozen=True)
+class _Said:
+    """The turns of a rollout, what was seen before each, and the tokens of each where they are known."""
+
+    actions: tuple[str, ...]
+    observations: tuple[str, ...]
+    tokens: tuple[int, ...] | None = None
+
+    def rollout(
+        self, given: float | None, stop: str | None, *, completed: bool | None, tokens: int | None = None
+    ) -> LoggedRollout:
+        end = "\n".join((*self.observations[-1:], *self.actions[-1:])) if any(self.actions[-1:]) else ""
+        return LoggedRollout(
+            actions=self.actions,
+            reward=given,
+            observations=self.observations,
+            turn_tokens=self.tokens,
+            tokens=tokens,
+            characters=sum(map(len, self.actions)),
+            stop=stop,
+            completed=completed,
+            suspect=suspect_of(end, stop=stop, completed=completed),
+        )
+
+
+def _traces(row: Row) -> list[Row]:
+    """Of an episode, the traces of the agents that train, with what the episode says of all of them."""
+    traces = row.get("traces")
+    if not isinstance(traces, list):
+        return [row]
+    shared = {name: row[name] for name in ("group", "env") if row.get(name) is not None}
+    found = [cast("Row", one) for one in traces if isinstance(one, dict)]
+    trained = [one for one in found if _object(one, "agent").get("trainable") is not False]
+    if not trained:
+        raise RowRefused("an episode without a trace of the policy")
+    return [shared | one for one in trained]
+
+
+def _turns(row: Row) -> _Said:
+    """The sampled messages of a graph in their order, whatever branch they lie on."""
+    nodes: list[Row] = [node for node in row["nodes"] if isinstance(node, dict)]
+    found = _said([node.get("message") for node in nodes], [bool(node.get("sampled")) for node in nodes])
+    masks = [cast("list[Any]", node.get("mask") or []) for node in nodes if node.get("sampled")]
+    return _Said(found.actions, found.observations, tuple(map(sum, masks)) if masks and all(masks) else None)
+
+
+def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Said:
+    actions: list[str] = []
+    observations: list[str] = []
+    seen: list[str] = []
+    for place, raw in enumerate(messages):
+        if not isinstance(raw, dict):
+            raise RowRefused("a message is not an object")
+        message = cast("Row", raw)
+        by_policy = message.get("role") == "assistant" if sampled is None else sampled[place]
+        if by_policy:
+            actions.append(action_text(Message.from_chat(_chat(message))))
+            observations.append("\n".join(seen))
+            seen = []
+        else:
+            seen.append(str(message.get("content") or ""))
+    return _Said(tuple(actions), tuple(observations))
+
+
+def _chat(message: Row) -> Row:
+    """A message with calls as chat APIs write them: verifiers writes a call flat, or as JSON text."""
+    calls: list[Row] = []
+    for one in message.get("tool_calls") or ():
+        call = json.loads(one) if isinstance(one, str) else one
+        calls.append(
+            call if "function" in call else {"function": {key: call.get(key) for key in ("name", "arguments")}}
+        )
+    content = message.get("content")
+    return {"role": "assistant", "content": content if isinstance(content, str) else ""} | (
+        {"tool_calls": calls} if calls else {}
+    )
+
+
+def _object(row: Mapping[str, Any], name: str) -> Row:
+    value = row.get(name)
+    return cast("Row", value) if isinstance(value, dict) else {}
+
+
+def _name_of(error: Any) -> str:
+    if isinstance(error, dict):
+        return text(cast("Row", error), "type", "error") or "an error"
+    return str(error).partition("(")[0][:60] or "an error"
