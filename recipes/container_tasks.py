@@ -167,7 +167,8 @@ def _revert(draft: Draft) -> None:
     )
     draft.commands = ["cd /app/repo && git log --oneline", "git revert --no-edit HEAD~1", "cat settings"]
     draft.checks = ["cd /app/repo", f"grep -qx {one}=1 settings", f"! grep -q {two} settings",
-                    f"grep -qx {three} notes", "test $(git rev-list --count HEAD) = 4", "test -z \"$(git status --porcelain)\""]  # fmt: skip
+                    f"grep -qx {three} notes", "test $(git rev-list --count HEAD) = 4",
+                    "test -z \"$(git status --porcelain)\""]  # fmt: skip
     draft.mutants = [["cd /app/repo && git reset -q --hard HEAD~2"], [f"cd /app/repo && sed -i /{two}/d settings"]]
 
 

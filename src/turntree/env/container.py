@@ -13,6 +13,7 @@ import contextlib
 import os
 import re
 import resource
+import shlex
 import shutil
 import socket
 import subprocess
@@ -388,6 +389,7 @@ class ContainerShell:
         with self._lock:
             if self._container is None:
                 self._container = self._host.start(self._base.image, self._environment)
+                self._folder = self._folder or self._container.attrs["Config"].get("WorkingDir") or "/"
                 self._host.room(self)
 
     def run(self, command: str, *, seconds: float | None = None) -> Ran:
@@ -396,7 +398,9 @@ class ContainerShell:
         A command that exceeds time, output or disk is killed, with its process group; where that does not end it, the
         container is restarted, which keeps the files. Raises `EnvironmentFault` where the container is lost."""
         with self._lock:
-            pieces = [self._state[at : at + _ARGUMENT] for at in range(0, max(1, len(self._state)), _ARGUMENT)]
+            self.ready()
+            state = self._state or f"cd -- {shlex.quote(self._folder)}"
+            pieces = [state[at : at + _ARGUMENT] for at in range(0, len(state), _ARGUMENT)]
             words = ["bash", "--norc", "--noprofile", "-c", _WRAPPER, "bash", command, *pieces]
             heard, stopped, made = self._watched(words, self._user, seconds, {})
             found = _SAVED.fullmatch(heard.error.decode("utf-8", "replace"))
@@ -412,7 +416,15 @@ class ContainerShell:
     ) -> Ran:
         """Run a program in the container, outside the shell's state."""
         with self._lock:
-            start = ["bash", "-c", 'echo "$$" >&2; exec "$@" 2>&1', "bash", *words]
+            self.ready()
+            start = [
+                "bash",
+                "-c",
+                'echo "$$" >&2; exec 2>&1; cd -- "$1"; shift; exec "$@"',
+                "bash",
+                self._folder,
+                *words,
+            ]
             heard, stopped, made = self._watched(start, user, seconds, environment or {})
             return Ran(heard.text(), None if stopped else self._code(made), stopped)
 
@@ -421,9 +433,8 @@ class ContainerShell:
     ) -> tuple[_Heard, str | None, str]:
         """Run a program that first writes its process id to its standard error: what it wrote, which limit it exceeded,
         and the daemon's id of it."""
-        self.ready()
         self._changed, host, api = True, self._host, self._host.client.api
-        given = {"user": user, "environment": dict(environment), "workdir": self._folder or None}
+        given = {"user": user, "environment": dict(environment), "workdir": "/"}  # one that is gone starts nothing
         made: str = host.call(lambda: api.exec_create(self._container.id, list(words), **given)["Id"])
         heard = _Heard(host.limits.output_chars)
         started = time.monotonic()

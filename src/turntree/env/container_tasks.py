@@ -66,16 +66,13 @@ class ContainerTask:
         with self._lock:
             if not self._base:
                 self._base.append(self._set_up(host))
-        return self._begin(host, self._base[0], self.user)
-
-    def _begin(self, host: ContainerHost, base: Snapshot, user: str) -> ContainerShell:
-        return ContainerShell(host, base, folder=self.folder, user=user, environment=self.environment)
+        return ContainerShell(host, self._base[0], folder=self.folder, user=self.user, environment=self.environment)
 
     def _set_up(self, host: ContainerHost) -> Snapshot:
         base = Snapshot(self.image(host))
         if not self.setup:
             return base
-        shell = self._begin(host, base, "0")
+        shell = ContainerShell(host, base, environment=self.environment)
         with contextlib.closing(shell):
             ran = shell.script(["bash", "-c", self.setup], seconds=_MINUTES)
             done = shell.base()
@@ -92,6 +89,8 @@ class ContainerTask:
 
 class ContainerTools:
     """One episode in a container: the tools of `ToolEnvironment`."""
+
+    _shell: Any = None  # a `ContainerShell`
 
     def reset(self, task: ContainerTask, host: ContainerHost) -> str:
         self._task, self._host = task, host
@@ -129,7 +128,8 @@ class ContainerTools:
         return twin
 
     def close(self) -> None:
-        self._shell.close()
+        if self._shell is not None:
+            self._shell.close()
 
     def __getstate__(self) -> dict[str, object]:
         """What the verifier `executed` compares beside the answer."""
