@@ -43,6 +43,7 @@ class Draft:
     checks: list[str] = field(default_factory=list)
     mutants: list[list[str]] = field(default_factory=list)
     partial: bool = False
+    variables: str = ""  # a line of the Dockerfile: commits of an episode have the same hash whenever it is played
 
     def words(self, count: int) -> list[str]:
         return self.rng.sample(WORDS, count)
@@ -152,6 +153,7 @@ def _repository(draft: Draft, commits: Sequence[tuple[str, str]]) -> None:
     for number, (command, message) in enumerate(commits, start=1):
         lines += [command, "git add -A", f"{_DATED.format(number)} git commit -qm {shlex.quote(message)}"]
     draft.run.append(" && ".join(lines))
+    draft.variables = "ENV GIT_AUTHOR_DATE=2026-01-09T00:00:00Z GIT_COMMITTER_DATE=2026-01-09T00:00:00Z"
 
 
 def _revert(draft: Draft) -> None:
@@ -345,7 +347,7 @@ def write(number: int, root: Path, image: str = IMAGE) -> Path:
         *(["COPY app /app"] if draft.files else ["RUN mkdir /app"]),
         *(f"RUN {line}" for line in draft.run),
     ]
-    texts["environment/Dockerfile"] = "\n".join([*lines, "WORKDIR /app", ""])
+    texts["environment/Dockerfile"] = "\n".join([*lines, *filter(None, [draft.variables]), "WORKDIR /app", ""])
     texts["instruction.md"] = f"{draft.say}\n"
     texts["task.toml"] = (
         f'schema_version = "1.4"\n\n[metadata]\ncategory = "{family}"\n'

@@ -22,7 +22,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,22 +193,20 @@ class ContainerHost:
 
     def _answers(self, seconds: float) -> None:
         """Wait for the daemon."""
-        until, said = time.monotonic() + seconds, ""
+        until, said = time.monotonic() + seconds, "there is no socket"
+        path = self.url.removeprefix("unix://")
         while time.monotonic() < until:
             self._serve()
-            try:
-                if self.client is None:
-                    self.client = self.docker.DockerClient(base_url=self.url, timeout=120, max_pool_size=64)
-                self.client.ping()
-                return
-            except (OSError, self.docker.errors.DockerException) as error:
-                said = " ".join(str(error).split())[-200:]
-                if (
-                    self.client is None
-                    and self._service is None
-                    and not Path(self.url.removeprefix("unix://")).exists()
-                ):
-                    break
+            if os.path.exists(path) or path == self.url:
+                try:
+                    if self.client is None:
+                        self.client = self.docker.DockerClient(base_url=self.url, timeout=120, max_pool_size=64)
+                    self.client.ping()
+                    return
+                except (OSError, self.docker.errors.DockerException) as error:
+                    said = " ".join(str(error).split())[-200:]
+            elif self.client is None and self._service is None:
+                break
             time.sleep(0.2)
         raise EnvironmentGone(f"the container daemon at {self.url} does not answer: {said}")
 
@@ -439,18 +437,29 @@ class ContainerShell:
         heard = _Heard(host.limits.output_chars)
         started = time.monotonic()
         with _Watch(self, heard, seconds or host.limits.seconds) as watch:
-            host.call(lambda: heard.take(api.exec_start(made, stream=True, demux=True)))
+            host.call(lambda: self._listen(made, heard))
         host.count("seconds", time.monotonic() - started)
         if watch.problem is not None:
             raise watch.problem
         return heard, watch.stopped, made
 
+    def _listen(self, made: str, heard: _Heard) -> None:
+        """Start a program and listen until it ends. The client's own streams would leave their sockets open."""
+        frames = self._host.docker.utils.socket.frames_iter
+        listening = self._host.client.api.exec_start(made, socket=True)
+        try:
+            for channel, data in frames(listening, tty=False):
+                heard.take(data, channel == 2)
+        finally:
+            listening._response.close()
+
     def _code(self, made: str) -> int | None:
         """The exit code of a program that did not say it: it was killed, unless the whole container was."""
         code = self._host.call(lambda: self._host.client.api.exec_inspect(made)["ExitCode"])
-        self._host.call(self._container.reload)
-        if self._container.status != "running":
-            raise EnvironmentFault("the container was lost during a command")
+        if code != 0:
+            self._host.call(self._container.reload)
+            if self._container.status != "running":
+                raise EnvironmentFault("the container was lost during a command")
         return code
 
     def stop(self, heard: _Heard, ended: threading.Event) -> bool:
@@ -588,14 +597,14 @@ class _Heard:
         self._half, self._first, self._last = most // 2, bytearray(), bytearray()
         self.total, self.error = 0, bytearray()
 
-    def take(self, stream: Iterator[tuple[bytes | None, bytes | None]]) -> None:
-        for out, error in stream:
-            if error and len(self.error) <= 4 * _STATE_CHARS:
-                self.error += error
-            self.total += len(out or b"")
-            room = 4 * self._half - len(self._first)  # bytes, of which a character has at most four
-            self._first += (out or b"")[:room]
-            self._last = (self._last + (out or b"")[max(0, room) :])[-4 * self._half :]
+    def take(self, data: bytes, is_error: bool) -> None:
+        if is_error:
+            self.error += data if len(self.error) <= 4 * _STATE_CHARS else b""
+            return
+        self.total += len(data)
+        room = 4 * self._half - len(self._first)  # bytes, of which a character has at most four
+        self._first += data[:room]
+        self._last = (self._last + data[room:])[-4 * self._half :]
 
     def text(self) -> str:
         whole = (self._first + self._last).decode("utf-8", "replace")
