@@ -125,8 +125,8 @@ def test_what_a_shell_holds_persists_from_command_to_command(shell):
             'echo "$x|$y|${m[k]}|$(umask)"; f 3; pwd; false',
             "echo $?; shopt -s nullglob; readonly z=1; exit 7",
             "echo $?; (z=2) 2>/dev/null || echo fixed; shopt -q nullglob && echo on; exec sleep 0",
-            "echo $x; trap 'echo bye' EXIT; unset x",
-            "echo [$x]; IFS=:; cd() { echo mine; }; cd /; pwd",
+            'echo "$x"; trap "echo bye" EXIT; unset x',
+            'echo "[$x]"; IFS=:; cd() { echo mine; }; cd /; pwd',
         )
     ]
     assert said == [
@@ -175,7 +175,7 @@ PARTS = (
     lambda r: f"umask {r.choice(['022', '077'])}; (exit {r.randint(0, 255)})",
     lambda r: f"mv {r.choice('xyz')} /w/{r.choice('ab')}/ ; chown {r.randint(1, 9)} * ; stat -c '%n %a %u' *",
     lambda r: f"exit {r.randint(0, 9)}",
-    lambda r: f"echo $? $PWD $OLDPWD $-; cd ..; touch -d @{r.randint(1, 9)} {r.choice('xyz')}; stat -c %Y *",
+    lambda r: f"echo $? $PWD $OLDPWD $-; cd ..; touch -d @{r.randint(1, 9)} x; stat -c %Y x",
     lambda r: "dd if=/dev/zero of=sparse bs=1 count=0 seek=1M 2>/dev/null; stat -c %s sparse; mkfifo p; ls",
 )
 
@@ -251,11 +251,10 @@ with ContainerHost() as host:
 
 @containers
 def test_what_a_killed_run_leaves_the_next_one_removes(host):
-    child = subprocess.Popen([sys.executable, "-c", CHILD, IMAGE], stdout=subprocess.PIPE, text=True)
-    owner = child.stdout.readline().strip()
-    assert left(host, owner) > (1, 0)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    with subprocess.Popen([sys.executable, "-c", CHILD, IMAGE], stdout=subprocess.PIPE, text=True) as child:
+        owner = child.stdout.readline().strip()
+        assert left(host, owner) > (1, 0)
+        child.send_signal(signal.SIGKILL)
     with ContainerHost() as following:
         assert gone(following, owner) == (0, 0)
 
@@ -294,7 +293,7 @@ def test_a_lost_container_is_replayed_and_changes_no_answer(host, base):
         for number, action in enumerate(
             [bash("echo 1 > x; n=5"), bash("cat x; echo $n"), bash("echo yes > done"), SUBMIT]
         ):
-            if number:
+            if number in (1, 2):  # the judgement at the end restarts its container, whose files are there
                 pool._held[session].object._shell._container.kill()
                 pool.step(session, action)
                 [lost] = pool.poll()
@@ -330,7 +329,7 @@ HOSTILE = (
     "mount -t tmpfs none /mnt",
     "mount --bind / /mnt",
     "mknod /dev/sdz b 8 0",
-    "unshare -rm true",
+    "unshare -rm mount -o remount,rw /sys",
     "chroot /proc/1/root ls",
     "nsenter -t 1 -a hostname",
     "cat /proc/kcore | head -c 1 | grep -q .",

@@ -244,7 +244,7 @@ class ContainerHost:
             return self.client.images.get(tag).id
         notice(f"building the image of {folder}")
         try:
-            return self.client.images.build(path=str(folder), tag=tag, rm=True, forcerm=True)[0].id
+            return self.client.images.build(path=str(folder), tag=tag, rm=True, forcerm=True, nocache=True)[0].id
         except (self.docker.errors.DockerException, TypeError) as error:
             said = " ".join(str(error).split())[-300:]
             raise InputError(f"cannot be built: {said}", path=str(folder / "Dockerfile")) from error
