@@ -367,7 +367,10 @@ def write(number: int, root: Path, image: str = IMAGE) -> Path:
 
 
 def make_image(name: str = IMAGE) -> None:
-    """A Debian with Python and git, made without a registry of images. Needs root, debootstrap and podman."""
+    """A Debian with Python and git, made without a registry of images, where there is none yet. Needs root, debootstrap
+    and podman."""
+    if subprocess.run(["podman", "image", "exists", name]).returncode == 0:
+        return
     with tempfile.TemporaryDirectory(prefix="turntree-image-") as folder:
         include = "--include=python3,git"
         subprocess.run(["debootstrap", "--variant=minbase", include, "bookworm", folder], check=True)

@@ -127,9 +127,9 @@ def test_a_part_of_the_work_has_a_part_of_the_reward(host, root):
 @pytest.mark.parametrize(
     "attack",
     [
-        "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt; echo 'exit 0' > /tests/test.sh; chmod 0 /tests",
+        "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt; echo exit >/tests/test.sh; chmod 0 /tests",
         "(while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done) & disown",
-        "(while :; do echo 'mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; done) 2>/dev/null & disown",
+        "(while :; do echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; done) 2>/dev/null & disown",
         "printf '#!/bin/sh\\nmkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt\\n' > /usr/bin/python3",
         "printf 'import sys\\nsys.exit = lambda *a: None\\n' > /usr/lib/python3/dist-packages/sitecustomize.py",
         "rm -rf /usr/bin/python3 /bin/sh /usr/bin/bash",
@@ -181,11 +181,14 @@ def test_pivots_by_execution_pay_what_has_the_effect_of_the_demonstration(root):
         opening, gold, tools = held.fork().reset(), held.gold, held.tools
     verifier = Executed(part)
     record = environment_record(part, "train", 12, 0, held.task_id)
-    at = TurnState("t", 0, opening, Message("assistant", "", (ToolCall("bash", {"command": "chmod a+x /app/bin/*.sh"}, "c"),)),
-                   tools, record)  # fmt: skip
+
+    def bash(command):
+        return Message("assistant", "", (ToolCall("bash", {"command": command}, "c"),))
+
+    at = TurnState("t", 0, opening, bash("chmod a+x /app/bin/*.sh"), tools, record)
 
     def reward(command):
-        return verifier.judge(at, Message("assistant", "", (ToolCall("bash", {"command": command}, "d"),))).reward
+        return verifier.judge(at, bash(command)).reward
 
     try:
         assert len(gold) == 4
