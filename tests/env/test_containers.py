@@ -34,7 +34,7 @@ containers = pytest.mark.containers
 
 @pytest.fixture(scope="module")
 def host():
-    with ContainerHost(ContainerLimits(seconds=20, disk_mb=256, memory_mb=256, processes=64, alive=8)) as made:
+    with ContainerHost(ContainerLimits(seconds=60, disk_mb=256, memory_mb=256, processes=64, alive=8)) as made:
         yield made
 
 
@@ -100,8 +100,10 @@ def test_impossible_limits_are_refused(wrong):
 )
 def test_a_row_that_is_no_task_is_named_by_its_field(tmp_path, row, field):
     pytest.importorskip("docker")
-    (tmp_path / "tasks.jsonl").write_text(row + "\n")
-    part = Part("container", {"tasks": str(tmp_path / "tasks.jsonl")})
+    paths = {"tasks": tmp_path / "tasks.jsonl", "held_out": tmp_path / "others.jsonl"}
+    paths["tasks"].write_text(row + "\n")
+    paths["held_out"].write_text('{"instruction": "other", "check": "true"}\n')
+    part = Part("container", {name: str(path) for name, path in paths.items()})
     with pytest.raises(InputError) as error, open_tasks(part, {"train": 1}):
         pass
     assert error.value.field == field
@@ -110,7 +112,8 @@ def test_a_row_that_is_no_task_is_named_by_its_field(tmp_path, row, field):
 def test_tasks_are_drawn_by_their_number_alone():
     one, two = container_tasks.generated(17), container_tasks.generated(17)
     assert one[0] == two[0] and vars(one[1]) | {"rng": 0} == vars(two[1]) | {"rng": 0}
-    assert len({container_tasks.generated(number)[1].say for number in range(60)}) > 40
+    drafts = [container_tasks.generated(number)[1] for number in range(65)]
+    assert len({str((draft.say, draft.files, draft.run, draft.checks)) for draft in drafts}) == 65
 
 
 # a shell

@@ -176,26 +176,30 @@ def test_the_first_layout_of_terminal_bench_is_played_too(host, tmp_path):
 @containers
 def test_pivots_by_execution_pay_what_has_the_effect_of_the_demonstration(root):
     part = Part(f"harbor:{root}")
-    with open_tasks(part, {"train": 12}) as opened:
-        held = next(each for each in opened.of("train") if each.task_type == "rights")
-        opening, gold, tools = held.fork().reset(), held.gold, held.tools
+    with open_tasks(part, {"train": 2}) as opened:
+        held = opened.of("train")[0]
+        opening, tools = held.fork().reset(), held.tools
     verifier = Executed(part)
-    record = environment_record(part, "train", 12, 0, held.task_id)
+    record = environment_record(part, "train", 2, 0, held.task_id)
 
     def bash(command):
         return Message("assistant", "", (ToolCall("bash", {"command": command}, "c"),))
 
-    at = TurnState("t", 0, opening, bash("chmod a+x /app/bin/*.sh"), tools, record)
+    at = TurnState("t", 0, opening, bash("mkdir new && chmod 700 new"), tools, record)
 
     def reward(command):
         return verifier.judge(at, bash(command)).reward
 
     try:
-        assert len(gold) == 4
-        assert reward("cd bin; chmod 755 *.sh; cd ..; unset OLDPWD") == 1.0
-        assert reward("find /app/bin -name '*.sh' -exec chmod +x {} +") == 1.0
-        assert reward("chmod a+x /app/bin/*.sh; echo done") == 0.0
-        assert reward("chmod 777 /app/bin/*.sh") == 0.0 and reward("ls") == 0.0
+        assert reward("mkdir -m 700 new") == 1.0 and reward("(umask 077; mkdir /app/new)") == 1.0
+        for other in (
+            "mkdir new",
+            "ls",
+            "mkdir -m 700 new; echo done",
+            "mkdir -m 700 new; cd new",
+            "mkdir -m 700 new; false",
+        ):
+            assert reward(other) == 0.0, other
     finally:
         verifier.close()
 
@@ -210,4 +214,4 @@ def test_a_folder_of_tasks_becomes_demonstrations_and_a_profile_at_the_command_l
         standalone_mode=False,
     )
     rows = [json.loads(line) for _, line in read_lines(str(traces))]
-    assert len(rows) == 3 and all(row["success"] for row in rows)
+    assert len(rows) == 4 and all(row["success"] for row in rows[1:]), "a header and three traces"
