@@ -406,7 +406,7 @@ class Tests:
     solution passes in that time. Without a reward there is none (`EnvironmentFault`).
 
     Not paid, with the reason: an episode that changed the tests while they ran, whose processes write a reward where no
-    test runs, and (`strict`) that changed what the tests run with. What it cannot see is in docs/how-to/containers.md.
+    test runs, and (`strict`) that changed what the tests run with. What it cannot see is in docs/containers.md.
     """
 
     folder: Path

@@ -54,8 +54,8 @@ def left(host, owner=None):
     """Containers and images that bear our label: of `owner`, or of this run."""
     label = f"{LABEL}={owner or host.owner}"
     return (
-        len(host.client.containers.list(all=True, filters={"label": label})),
-        len(host.client.images.list(all=True, filters={"label": label})),
+        len(host.client.api.containers(all=True, filters={"label": label})),
+        len(host.client.api.images(all=True, filters={"label": label})),
     )
 
 

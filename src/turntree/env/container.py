@@ -294,8 +294,13 @@ class ContainerHost:
         return made
 
     def _forget(self, image: str) -> None:
-        with contextlib.suppress(self.docker.errors.DockerException, OSError):  # what is in use is swept at the end
-            self.client.images.remove(image, force=False, noprune=True)
+        for wait in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0):  # until its containers and the images on it are gone
+            try:
+                return self.client.images.remove(image, force=False, noprune=True)
+            except self.docker.errors.ImageNotFound:
+                return
+            except self.docker.errors.APIError:
+                time.sleep(wait)
 
     def remove(self, container: Any) -> None:
         """Remove a container and its processes, soon."""
