@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart check test test-agents vllm test-vllm test-tinker test-alfworld test-environments test-exports test-renderers test-network test-pairs mutants lint docs bench clean
+.PHONY: help install quickstart check test test-agents vllm test-vllm test-tinker test-alfworld test-environments test-exports test-renderers test-network test-containers test-pairs mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -95,6 +95,11 @@ test-exports:  ## Exports in the real TRL, verl, SkyRL and NeMo Gym, TRL on our 
 test-renderers: install  ## Renderers on real tokenizers and chat templates (fetches them into .cache, writes the table)
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers
 	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/render/test_real_tokenizers.py
+
+test-containers: install  ## Containers that fork, on real ones (needs root; installs podman, makes an image; a few minutes)
+	command -v podman || apt-get install -y podman runc debootstrap
+	$(BIN)/python recipes/container_tasks.py image
+	TURNTREE_CONTAINERS=1 $(BIN)/python -m pytest tests/env/test_containers.py tests/interop/test_harbor_tasks.py
 
 test-pairs: install  ## No program in the sandbox changes another one's answer: all pairs (half an hour)
 	TURNTREE_PAIRS=1 $(BIN)/python -m pytest tests/sandboxes

@@ -33,6 +33,7 @@ hypothesis.settings.load_profile("turntree")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 VLLM = "TURNTREE_VLLM"  # the virtual environment of a vLLM server, for the tests marked so
+CONTAINERS = "TURNTREE_CONTAINERS"  # a container daemon can be used, and has the image of recipes/container_tasks.py
 
 
 def shared_data_path() -> Path:
@@ -125,8 +126,9 @@ def real_vllm(real_server: tuple[Any, Any]) -> tuple[str, Any]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs a real server is not collected without one."""
-    if VLLM not in os.environ:
-        items[:] = [item for item in items if item.get_closest_marker("vllm") is None]
+    for marker, variable in (("vllm", VLLM), ("containers", CONTAINERS)):
+        if variable not in os.environ:
+            items[:] = [item for item in items if item.get_closest_marker(marker) is None]
 
 
 @pytest.fixture(autouse=True, scope="module")

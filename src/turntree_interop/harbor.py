@@ -1,4 +1,4 @@
-"""Harbor and Terminal-Bench.
+"""Harbor and Terminal-Bench: their tasks (`--environment harbor:FOLDER`) and their traces.
 
 | format | the row, or the file |
 |---|---|
@@ -10,10 +10,29 @@ Every non-error tool call is a candidate; of a terminal agent, every bash action
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import re
+import tarfile
+import tomllib
 from collections import Counter
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
 
+from turntree.core.config import at_least
+from turntree.core.errors import InputError
+from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import joined_text
+from turntree.core.progress import notice
+from turntree.core.scalars import number
+from turntree.env.adapted import HELD_OUT, named, of_split
+from turntree.env.container import ContainerLimits, ContainerShell, Ran
+from turntree.env.container_tasks import ContainerTask, Judged, opened
+from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.run.files import tree_hash
 from turntree.traces.formats.row import (
     FAILED,
     SKIP,
@@ -192,3 +211,298 @@ def _terminus(said: dict[str, Any], ignored: Counter[str]) -> dict[str, Any]:
     if role == "user":
         marks = {FAILED: str(content).lstrip().lower().startswith(_REFUSED)}
     return {"role": role, "content": content, **marks}
+
+
+# tasks
+
+_FORMS = ("task.toml", "task.yaml")
+_TESTS, _LOGS = "/tests", "/logs/verifier"
+_UNUSED = ("gpus", "gpu_types", "tpu", "mcp_servers", "skills_dir", "healthcheck")
+# what tests run with: an episode that changes one of these could judge itself
+_OF_THE_SYSTEM = re.compile(r"/(usr/)?(s?bin|lib[0-9a-z]*)/.*")
+_LOADED_UNASKED = re.compile(
+    r"/etc/ld\.so\.preload|.*/(site|user)customize\.py|/(conftest\.py|pytest\.ini|tox\.ini|setup\.cfg|pyproject\.toml)"
+    r"|/usr/local/s?bin/(bash|sh|python3?|pytest|uvx?|cat|grep|diff|cmp)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarborTasks:
+    """Task folders of Harbor (Terminal-Bench 2) and of Terminal-Bench 1, each scored by its own tests.
+
+    The tasks below FOLDER are assigned to splits by a hash of their names; with `held_out`, those of that folder are
+    "dev" and "test". A command that plays only held-out tasks needs it.
+    """
+
+    argument: str | None = None
+    held_out: str | None = None
+    """A second folder of tasks, for held-out tasks."""
+    system_changes: Literal["refuse", "allow"] = "refuse"
+    """Whether an episode is paid that changed programs, libraries or settings with which the tests run."""
+    limits: ContainerLimits = field(default_factory=ContainerLimits)
+    threads: int = 16
+    """Commands that run at once."""
+
+    def __post_init__(self) -> None:
+        at_least(self, threads=1)
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """Raises `InputError` for a folder that is no task, and where no daemon answers."""
+        folder = named(self.argument, "harbor:FOLDER")
+        must_be_held_out(splits, folder, self.held_out)
+        made = {split: self._split(folder, split, count, seed) for split, count in splits.items()}
+        files = contents({"tasks": folder, "held_out": self.held_out})
+        with opened(made, self.limits, self.threads, files) as tasks:
+            yield tasks
+
+    def _split(self, folder: str, split: str, count: int, seed: int) -> list[ContainerTask]:
+        where, fractions = folder, {"fractions": {"train": 1.0}} if self.held_out else {}
+        if self.held_out is not None and split != TRAIN:
+            where, fractions = self.held_out, {"fractions": HELD_OUT}
+        found = of_split(
+            folders(where), split, count, seed=seed, where=where, key=lambda path: path.name, closed=True, **fractions
+        )
+        return [self._task(path) for _, path in found]
+
+    def _task(self, folder: Path) -> ContainerTask:
+        strict = self.system_changes == "refuse"
+        return (_harbor if (folder / "task.toml").is_file() else _terminal_bench)(folder, strict)
+
+
+def folders(root: str) -> list[Path]:
+    """The task folders below a folder, or itself. Raises `InputError` where there is none."""
+    top = Path(root).expanduser()
+    found = sorted({path.parent for form in _FORMS for path in [*top.glob(form), *top.glob(f"**/{form}")]})
+    if not found:
+        raise InputError("holds no task (task.toml, or task.yaml)", path=root, hint="name a folder of Harbor tasks")
+    return found
+
+
+def _harbor(folder: Path, strict: bool) -> ContainerTask:
+    path = folder / "task.toml"
+    try:
+        told = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"is no TOML: {error}", path=str(path)) from error
+    if told.get("steps"):
+        raise InputError("has several steps, which are not played", path=str(path), field="steps")
+    environment, verifier, agent, metadata = (
+        _table(told, key, path) for key in ("environment", "verifier", "agent", "metadata")
+    )
+    if unused := [key for key in _UNUSED if environment.get(key)] + ["artifacts"] * bool(told.get("artifacts")):
+        notice(f"{path}: {', '.join(unused)} not used")
+    if verifier.get("environment") or verifier.get("environment_mode") == "separate":
+        raise InputError(
+            "has a verifier in a container of its own, which is not made", path=str(path), field="verifier"
+        )
+    commands = metadata.get("commands")
+    tests = Tests(
+        folder=folder / "tests",
+        script="test.sh",
+        seconds=_positive(verifier, "timeout_sec", 600.0, path),
+        user=str(verifier.get("user") or "0"),
+        environment=_literal(verifier, path),
+        strict=strict,
+    )
+    return ContainerTask(
+        id=folder.name,
+        kind=str(metadata["category"]) if metadata.get("category") else None,
+        instruction=_text(folder / "instruction.md"),
+        image=_image(folder / "environment", environment.get("docker_image")),
+        judge=tests.judge,
+        folder=str(environment.get("workdir") or ""),
+        user=str(agent.get("user") or ""),
+        environment=_literal(environment, path),
+        gold=tuple(map(str, commands)) if commands else _solution(folder / "solution" / "solve.sh"),
+    )
+
+
+def _terminal_bench(folder: Path, strict: bool) -> ContainerTask:
+    """The first layout: task.yaml, a Dockerfile beside it, run-tests.sh, whose exit code says whether all passed."""
+    import yaml
+
+    path = folder / "task.yaml"
+    try:
+        told = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"is no YAML: {' '.join(str(error).split())}", path=str(path)) from error
+    if not isinstance(told, dict) or not isinstance(told.get("instruction"), str):
+        raise InputError("is missing", path=str(path), field="instruction")
+    seconds = _positive(told, "max_test_timeout_sec", 60.0, path)
+    tests = Tests(
+        folder=folder / "tests",
+        script="run-tests.sh",
+        beside=folder / "run-tests.sh",
+        seconds=seconds,
+        environment={"TEST_DIR": _TESTS},
+        strict=strict,
+        by_exit_code=True,
+    )
+    return ContainerTask(
+        id=folder.name,
+        kind=str(told["category"]) if told.get("category") else None,
+        instruction=told["instruction"],
+        image=_image(folder, None),
+        judge=tests.judge,
+        gold=_solution(folder / "solution.sh"),
+    )
+
+
+def _table(told: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
+    value = told.get(key, {})
+    if not isinstance(value, dict):
+        raise InputError("is no table", path=str(path), field=key)
+    return value
+
+
+def _positive(told: Mapping[str, Any], key: str, default: float, path: Path) -> float:
+    try:
+        value = number(told.get(key, default))
+    except ValueError as error:
+        raise InputError(f"is {error}", path=str(path), field=key) from error
+    if value <= 0:
+        raise InputError("must be above 0", path=str(path), field=key)
+    return value
+
+
+def _literal(told: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Variables as the task gives them; those of the machine are not handed to a container."""
+    given = {str(name): str(value) for name, value in _table(told, "env", path).items()}
+    for name, value in given.items():
+        if "${" in value:
+            hint = "write its value"
+            raise InputError("takes a variable of this machine", path=str(path), field=f"env.{name}", hint=hint)
+    return given
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", path=str(path)) from error
+
+
+def _solution(path: Path) -> tuple[str, ...]:
+    return (path.read_text(),) if path.is_file() else ()
+
+
+def _image(folder: Path, name: str | None) -> Any:
+    """How the image of a task is found: by name, or built of a folder with a Dockerfile."""
+    if name is not None:
+        return lambda host: host.image(name)
+    if not (folder / "Dockerfile").is_file():
+        hint = "give it a Dockerfile, or a docker_image in task.toml"
+        raise InputError("has no image: services of a docker-compose.yaml are not started", path=str(folder), hint=hint)
+    return lambda host: host.build(folder, f"localhost/turntree-harbor:{tree_hash(folder)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tests:
+    """The tests of a task. They are in its container only while they run, after the episode.
+
+    `folder` and `beside` are copied to /tests, and `script` is run there. The reward is in /logs/verifier (reward.json
+    or reward.txt); with `by_exit_code` it is 1 for exit code 0. Tests that take longer than `seconds` fail: the
+    solution passes in that time. Without a reward there is none (`EnvironmentFault`).
+
+    Not paid, with the reason: an episode that changed the tests while they ran, whose processes write a reward where no
+    test runs, and (`strict`) that changed what the tests run with. What it cannot see is in docs/containers.md.
+    """
+
+    folder: Path
+    script: str
+    seconds: float
+    beside: Path | None = None
+    user: str = "0"
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    strict: bool = True
+    by_exit_code: bool = False
+
+    def files(self) -> dict[str, bytes]:
+        """By their paths below /tests. Raises `InputError` where the script is not among them."""
+        found = {
+            str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()
+        }
+        found |= (
+            {self.beside.name: self.beside.read_bytes()} if self.beside is not None and self.beside.is_file() else {}
+        )
+        if self.script not in found:
+            raise InputError("is missing", path=str(self.folder), field=self.script)
+        return found
+
+    def judge(self, shell: ContainerShell) -> Judged:
+        files = self.files()
+        changed = _leaves(shell.changed())
+        if self.strict and (reached := [path for path, kind in changed.items() if _of_the_judge(path, kind)]):
+            return Judged(0.0, f"the episode changed what the tests run with ({', '.join(reached[:3])})", tampered=True)
+        if shell.background:
+            self._ran(shell, {self.script: b"#!/bin/sh\nsleep 1\n"}, 30.0)
+            if _reward(shell) is not None:
+                return Judged(0.0, "a process of the episode writes the reward", tampered=True)
+        ran = self._ran(shell, files, self.seconds)
+        if _unpacked(shell.get(_TESTS)).items() & files.items() != files.items():
+            return Judged(0.0, "the tests were changed while they ran", tampered=True)
+        if ran.stopped:
+            return Judged(0.0, f"the tests were stopped: {ran.stopped}")
+        reward = float(ran.code == 0) if self.by_exit_code else _reward(shell)
+        if reward is None:
+            raise EnvironmentFault(f"the tests wrote no reward: {ran}")
+        return Judged(reward, str(ran))
+
+    def _ran(self, shell: ContainerShell, files: Mapping[str, bytes], seconds: float) -> Ran:
+        clean = f"rm -rf {_TESTS} {_LOGS}; mkdir -p {_TESTS} {_LOGS}; chmod 777 {_LOGS}"
+        shell.script(["/bin/sh", "-c", clean], seconds=60.0)
+        shell.put(_packed(files), _TESTS)
+        # bytecode beside sources may be the episode's
+        environment = {"PYTHONPYCACHEPREFIX": f"{_LOGS}/bytecode", **self.environment}
+        words = [f"{_TESTS}/{self.script}"]
+        return shell.script(words, seconds=seconds, environment=environment, user=self.user)
+
+
+def _leaves(changed: Mapping[str, int]) -> dict[str, int]:
+    """Without the folders that are there because something in them was changed."""
+    above = {str(parent) for path in changed for parent in Path(path).parents}
+    return {path: kind for path, kind in changed.items() if path not in above}
+
+
+def _of_the_judge(path: str, kind: int) -> bool:
+    """Whether tests run with what was changed (0), added (1) or deleted (2) there, without being told to."""
+    return bool(_LOADED_UNASKED.fullmatch(path) or (kind != 1 and _OF_THE_SYSTEM.fullmatch(path)))
+
+
+def _reward(shell: ContainerShell) -> float | None:
+    """Of several named numbers the one called `reward`. Raises `EnvironmentFault` for what is no reward."""
+    found = _unpacked(shell.get(_LOGS))
+    text = found.get("reward.json", found.get("reward.txt"))
+    if text is None:
+        return None
+    try:
+        value: Any = json.loads(text) if "reward.json" in found else float(text)
+        if isinstance(value, dict):
+            value = value["reward"] if "reward" in value or len(value) != 1 else next(iter(value.values()))
+        return number(value)
+    except (ValueError, KeyError, UnicodeDecodeError) as error:
+        raise EnvironmentFault(f"the tests wrote a reward that is none ({text[:80]!r})") from error
+
+
+def _packed(files: Mapping[str, bytes]) -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(data), 0o755
+            archive.addfile(entry, io.BytesIO(data))
+    return held.getvalue()
+
+
+def _unpacked(archive: bytes | None) -> dict[str, bytes]:
+    """The files of a folder by their paths in it."""
+    if archive is None:
+        return {}
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened_archive:
+        members = [member for member in opened_archive if member.isfile()]
+        return {
+            member.name.partition("/")[2]: held.read()
+            for member in members
+            if (held := opened_archive.extractfile(member)) is not None
+        }

@@ -1,0 +1,377 @@
+"""Containers that fork, on real ones (`TURNTREE_CONTAINERS=1`): a fork is what a replay is, nothing is left behind, and
+no program in a container reaches another one, the host or its reward."""
+
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from turntree.core.config import Part
+from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import EnvironmentFault
+from turntree.core.messages import Message, ToolCall
+from turntree.env.check import check_environment
+from turntree.env.container import LABEL, ContainerHost, ContainerLimits, ContainerShell, Snapshot, _Heard
+from turntree.env.container_tasks import ContainerTask, ContainerTools, checked_by
+from turntree.env.local import LocalPool
+from turntree.env.tasks import open_tasks
+from turntree.env.tool_environment import ToolEnvironment
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+import container_tasks
+
+IMAGE = container_tasks.IMAGE
+HISTORIES = int(os.environ.get("TURNTREE_CONTAINER_HISTORIES", "6"))
+FORKS = int(os.environ.get("TURNTREE_CONTAINER_FORKS", "12"))
+containers = pytest.mark.containers
+
+
+@pytest.fixture(scope="module")
+def host():
+    with ContainerHost(ContainerLimits(seconds=60, disk_mb=256, memory_mb=256, processes=64, alive=8)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def base(host):
+    return Snapshot(host.image(IMAGE))
+
+
+@pytest.fixture
+def shell(host, base):
+    made = ContainerShell(host, base)
+    yield made
+    made.close()
+
+
+def left(host, owner=None):
+    """Containers and images that bear our label: of `owner`, or of this run."""
+    label = f"{LABEL}={owner or host.owner}"
+    return (
+        len(host.client.api.containers(all=True, filters={"label": label})),
+        len(host.client.api.images(all=True, filters={"label": label})),
+    )
+
+
+def gone(host, owner=None, seconds=20.0):
+    until = time.monotonic() + seconds
+    while left(host, owner) != (0, 0) and time.monotonic() < until:
+        time.sleep(0.1)
+    return left(host, owner)
+
+
+# without a container
+
+
+def test_output_beyond_the_limit_keeps_its_beginning_and_its_end():
+    for size in (10, 100, 101, 5000, 100_000):
+        heard = _Heard(100)
+        heard.take(b"a" * (size // 2), False)
+        heard.take(b"state", True)
+        heard.take(b"z" * (size - size // 2), False)
+        text, cut = heard.text(), size > 100
+        assert text.startswith("a") and text.endswith("z") and bytes(heard.error) == b"state"
+        assert text.count("a") + text.count("z") - 2 * cut * ("bytes" in text) <= 106
+        assert ("more" in text) is cut
+
+
+@pytest.mark.parametrize("wrong", [{"alive": 0}, {"seconds": 0}, {"mounts": ("/only",)}, {"memory_mb": 1}])
+def test_impossible_limits_are_refused(wrong):
+    with pytest.raises(ConfigError) as error:
+        ContainerLimits(**wrong)
+    assert error.value.field == next(iter(wrong))
+
+
+@pytest.mark.parametrize(
+    "row, field",
+    [
+        ('{"instruction": "x"}', "check"),
+        ('{"check": "true"}', "instruction"),
+        ('{"instruction": "x", "check": "true"}', "image"),
+        ('{"instruction": "x", "check": "true", "image": "i", "colour": 1}', "colour"),
+        ('{"instruction": "x", "check": "true", "image": "i", "gold": "ls"}', "gold"),
+    ],
+)
+def test_a_row_that_is_no_task_is_named_by_its_field(tmp_path, row, field):
+    pytest.importorskip("docker")
+    paths = {"tasks": tmp_path / "tasks.jsonl", "held_out": tmp_path / "others.jsonl"}
+    paths["tasks"].write_text(row + "\n")
+    paths["held_out"].write_text('{"instruction": "other", "check": "true"}\n')
+    part = Part("container", {name: str(path) for name, path in paths.items()})
+    with pytest.raises(InputError) as error, open_tasks(part, {"train": 1}):
+        pass
+    assert error.value.field == field
+
+
+def test_tasks_are_drawn_by_their_number_alone():
+    one, two = container_tasks.generated(17), container_tasks.generated(17)
+    assert one[0] == two[0] and vars(one[1]) | {"rng": 0} == vars(two[1]) | {"rng": 0}
+    drafts = [container_tasks.generated(number)[1] for number in range(65)]
+    assert len({str((draft.say, draft.files, draft.run, draft.checks)) for draft in drafts}) == 65
+
+
+# a shell
+
+
+@containers
+def test_what_a_shell_holds_persists_from_command_to_command(shell):
+    said = [
+        str(shell.run(command))
+        for command in (
+            "cd /tmp; x='a  b'; export y=$'1\n2'; f() { echo \"f $1\"; }; declare -A m=([k]=v); umask 027; alias l=ls",
+            'echo "$x|$y|${m[k]}|$(umask)"; f 3; pwd; false',
+            "echo $?; shopt -s nullglob; readonly z=1; exit 7",
+            "echo $?; (z=2) 2>/dev/null || echo fixed; shopt -q nullglob && echo on; exec sleep 0",
+            'echo "$x"; trap "echo bye" EXIT; unset x',
+            'echo "[$x]"; IFS=:; cd() { echo mine; }; cd /; pwd',
+        )
+    ]
+    assert said == [
+        "[no output]",
+        "a  b|1\n2|v|0027\nf 3\n/tmp\n[exit code 1]",
+        "1\n[exit code 7]",
+        "7\nfixed\non",
+        "a  b",
+        "[]\nmine\n/tmp",
+    ]
+
+
+@containers
+def test_a_command_is_stopped_at_its_limits_and_the_files_stay(host, shell):
+    shell.run("echo kept > /kept; sleep 300 & disown")
+    assert shell.background
+    assert shell.run("sleep 60", seconds=1).stopped == "took too long"
+    assert shell.run("yes").stopped == "wrote too much"
+    filled = shell.run("for n in 1 2 3; do head -c 200000000 /dev/zero > /big$n; done; sleep 30")
+    assert filled.stopped == "filled its disk"
+    assert shell.run("rm /big*; cat /kept").output == "kept\n"
+    assert shell.run("python3 -c 'x = b\"a\" * (600 << 20)'").code not in (0, None), "more memory than there is"
+    assert shell.run(":(){ :|:& };:; sleep 60", seconds=2).stopped is not None
+    assert shell.run("cat /kept").output == "kept\n"
+
+
+@containers
+def test_a_limit_is_an_answer_and_a_lost_container_is_a_fault(host, shell):
+    shell.run("echo 1 > /one")
+    shell._container.kill()
+    with pytest.raises(EnvironmentFault):
+        shell.run("cat /one")
+
+
+# forks
+
+PARTS = (
+    lambda r: f"mkdir -p /w/{r.choice('abc')} && cd /w/{r.choice('abc')}",
+    lambda r: f"echo {r.random()} >> {r.choice('xyz')}; cat {r.choice('xyz')}",
+    lambda r: f"chmod {r.choice(['600', '755', '4711'])} {r.choice('xyz')}",
+    lambda r: f"ln -s{r.choice(['', 'f'])} {r.choice('xyz')} {r.choice('lmn')}; readlink {r.choice('lmn')}",
+    lambda r: f"ln -f {r.choice('xyz')} hard; stat -c %h hard",
+    lambda r: f"export V{r.choice('ab')}={r.randint(0, 99)}; W=$Va-$Vb; echo $W",
+    lambda r: f"rm -f {r.choice('xyzlmn')}; ls",
+    lambda r: f"f{r.choice('ab')}() {{ echo {r.randint(0, 9)} $1; return {r.randint(0, 3)}; }}; fa $Vb",
+    lambda r: f"umask {r.choice(['022', '077'])}; (exit {r.randint(0, 255)})",
+    lambda r: f"mv {r.choice('xyz')} /w/{r.choice('ab')}/ ; chown {r.randint(1, 9)} * ; stat -c '%n %a %u' *",
+    lambda r: f"exit {r.randint(0, 9)}",
+    lambda r: f"echo $? $PWD $OLDPWD $-; cd ..; touch -d @{r.randint(1, 9)} x; stat -c %Y x",
+    lambda r: "dd if=/dev/zero of=sparse bs=1 count=0 seek=1M 2>/dev/null; stat -c %s sparse; mkfifo p; ls",
+)
+
+
+def ran(shell, commands):
+    return [(done.output, done.code) for done in map(shell.run, commands)]
+
+
+@containers
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_a_fork_is_what_a_replay_is_and_neither_sees_the_other(host, base, seed):
+    draw = random.Random(seed)
+    history = [draw.choice(PARTS)(draw) for _ in range(draw.randint(2, 8))]
+    mine, its = ([draw.choice(PARTS)(draw) for _ in range(3)] for _ in range(2))
+    parent, replay, other = (ContainerShell(host, base) for _ in range(3))
+    before = ran(parent, history)
+    fork = parent.fork()
+    after, apart = ran(parent, mine), ran(fork, its)
+    assert ran(replay, [*history, *mine]) == [*before, *after]
+    assert ran(other, [*history, *its]) == [*before, *apart]
+    assert replay.state() == parent.state() and other.state() == fork.state()
+    for each in (parent, replay, other, fork):
+        each.close()
+
+
+@containers
+def test_processes_in_the_background_are_not_forked(shell):
+    shell.run("sleep 100 &")
+    assert shell.fork() is None
+    shell.restart()
+    assert shell.fork() is not None
+
+
+@containers
+def test_a_container_in_the_way_of_the_budget_goes_on_as_if_nothing_had_happened(host, base):
+    shells = [ContainerShell(host, base) for _ in range(host.limits.alive + 2)]
+    for number, each in enumerate(shells):
+        each.run(f"cd /tmp; n={number}; echo $n > file")
+    assert sum(each.alive for each in shells) <= host.limits.alive
+    assert [each.run("echo $n $(cat file) $PWD").output for each in shells[:3]] == [f"{n} {n} /tmp\n" for n in range(3)]
+    for each in shells:
+        each.close()
+
+
+@containers
+def test_forks_of_forks_leave_no_container_and_no_image(base):
+    with ContainerHost(ContainerLimits(alive=6)) as own:
+        shells = [ContainerShell(own, base)]
+        for number in range(FORKS):
+            parent = shells[number // 2]
+            parent.run(f"echo {number} >> /log")
+            shells.append(parent.fork())
+        assert shells[-1].run("cat /log").code == 0
+        for each in shells:
+            each.close()
+        del shells, parent, each
+        assert gone(own) == (0, 0), "while the run goes on"
+
+
+CHILD = """
+import sys, time
+from turntree.env.container import *
+with ContainerHost() as host:
+    shell = ContainerShell(host, Snapshot(host.image(sys.argv[1])))
+    shell.run("echo 1 > /one")
+    fork = shell.fork()
+    fork.run("echo 2 > /two")
+    print(host.owner, flush=True)
+    while True:
+        shell.run("date > /now")
+"""
+
+
+@containers
+def test_what_a_killed_run_leaves_the_next_one_removes(host):
+    with subprocess.Popen([sys.executable, "-c", CHILD, IMAGE], stdout=subprocess.PIPE, text=True) as child:
+        owner = child.stdout.readline().strip()
+        assert left(host, owner) > (1, 0)
+        child.send_signal(signal.SIGKILL)
+    with ContainerHost() as following:
+        assert gone(following, owner) == (0, 0)
+
+
+# episodes
+
+
+def task_in(host, base, **more):
+    task = ContainerTask(
+        id="a", instruction="make /app/done", image=lambda _: base.image, folder="/app", setup="mkdir /app",
+        judge=lambda shell: checked_by(shell, "test -f /app/done"), gold=("echo yes > done",), **more,
+    )  # fmt: skip
+    arguments = {"task": task, "host": host}
+    return ToolEnvironment(ContainerTools, task_id="a", arguments=arguments, gold=task.messages())
+
+
+def bash(command):
+    return Message("assistant", "", (ToolCall("bash", {"command": command}, "call_1"),))
+
+
+SUBMIT = Message("assistant", "", (ToolCall("submit", {}, "call_2"),))
+
+
+@containers
+def test_an_episode_in_a_container_keeps_the_laws(host, base):
+    law = {found.law for found in check_environment(task_in(host, base), turns=4)}
+    assert law <= {"a task can be sent to a worker process"}
+
+
+@containers
+def test_a_lost_container_is_replayed_and_changes_no_answer(host, base):
+    with LocalPool(2) as pool:
+        session = pool.open(task_in(host, base))
+        pool.reset(session)
+        pool.poll()
+        for number, action in enumerate(
+            [bash("echo 1 > x; n=5"), bash("cat x; echo $n"), bash("echo yes > done"), SUBMIT]
+        ):
+            if number in (1, 2):  # the judgement at the end restarts its container, whose files are there
+                pool._held[session].object._shell._container.kill()
+                pool.step(session, action)
+                [lost] = pool.poll()
+                assert lost.observation is None and lost.fault, "censored, not failed"
+            pool.step(session, action)
+            [answer] = pool.poll()
+            assert answer.fault is None
+        assert [each.messages[-1].content for each in session.answers[1:]] == [
+            "[no output]",
+            "1\n5",
+            "[no output]",
+            "submitted",
+        ]
+        assert answer.observation.reward == 1.0
+        pool.close(session)
+
+
+@containers
+def test_a_daemon_that_ends_is_started_again_and_shells_go_on(base):
+    with ContainerHost() as own:
+        if own._service is None:
+            pytest.skip("the daemon here is not ours to end")
+        shell = ContainerShell(own, base)
+        shell.run("echo 1 > /one")
+        own._service.kill()
+        own._service.wait()
+        assert shell.run("cat /one").output == "1\n"
+        shell.close()
+
+
+HOSTILE = (
+    "echo 1 > /proc/sysrq-trigger",
+    "mount -t tmpfs none /mnt",
+    "mount --bind / /mnt",
+    "mknod /dev/sdz b 8 0",
+    "unshare -rm mount -o remount,rw /sys",
+    "chroot /proc/1/root test -e CANARY",
+    "nsenter -t 1 -a hostname",
+    "cat /proc/kcore | head -c 1 | grep -q .",
+    "test -S /var/run/docker.sock",
+    "find / -xdev -name 'podman.sock' -o -xdev -name 'docker.sock' | grep .",
+    "python3 -c \"import socket; socket.create_connection(('10.88.0.1', 22), 2)\"",
+    "python3 -c \"import socket; socket.create_connection(('169.254.169.254', 80), 2)\"",
+    "python3 -c \"import socket; socket.getaddrinfo('example.com', 80)\"",
+    "python3 -c \"import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)\"",
+    "kill -9 1; kill -9 -1; sleep 0.2; test ! -d /proc/1",
+    "echo c > /sys/fs/cgroup/memory/release_agent",
+    "echo -1 > /sys/fs/cgroup/pids/pids.max",
+    "echo x > /proc/sys/kernel/core_pattern",
+    "hostname other",
+    "date -s 2001-01-01",
+    "swapon /dev/zero",
+    "insmod x.ko 2>/dev/null || modprobe loop",
+    "dmesg | grep -q .",
+    "ls /tests /solution",
+    "test -e /logs/verifier/reward.txt",
+    "ip link set lo down",
+    "grep -z TURNTREE /proc/1/environ",
+    "head -c 400000000 /dev/zero > /big",
+    "python3 -c \"import ctypes; raise SystemExit(ctypes.CDLL(None).reboot(0x1234567) == -1)\"",
+    "ls /proc/*/root/work 2>/dev/null | grep .",
+)  # fmt: skip
+
+
+@containers
+def test_thirty_hostile_programs_reach_neither_host_nor_sibling_nor_reward(host, base, tmp_path):
+    canary = tmp_path / "canary"
+    canary.write_text("whole")
+    inside, sibling = ContainerShell(host, base), ContainerShell(host, base)
+    sibling.run("echo mine > /mine")
+    worked = [each for each in HOSTILE if inside.run(each.replace("CANARY", str(canary)), seconds=10).code == 0]
+    assert worked == []
+    assert inside.run(f"cat {canary}").code != 0 and canary.read_text() == "whole"
+    assert sibling.run("cat /mine; ls /big").output.startswith("mine\n")
+    assert abs(time.time() - float(sibling.run("date +%s").output)) < 60
+    for each in (inside, sibling):
+        each.close()
+    assert len(HOSTILE) == 30 and len(set(itertools.chain(HOSTILE))) == 30
