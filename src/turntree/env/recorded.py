@@ -64,7 +64,7 @@ class Recorded(Task):
 
     def fork(self) -> Self:
         copied = None if self._held is None else self._copied()
-        twin = copy.copy(self)
+        twin: Any = copy.copy(self)
         twin._held = twin._closing = None
         if copied is None:
             twin._actions, twin._answers = [], []
