@@ -97,8 +97,8 @@ class Gateway:
     # agents
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
-        """A stream begins when some of its text is certain, so that what fails before has an HTTP status: a client tries
-        it again."""
+        """A stream begins when some of its text is certain, so that what fails before has an HTTP status: a client
+        tries it again."""
         session, asked = await self._asked(dialect, request)
         sampler = self.sessions.sampler
         if not asked.stream:

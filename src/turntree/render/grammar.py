@@ -12,15 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.render.probes import CALL
 
 _CALL = re.compile(r'(.*?)\{\s*"name":\s*"look",\s*"(arguments|parameters)":\s*\{[^{}]*\}\s*\}(.*)', re.DOTALL)
 _ANY: dict[str, Any] = {"type": "object"}
 
 
 class Constraint:
-    """One answer under a grammar: `allowed` and `take` are those of `core.completion.Guide`, `grammar` what a vLLM server
-    is told."""
+    """One answer under a grammar (`core.protocols.Restriction`); `grammar` is what a vLLM server is told."""
 
     def __init__(self, matcher: Any, stop_ids: Collection[int], grammar: Mapping[str, Any]) -> None:
         self._matcher, self._stops, self.grammar = matcher, frozenset(stop_ids), grammar

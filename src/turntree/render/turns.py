@@ -74,7 +74,7 @@ class TurnByTurn(ABC):
         self._grammars: Grammars | None = None
 
     def begun(self, token_ids: Sequence[int]) -> Message:
-        """`core.protocols.FormRenderer.begun`, for a form of which nothing is known: only the whole answer is certain."""
+        """`core.protocols.FormRenderer.begun`, for a form of which nothing is known: nothing is certain."""
         return Message("assistant")
 
     def constraint(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> Constraint:

@@ -91,7 +91,7 @@ def _messages(given: Any, where: str) -> list[Message]:
     results = [_result(part, where) for part in _parts(parts) if part.get("type") == "tool_result"]
     calls = [_call(part) for part in _parts(parts) if part.get("type") == "tool_use"]
     rest = [part for part in parts if not isinstance(part, dict) or part.get("type") not in ("tool_result", "tool_use")]
-    if results and role != "user" or calls and role != "assistant":
+    if (results and role != "user") or (calls and role != "assistant"):
         raise InputError(f"holds what no message of {role} holds", field=f"{where}.content")
     said = _read(rest, role, where, calls) if rest or calls or not results else []
     return [*results, *said]
