@@ -1,9 +1,9 @@
 """The environment `gateway:COMMAND`: tasks that an agent works on by itself, through a gateway in front of the policy.
 
 For every rollout the gateway opens a session and the command is started in a folder of its own. It finds there the
-server (OPENAI_BASE_URL), its key (OPENAI_API_KEY), its task (TURNTREE_TASK, a JSON file), and where to post a reward
-(TURNTREE_REWARD_URL, TURNTREE_REWARD_KEY). The reward is the one that is posted, else that in the last line of its
-standard output. An agent that crashes, takes too long or gives no reward is censored.
+server and its key (OPENAI_BASE_URL, OPENAI_API_KEY, and the same for ANTHROPIC), its task (TURNTREE_TASK, a JSON file),
+and where to post a reward (TURNTREE_REWARD_URL, TURNTREE_REWARD_KEY). The reward is the one that is posted, else that
+in the last line of its standard output. An agent that crashes, takes too long or gives no reward is censored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from turntree.env.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
 from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
 from turntree.gateway.merge import Merged, merge
-from turntree.gateway.process import Exit, command_of, run_agent
+from turntree.gateway.process import Exit, command_of, run_agent, variables_of
 from turntree.gateway.sampling import EngineDriver, LiveSession
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
@@ -312,16 +312,8 @@ class _Playing:
         return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=name)
 
     def _variables(self, live: LiveSession, keys: dict[str, str], folder: Path) -> dict[str, str]:
-        return {
-            "OPENAI_BASE_URL": f"{self.served.url}/v1",
-            "OPENAI_API_BASE": f"{self.served.url}/v1",
-            "OPENAI_API_KEY": keys["ask"],
-            "OPENAI_MODEL": _MODEL,
-            "TURNTREE_SESSION": live.session_id,
-            "TURNTREE_TASK": str(folder / "task.json"),
-            "TURNTREE_REWARD_URL": f"{self.served.url}/sessions/{live.session_id}/reward",
-            "TURNTREE_REWARD_KEY": keys["reward"],
-        }
+        variables = variables_of(self.served.url, live.session_id, keys, _MODEL)
+        return {**variables, "TURNTREE_TASK": str(folder / "task.json")}
 
     def _judged(self, session: Session, live: LiveSession, exit_: Exit) -> Session:
         """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its

@@ -209,10 +209,10 @@ class MessageStream(Stream):
 
 def error(refused: Refused) -> dict[str, Any]:
     kind = _KINDS.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
-    # the words for which Claude Code looks before it compacts
-    words = f"prompt is too long: {refused}" if refused.code == CONTEXT else str(refused)
-    where = f"{refused.param}: " if refused.param and refused.param not in words else ""
-    return {"type": "error", "error": {"type": kind, "message": where + words}}
+    words = f"{refused.param}: {refused}" if refused.param and refused.param not in str(refused) else str(refused)
+    if refused.code == CONTEXT:  # the words for which Claude Code looks before it compacts
+        words = f"prompt is too long: {refused}"
+    return {"type": "error", "error": {"type": kind, "message": words}}
 
 
 DIALECT = Dialect(read, body, MessageStream, error)
