@@ -1,9 +1,10 @@
 """Agents that nobody here wrote speak to a gateway; what is trained on is what was sampled.
 
 The suite drives the OpenAI SDK. `make test-agents` installs the other frameworks and sets TURNTREE_AGENTS to their
-interpreter, and TURNTREE_NODE_AGENTS to the folder of the commands that come from npm. A random policy makes no tool calls, so the shapes of agents are driven by a script that does, and the
-log-probabilities by a model. With TURNTREE_AGENTS_MODEL (the folder of a pretrained policy with a chat template, as
-`turntree models get smollm2` makes it) that policy drives the frameworks too.
+interpreter, and TURNTREE_NODE_AGENTS to the folder of the commands that come from npm. A random policy makes no tool
+calls, so the shapes of agents are driven by a script that does, and the log-probabilities by a model. With
+TURNTREE_AGENTS_MODEL (the folder of a pretrained policy with a chat template, as `turntree models get smollm2` makes
+it) that policy drives the frameworks too.
 """
 
 from __future__ import annotations

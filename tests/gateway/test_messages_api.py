@@ -131,11 +131,7 @@ def test_tokens_are_counted_without_a_call(gate):
 
 WRONG = {
     "no key": ({"messages": [USER]}, 401, "authentication_error"),
-    "a tool of theirs": (
-        {"messages": [USER], "tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        400,
-        None,
-    ),
+    "a tool that they know": ({"messages": [USER], "tools": [{"type": "bash_20250124", "name": "bash"}]}, 400, None),
     "an image": ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, 400, None),
     "a role": ({"messages": [{"role": "tool", "content": "x"}]}, 400, None),
     "a result of the assistant": (
@@ -203,3 +199,32 @@ def test_what_claude_code_sends_by_default_is_taken(gate):
     assert answer.status_code == 200, answer.text
     (call,) = gate.calls(opened["session"])
     assert call.meta["context_management"] == more["context_management"] and call.meta["thinking"] == more["thinking"]
+
+
+def test_a_tool_that_the_server_would_run_is_not_shown_to_the_policy_and_recorded(gate):
+    opened = gate.open()
+    for path, body in (
+        ("/v1/messages", {"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}], "messages": [USER]}),
+        ("/v1/responses", {"tools": [{"type": "web_search", "external_web_access": True}], "input": "What is it?"}),
+    ):
+        body = {k: v for k, v in {**ASKED, **body}.items() if k != "max_tokens" or path == "/v1/messages"}
+        assert gate.post(path, body, opened["key"]).status_code == 200
+    first, second = gate.calls(opened["session"])
+    assert (first.meta["hosted_tools"], second.meta["hosted_tools"]) == (["web_search_20250305"], ["web_search"])
+    assert [tool["function"]["name"] for tool in first.tools] == ["search"] and not second.tools
+
+
+def test_a_tool_of_a_namespace_is_called_and_answered_under_both_names():
+    """As Codex declares the tools of its sub-agents."""
+    call = '<tool_call>\n{"name": "team__close", "arguments": {"id": "a"}}\n</tool_call>'
+    says = engine(lambda prompt, seed: spelled("So." if "closed" in tokenizer().decode(prompt) else call))
+    inner = {"type": "function", "name": "close", "parameters": {"type": "object"}, "strict": False}
+    body = {"model": "m", "tools": [{"type": "namespace", "name": "team", "description": "", "tools": [inner]}]}
+    with world(says, sampling=Sampling(max_tokens=256)) as gate:
+        opened = gate.open()
+        first = gate.post("/v1/responses", {**body, "input": "Go."}, opened["key"]).json()["output"][0]
+        assert (first["name"], first["namespace"]) == ("close", "team")
+        result = {"type": "function_call_output", "call_id": first["call_id"], "output": "closed"}
+        later = [{"role": "user", "content": "Go."}, first, result]
+        gate.post("/v1/responses", {**body, "input": later}, opened["key"])
+        assert [call.cause for call in gate.calls(opened["session"])] == ["start", "continue"]

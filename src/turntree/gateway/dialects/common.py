@@ -25,6 +25,10 @@ _MOST_RECORDED = 10_000  # characters of one recorded value
 _MOST_STOPS = 16  # stop strings: each is looked for after every token
 # of a message: they hold what the model said in another form, or ask to go on from it
 _UNREAD_SPEECH = ("function_call", "refusal", "audio", "prefix", "partial")
+# tools that a server runs for the agent, by the beginning of their type
+_HOSTED = ("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp",
+           "tool_search")  # fmt: skip
+APART = "__"  # between a namespace and the name of its tool
 Before = Callable[[str], Call | None]
 Body = Mapping[str, Any]
 
@@ -75,6 +79,7 @@ class Request:
     stream: bool
     logprobs: bool = False
     with_usage: bool = False
+    namespaces: frozenset[str] = frozenset()  # of its tools
 
 
 # messages and tools
@@ -134,20 +139,42 @@ def read_tools(given: list[Any]) -> Tools:
     return tuple(given)
 
 
-def flat_tools(given: list[Any], schema: str, known: frozenset[str]) -> list[Any]:
-    """Declarations with the name beside the schema (under the key `schema`), in the form of chat completions."""
-    tools: list[Any] = []
+@dataclass(frozen=True)
+class FlatTools:
+    """Declarations with the name beside the schema, in the form of chat completions. Tools that the server would run
+    (`hosted`) are not shown to the policy, which has none; tools of a namespace have it in their name."""
+
+    tools: Tools
+    hosted: tuple[str, ...]
+    namespaces: frozenset[str]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        return {"hosted_tools": list(self.hosted)} if self.hosted else {}
+
+
+def flat_tools(given: list[Any], schema: str, known: frozenset[str]) -> FlatTools:
+    """`schema` is the key of the schema. Raises `InputError` for a tool of another type that the agent would run."""
+    tools, hosted, namespaces = list[Any](), list[str](), set[str]()
     for i, tool in enumerate(bounded(given, "tools")):
         row = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
-        if row.get("type", "function") not in ("function", "custom") or (
-            schema not in row and row.get("type") != "function"
-        ):
-            raise InputError("is no function: the gateway runs no tools itself", field=f"tools[{i}]")
-        if schema not in row and (unknown := sorted(row.keys() - known)):
-            raise InputError(f"unknown key, and no {schema}", field=f"tools[{i}].{unknown[0]}")
-        named = {"name": row.get("name"), "description": row.get("description"), "parameters": row.get(schema)}
-        tools.append({"type": "function", "function": {k: v for k, v in named.items() if v is not None}})
-    return tools
+        kind = row.get("type", "function")
+        if isinstance(kind, str) and kind.startswith(_HOSTED):
+            hosted.append(kind)
+        elif kind == "namespace" and isinstance(row.get("tools"), list) and isinstance(row.get("name"), str):
+            namespaces.add(row["name"])
+            inner = flat_tools(row["tools"], schema, known).tools
+            names = [{**one["function"], "name": f"{row['name']}{APART}{one['function'].get('name')}"} for one in inner]
+            tools += [{"type": "function", "function": one} for one in names]
+        elif (kind != "function" and schema not in row) or kind not in ("function", "custom"):
+            hint = "declare it as a function with a schema"
+            raise InputError(f"is of type {kind!r}", field=f"tools[{i}]", hint=hint)
+        else:
+            if schema not in row and (unknown := sorted(row.keys() - known)):
+                raise InputError(f"unknown key, and no {schema}", field=f"tools[{i}].{unknown[0]}")
+            named = {"name": row.get("name"), "description": row.get("description"), "parameters": row.get(schema)}
+            tools.append({"type": "function", "function": {k: v for k, v in named.items() if v is not None}})
+    return FlatTools(read_tools(tools), tuple(hosted), frozenset(namespaces))
 
 
 # what the answer must be

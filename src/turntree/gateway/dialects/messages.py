@@ -44,10 +44,10 @@ def read(body: Body, before: Before) -> Request:
     system = _read(given["system"], "system", "system") if given["system"] else []
     rows = common.bounded(given["messages"], "messages")
     messages = [message for i, row in enumerate(rows) for message in _messages(row, f"messages[{i}]")]
-    tools = common.read_tools(common.flat_tools(given["tools"] or [], "input_schema", _TOOL_KEYS))
+    declared = common.flat_tools(given["tools"] or [], "input_schema", _TOOL_KEYS)
     form = (given["output_config"] or {}).get("format") or given["output_format"]
     schema = common.read_schema(converted(dict[str, Any] | None, form, field="output_config.format"), "output_config")
-    tools, form = common.form_of(_choice(given["tool_choice"]), tools, schema)
+    tools, form = common.form_of(_choice(given["tool_choice"]), declared.tools, schema)
     failed = sum(part.get("is_error") is True for row in rows for part in _parts(row.get("content")))
     ask = Ask(
         messages=(*system, *_merged(messages)),
@@ -55,7 +55,7 @@ def read(body: Body, before: Before) -> Request:
         max_tokens=given["max_tokens"],
         stop=common.read_stops(given["stop_sequences"], "stop_sequences"),
         form=form,
-        meta=given["meta"] | ({"tool_errors": failed} if failed else {}),
+        meta=given["meta"] | declared.meta | ({"tool_errors": failed} if failed else {}),
     )
     return Request(ask, given["stream"] is True)
 

@@ -17,7 +17,7 @@ from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Requ
 from turntree.gateway.sampling import Ask
 
 _CALLED = "instructions"  # of a call's meta: its prompt begins with them, and a later one may have others
-_CALL_KEYS = frozenset({"type", "id", "call_id", "status", "name", "arguments"})
+_CALL_KEYS = frozenset({"type", "id", "call_id", "status", "name", "arguments", "namespace"})
 _TOOL_KEYS = frozenset({"type", "name", "description", "parameters", "strict"})
 # by an item's type; what stands under another key would be read as nothing
 _NEEDED = {"message": "content", "function_call": "arguments", "function_call_output": "output"}
@@ -41,17 +41,17 @@ def read(body: Body, before: Before) -> Request:
         raise Refused(400, "log-probabilities are given by chat completions only", param="include")
     messages = [*_earlier(given["previous_response_id"], before), *_messages(given["input"])]
     instructions = [Message("system", given["instructions"])] if given["instructions"] else []
-    tools = common.read_tools(common.flat_tools(given["tools"] or [], "parameters", _TOOL_KEYS))
+    declared = common.flat_tools(given["tools"] or [], "parameters", _TOOL_KEYS)
     schema = common.read_schema(form, "text.format")
-    tools, form = common.form_of(chat.choice_of(given["tool_choice"]), tools, schema)
+    tools, form = common.form_of(chat.choice_of(given["tool_choice"]), declared.tools, schema)
     ask = Ask(
         messages=(*instructions, *messages),
         tools=tools,
         max_tokens=given["max_output_tokens"],
         form=form,
-        meta={**given["meta"], **({_CALLED: True} if instructions else {})},
+        meta={**given["meta"], **declared.meta, **({_CALLED: True} if instructions else {})},
     )
-    return Request(ask, given["stream"] is True)
+    return Request(ask, given["stream"] is True, namespaces=declared.namespaces)
 
 
 def _earlier(name: str | None, before: Before) -> list[Message]:
@@ -83,8 +83,9 @@ def _as_chat(item: Any, index: int) -> dict[str, Any]:
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content")}
     if kind == "function_call":
+        name = f"{space}{common.APART}{row.get('name')}" if (space := row.get("namespace")) else row.get("name")
         unknown = {key: value for key, value in row.items() if key not in _CALL_KEYS}
-        function = {"name": row.get("name"), "arguments": row.get("arguments"), **unknown}
+        function = {"name": name, "arguments": row.get("arguments"), **unknown}
         return {"role": "assistant", "tool_calls": [{"id": row.get("call_id"), "function": function}]}
     if kind == "function_call_output":
         return {"role": "tool", "content": row.get("output"), "tool_call_id": row.get("call_id")}
@@ -106,7 +107,7 @@ def body(call: Call, model: str, request: Request) -> dict[str, Any]:
         **_head(call.call_id, model),
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": _items(call.call_id, call.answer),
+        "output": _items(call.call_id, call.answer, request),
         "usage": {
             "input_tokens": use["prompt_tokens"],
             "input_tokens_details": use["prompt_tokens_details"],
@@ -124,7 +125,7 @@ def _head(name: str, model: str) -> dict[str, Any]:
     return {**head, "model": model, "status": "in_progress", **empty, **asked}
 
 
-def _items(name: str, answer: Message) -> list[dict[str, Any]]:
+def _items(name: str, answer: Message, request: Request) -> list[dict[str, Any]]:
     status = "incomplete" if answer.cut else "completed"
     items: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -135,7 +136,9 @@ def _items(name: str, answer: Message) -> list[dict[str, Any]]:
         message = {"type": "message", "id": f"msg_{name}", "role": "assistant"}
         items.append({**message, "status": status, "content": said})
     for i, made in enumerate(answer.tool_calls):
-        item = {"type": "function_call", "id": f"fc_{name}_{i}", "call_id": made.id, "name": made.name}
+        space, apart, own = made.name.partition(common.APART)
+        named = {"name": own, "namespace": space} if apart and space in request.namespaces else {"name": made.name}
+        item = {"type": "function_call", "id": f"fc_{name}_{i}", "call_id": made.id, **named}
         items.append({**item, "arguments": json.dumps(made.arguments), "status": status})
     return items
 
@@ -156,7 +159,7 @@ class ResponseStream(Stream):
         self.begun = True
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=_head(self.name, self.model))
-        for index, item in enumerate(_items(self.name, message)):
+        for index, item in enumerate(_items(self.name, message, self.request)):
             if item["type"] == "reasoning":
                 yield from self._whole(index, item)
             elif item["type"] == "message":
@@ -181,7 +184,7 @@ class ResponseStream(Stream):
 
     def said(self, message: Message) -> Iterator[str]:
         yield from self._begin(message)
-        for index, item in enumerate(_items(self.name, message)):
+        for index, item in enumerate(_items(self.name, message, self.request)):
             if item["type"] == "message" and (new := self.new(message)):
                 at = self._at(index, item)
                 yield self._event("response.output_text.delta", **at, delta=new, logprobs=[])
