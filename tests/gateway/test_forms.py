@@ -17,7 +17,7 @@ from gateway_world import HTTP, SEARCH, World, engine, renderer, spelled, tokeni
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiny_models import tiny_model
+from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.credit.comparisons import rloo
 from turntree.credit.credit import CreditRule
@@ -176,8 +176,11 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 def free() -> World:
     """A policy without any idea, whose calls are right only where a grammar makes them."""
     pytest.importorskip("llguidance")
+    speaks = ChatRenderer(tiny_tokenizer())  # without a place for thoughts, of which such a policy finds no end
     with world(
-        HFEngine(tiny_model(vocab_size=len(tokenizer())), renderer().stop_ids), sampling=Sampling(max_tokens=250)
+        HFEngine(tiny_model(vocab_size=len(tokenizer())), renderer().stop_ids),
+        sampling=Sampling(max_tokens=120),
+        speaks=speaks,
     ) as served:
         yield served
 
@@ -208,16 +211,16 @@ def test_an_answer_has_the_form_that_was_asked_for_and_is_not_trained(free, what
     opened = free.open(seed=3)
     asked = {"input": "Where?", **more} if path.endswith("responses") else said("Where?", **more)
     limit = {"/v1/responses": "max_output_tokens"}.get(path, "max_tokens")
-    answer = free.post(path, {**asked, limit: 250}, opened["key"])
+    answer = free.post(path, {**asked, limit: 120}, opened["key"])
     assert answer.status_code == 200, answer.text
     free.post("/v1/chat/completions", said("And now?", max_tokens=5), opened["key"])
     formed, plain = free.calls(opened["session"])
     assert formed.answer is not None and formed.constrained and not plain.constrained
-    if not formed.answer.cut:
-        found = [call.arguments for call in formed.answer.tool_calls] or [json.loads(formed.answer.content)]
-        assert bool(formed.answer.tool_calls) == ("call" in what) or what == "a schema, or a call"
-        for one in found:
-            jsonschema.validate(one, SCHEMA)
+    assert not formed.answer.cut
+    said_in_form = [call.arguments for call in formed.answer.tool_calls] or [json.loads(formed.answer.content)]
+    assert bool(formed.answer.tool_calls) == ("call" in what) or what == "a schema, or a call"
+    for one in said_in_form:
+        jsonschema.validate(one, SCHEMA)
     found = merge("t", [replace(free.sessions.get(opened["session"]).value(), reward=1.0)])
     nodes = {name: node for (_, name), node in found.nodes.items()}
     assert found.tree.untrained() == {nodes[formed.call_id]}
@@ -280,7 +283,7 @@ def test_tokens_of_a_grammar_have_the_true_gradient_with_the_mask_and_a_biased_o
     left_out, naive = gradient("not trained"), gradient("without the mask")
     assert left_out[:2] == pytest.approx(true[:2], abs=1e-6) and not any(left_out[2:]), "the rest is exact"
     off = math.dist(naive, true) / math.hypot(*true)
-    assert off == pytest.approx(0.62, abs=0.01), off
+    assert off == pytest.approx(1.063, abs=0.001), off
     # where every answer is worth the same there is nothing to learn: without the mask it still learns the grammar
     constant = dict.fromkeys(REWARD, 1.0)
     assert gradient("with the mask", constant) == pytest.approx([0.0] * 8, abs=1e-12)

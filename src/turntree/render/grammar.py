@@ -15,6 +15,8 @@ from turntree.core.errors import InputError
 
 _CALL = re.compile(r'(.*?)\{\s*"name":\s*"look",\s*"(arguments|parameters)":\s*\{[^{}]*\}\s*\}(.*)', re.DOTALL)
 _ANY: dict[str, Any] = {"type": "object"}
+# a policy that has lost its way could go on with white space without end
+_SPACES = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}}
 
 
 class Constraint:
@@ -75,7 +77,7 @@ class Grammars:
         rules, tags, choices = list[str](), list[dict[str, Any]](), list[str]()
         if schema is not None:
             choices.append("answer")
-            rules.append(f"answer: %json {json.dumps(schema)}")
+            rules.append(f"answer: %json {json.dumps({**schema, **_SPACES})}")
             tags.append({"type": "json_schema", "json_schema": schema})
         for i, tool in enumerate(tools):
             if self._call is None:
@@ -87,7 +89,7 @@ class Grammars:
             call = {"type": "object", "properties": parts, "required": ["name", key], "additionalProperties": False}
             choices.append(f"call{i}")
             rules.append(f"call{i}: {self._literal(begin)} json{i} {self._literal(end)}")
-            rules.append(f"json{i}: %json {json.dumps(call)}")
+            rules.append(f"json{i}: %json {json.dumps({**call, **_SPACES})}")
             tags.append(
                 {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": call}, "end": end}
             )

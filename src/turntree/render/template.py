@@ -80,14 +80,17 @@ class ChatRenderer(TurnByTurn):
         return ids
 
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
+        return self._read(self._text(token_ids))
+
+    def _text(self, token_ids: Sequence[int]) -> str:
         ids = list(token_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return self._read(self._template.words.decode(ids, self._template.ask, self._template.lead))
+        return self._template.words.decode(ids, self._template.ask, self._template.lead)
 
     def begun(self, token_ids: Sequence[int]) -> Message:
         """As `_read`, of what can be read already."""
-        text = self._template.words.decode(list(token_ids), self._template.ask, self._template.lead).rstrip("\ufffd")
+        text = self._text(token_ids).rstrip("\ufffd")  # half of a character
         (opened, closed), lead, none = self._template.marks, self._template.lead, Message("assistant")
         head = text.lstrip()
         if opened and not head.startswith(opened):
