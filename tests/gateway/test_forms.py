@@ -17,7 +17,7 @@ from gateway_world import HTTP, SEARCH, World, engine, renderer, spelled, tokeni
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiny_models import tiny_model, tiny_tokenizer
+from tiny_models import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.credit.comparisons import rloo
 from turntree.credit.credit import CreditRule
@@ -176,7 +176,10 @@ LOOK = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 def free() -> World:
     """A policy without any idea, whose calls are right only where a grammar makes them."""
     pytest.importorskip("llguidance")
-    speaks = ChatRenderer(tiny_tokenizer())  # without a place for thoughts, of which such a policy finds no end
+    tools = "{% for tool in tools or [] %}<|system|>{{ tool | tojson }}<|end|>{% endfor %}"
+    speaks = ChatRenderer(
+        tiny_tokenizer(tools + CHAT_TEMPLATE)
+    )  # without a place for thoughts, of which such a policy finds no end
     with world(
         HFEngine(tiny_model(vocab_size=len(tokenizer())), renderer().stop_ids),
         sampling=Sampling(max_tokens=120),

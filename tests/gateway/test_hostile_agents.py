@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.gateway import calls, server
-from turntree.gateway.dialects import common
 from turntree.gateway.config import GatewayLimits, last_words
+from turntree.gateway.dialects import common
 from turntree.gateway.server import Gateway
 from turntree.gateway.upstream import Redaction
 
