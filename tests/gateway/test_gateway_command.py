@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import threading
 import time
 
@@ -107,3 +108,32 @@ def test_a_port_that_is_taken_is_told():
             pass
     with pytest.raises(ConfigError, match="port"):
         GatewayConfig(port=-1)
+
+
+AGENT = """
+import json, os, sys, urllib.request
+body = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "Who wrote it?"}]}
+headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "content-type": "application/json"}
+url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_exec_runs_a_command_as_one_session_whose_reward_is_its_exit_code(tmp_path, capsys, monkeypatch):
+    (tmp_path / "agent.py").write_text(AGENT)
+    out = tmp_path / "runs"
+    for code, reward in (("0", 1.0), ("3", 0.0), ("130", None)):
+        words = ["gateway", "exec", "--model", "qa", "--port", "0", "--out", str(out), "--task", "t", "--json", "-"]
+        assert main([*words, "--", sys.executable, str(tmp_path / "agent.py"), code]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["code"], told["reward"], told["calls"]) == (int(code), reward, 1)
+    (kept,) = read_trees(out / "trees.jsonl")
+    assert sorted((one.reward for one in kept.rewards.verdicts.values()), key=str) == [0.0, 1.0, None]
+    assert len(kept.tree.starts()) == 3, "three attempts at one task"
+
+
+@pytest.mark.parametrize("words", [["exec"], ["run", "x"], ["exec", "--merge", "x", "--", "true"]])
+def test_what_exec_cannot_do_is_one_line(words, capsys):
+    assert main(["gateway", *words]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
