@@ -160,14 +160,13 @@ def variables_of(url: str, session: str, keys: Mapping[str, str], model: str) ->
 def run_in_front(command: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a command at this terminal, in this folder, to its end; returns its exit code. An interrupt is the command's
     to handle. Raises `InputError` where it cannot be started."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process = subprocess.Popen(
-            command, env=environment_with(variables), preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-        )
-        return process.wait()
+        process = subprocess.Popen(command, env=environment_with(variables))
     except OSError as error:
         raise InputError(f"cannot be started ({error.strerror})", field="exec", hint="name a program") from error
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return process.wait()
     finally:
         signal.signal(signal.SIGINT, before)
 
