@@ -26,6 +26,7 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task
 from turntree.core.verdict import Verdict
 from turntree.env.adapted import named, rows_of
@@ -164,6 +165,7 @@ class AgentPlayer:
             limits=GatewayLimits(calls=episodes.max_turns, seconds=2 * settings.seconds + 60),
         )
         self.usage, self.rendered, self._silent = Usage(places=self._places), False, list[str]()
+        self._told = False
 
     def run(
         self,
@@ -219,6 +221,9 @@ class AgentPlayer:
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
         merged = merge(task.task_id, sessions)
+        if (left_out := len(merged.tree.untrained())) and not self._told:
+            self._told = True
+            notice(f"answers under a grammar are not trained (first: {left_out} of task {task.task_id!r})")
         [judgement] = judged([_endings(task, sessions, merged)], self._rewards)
         rewards = replace(judgement, completions=merged.rewards.completions)
         rewards.check(merged.tree)

@@ -12,7 +12,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import FormRenderer, Restriction
 from turntree.gateway.calls import Call
 
-_PAUSE = 0.02  # seconds in which drawn tokens are gathered before their text is read again
+_PAUSE = 0.05  # seconds in which drawn tokens are gathered before their text is read again
 
 
 class Listener:
