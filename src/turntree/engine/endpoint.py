@@ -211,7 +211,7 @@ class ServerEngine:
     def _fields(self, request: GenerationRequest) -> dict[str, Any]:
         """The body of a request, without its model."""
         sampling, guide = request.sampling, request.guide
-        grammar = guide and guide.grammar
+        grammar = None if guide is None else guide.grammar
         return {
             **({"stop": list(guide.stop), "include_stop_str_in_output": True} if guide and guide.stop else {}),
             **({"structured_outputs": dict(grammar)} if grammar else {}),

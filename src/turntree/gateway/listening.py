@@ -78,7 +78,7 @@ class RequestGuide:
         return RequestGuide(self._read, self.stop, self._restriction, self._listener)
 
     def allowed(self) -> bytes | None:
-        return self._restriction and self._restriction.allowed()
+        return None if self._restriction is None else self._restriction.allowed()
 
     def take(self, token: int) -> bool:
         if self._restriction is not None:

@@ -103,6 +103,7 @@ class Gateway:
         sampler = self.sessions.sampler
         if not asked.stream:
             call = await _unless_gone(request, asyncio.create_task(sampler.ask(session, asked.ask)))
+            assert call is not None  # nothing else ends before it
             return _json(dialect.body(call, self.model, asked))
         listener = None if asked.logprobs else sampler.listener(asked.ask)
         work = asyncio.create_task(sampler.ask(session, asked.ask, listener))

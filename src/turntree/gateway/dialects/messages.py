@@ -203,11 +203,11 @@ class MessageStream(Stream):
         yield event("message_delta", delta=_ending(call), usage=_usage(call))
         yield event("message_stop")
 
-    def failed(self, refused: Refused) -> Iterator[str]:
-        yield event("error", error=error(refused)["error"])
+    def failed(self, error: Refused) -> Iterator[str]:
+        yield event("error", error=error_body(error)["error"])
 
 
-def error(refused: Refused) -> dict[str, Any]:
+def error_body(refused: Refused) -> dict[str, Any]:
     kind = _KINDS.get(refused.status, "api_error" if refused.status >= 500 else "invalid_request_error")
     words = f"{refused.param}: {refused}" if refused.param and refused.param not in str(refused) else str(refused)
     if refused.code == CONTEXT:  # the words for which Claude Code looks before it compacts
@@ -215,4 +215,4 @@ def error(refused: Refused) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": words}}
 
 
-DIALECT = Dialect(read, body, MessageStream, error)
+DIALECT = Dialect(read, body, MessageStream, error_body)
