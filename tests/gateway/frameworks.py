@@ -1,7 +1,7 @@
 """Agents in a few lines each, on the packages of others as they are. Run by tests/gateway/test_agents.py with the
 interpreter of `make test-agents`: `python frameworks.py NAME`. Nothing here knows of turntree.
 
-The clients of a terminal (Claude Code, Codex, Qwen Code) come from npm; TURNTREE_NODE_AGENTS is the folder of their
+The clients of a terminal (Claude Code, Codex) come from npm; TURNTREE_NODE_AGENTS is the folder of their
 commands."""
 
 import asyncio
@@ -188,10 +188,6 @@ def codex() -> str:
     provider = f'model_providers.own={{name="own",base_url="{base}",env_key="OPENAI_API_KEY",wire_api="responses"}}'
     options = ["-c", provider, "-c", 'model_provider="own"', "-c", 'model="policy"', "--skip-git-repo-check"]
     return _command("codex", "exec", *options, "--dangerously-bypass-approvals-and-sandbox", SAY, CODEX_HOME="{home}")
-
-
-def qwen_code() -> str:
-    return _command("qwen", "-p", SAY, "--yolo", "--auth-type", "openai", OPENAI_MODEL="policy")
 
 
 if __name__ == "__main__":

@@ -161,7 +161,6 @@ TERMINAL: dict[str, dict[str, Any]] = {  # the shells of the clients of a termin
     "Bash": {"command": "echo hello", "description": "Say hello"},
     "exec_command": {"cmd": "echo hello"},
     "shell_command": {"command": "echo hello"},
-    "run_shell_command": {"command": "echo hello", "is_background": False},
 }
 
 
@@ -197,7 +196,7 @@ FORKS: dict[str, dict[str, int]] = {
     "smolagents": {},
     "mini_swe_agent": {"compaction": 1},
 }
-TERMINALS = ("claude_code", "codex", "qwen_code")
+TERMINALS = ("claude_code", "codex")
 
 
 def scripted_engine() -> Watched:
