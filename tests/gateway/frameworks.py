@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it looks for prices on the network otherwise
 TASK = "Look up the capital of France."
 CALLED = {"name": "search", "description": "Search the web."}
 SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
