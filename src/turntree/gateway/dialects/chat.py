@@ -66,10 +66,11 @@ def choice_of(choice: str | dict[str, Any] | None) -> str:
     if row.get("type") == "function" and isinstance(name, str):
         return f":{name}"
     words = {"auto": "auto", "none": "none", "required": "any", "any": "any"}
-    if row.keys() != {"type"} or row["type"] not in words:
+    word = row.get("type")
+    if row.keys() != {"type"} or not isinstance(word, str) or word not in words:
         hint = "use auto, none, required, or {type: function, function: {name}}"
         raise InputError("is no choice of tools", field="tool_choice", hint=hint)
-    return words[row["type"]]
+    return words[word]
 
 
 def body(call: Call, model: str, request: Request) -> dict[str, Any]:
