@@ -78,8 +78,12 @@ test-tinker: install  ## The carrier tinker against SkyRL's real server (install
 AGENTS := .venv-agents
 test-agents: install  ## Agents of other packages through the gateway (installs them into .venv-agents)
 	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
-	$(AGENTS)/bin/python -m pip install --quiet openai openai-agents langgraph langchain-openai mini-swe-agent
-	TURNTREE_AGENTS=$(abspath $(AGENTS)/bin/python) $(BIN)/python -m pytest -s tests/gateway/test_agents.py
+	$(AGENTS)/bin/python -m pip install --quiet openai anthropic litellm openai-agents langgraph langchain-openai \
+	  langchain-anthropic 'pydantic-ai-slim[openai,anthropic]' 'smolagents[openai]' mini-swe-agent
+	npm install --silent --prefix $(AGENTS) @anthropic-ai/claude-code @openai/codex
+	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
+	TURNTREE_AGENTS=$(abspath $(AGENTS)/bin/python) TURNTREE_NODE_AGENTS=$(abspath $(AGENTS)/node_modules/.bin) \
+	  $(BIN)/python -m pytest -s tests/gateway/test_agents.py
 
 # verl, SkyRL and NeMo Gym pin other versions of half their dependencies, so only what their loaders import is installed
 EXPORTS := .venv-exports

@@ -1,24 +1,33 @@
 """Agents in a few lines each, on the packages of others as they are. Run by tests/gateway/test_agents.py with the
-interpreter of `make test-agents`: `python frameworks.py NAME`. Nothing here knows of turntree."""
+interpreter of `make test-agents`: `python frameworks.py NAME`. Nothing here knows of turntree.
+
+The clients of a terminal (Claude Code, Codex) come from npm; TURNTREE_NODE_AGENTS is the folder of their
+commands."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it looks for prices on the network otherwise
 TASK = "Look up the capital of France."
+CALLED = {"name": "search", "description": "Search the web."}
+SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 
 
 def search(query: str) -> str:
-    """Search the web."""
+    """Search the web.
+
+    Args:
+        query: What to look for.
+    """
     return f"{query}: it is Paris"
 
 
 def openai_sdk() -> str:
-    import json
-
     from openai import OpenAI, pydantic_function_tool
     from pydantic import BaseModel
 
@@ -40,6 +49,39 @@ def openai_sdk() -> str:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
 
 
+def anthropic_sdk() -> str:
+    """Streams, and asks one prompt twice, as a client does that lost an answer."""
+    from anthropic import Anthropic
+
+    client, messages = Anthropic(), [{"role": "user", "content": TASK}]
+    asked = {"model": "claude", "max_tokens": 300, "tools": [{**CALLED, "input_schema": SCHEMA}]}
+    client.messages.create(messages=messages, **asked)
+    while True:
+        with client.messages.stream(messages=messages, **asked) as stream:
+            reply = stream.get_final_message()
+        messages.append({"role": "assistant", "content": reply.content})
+        calls = [block for block in reply.content if block.type == "tool_use"]
+        if not calls:
+            return reply.content[0].text
+        results = [{"type": "tool_result", "tool_use_id": call.id, "content": search(**call.input)} for call in calls]
+        messages.append({"role": "user", "content": results})
+
+
+def litellm() -> str:
+    """One conversation: its first call by OpenAI's API, its second by Anthropic's."""
+    import litellm
+
+    messages: list = [{"role": "user", "content": TASK}]
+    tools = [{"type": "function", "function": {**CALLED, "parameters": SCHEMA}}]
+    for model in ("openai/policy", "anthropic/policy"):
+        message = litellm.completion(model, messages=messages, tools=tools, max_tokens=300).choices[0].message
+        messages.append(message)
+        for call in message.tool_calls or ():
+            found = search(**json.loads(call.function.arguments))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+    return message.content
+
+
 def agents_sdk() -> str:
     """A triage agent that asks a second agent as a tool: a sub-agent with a context of its own."""
     from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
@@ -52,12 +94,57 @@ def agents_sdk() -> str:
     return asyncio.run(Runner.run(triage, TASK)).final_output
 
 
+def agents_sdk_responses() -> str:
+    """The same SDK with its own default, the Responses API, as a stream."""
+    from agents import Agent, Runner, function_tool, set_tracing_disabled
+
+    set_tracing_disabled(True)
+
+    async def run() -> str:
+        agent = Agent(name="Librarian", instructions="You search.", model="policy", tools=[function_tool(search)])
+        result = Runner.run_streamed(agent, TASK)
+        async for _ in result.stream_events():
+            pass
+        return result.final_output
+
+    return asyncio.run(run())
+
+
 def langgraph() -> str:
     from langchain_openai import ChatOpenAI
     from langgraph.prebuilt import create_react_agent
 
     graph = create_react_agent(ChatOpenAI(model="policy", max_retries=0), [search])
     return graph.invoke({"messages": [("user", TASK)]})["messages"][-1].content
+
+
+def langgraph_anthropic() -> str:
+    from langchain_anthropic import ChatAnthropic
+    from langgraph.prebuilt import create_react_agent
+
+    graph = create_react_agent(ChatAnthropic(model="claude", max_tokens=300, max_retries=0), [search])
+    return graph.invoke({"messages": [("user", TASK)]})["messages"][-1].content
+
+
+def pydantic_ai() -> str:
+    from pydantic_ai import Agent
+
+    return Agent("openai-chat:policy", tools=[search]).run_sync(TASK).output
+
+
+def pydantic_ai_anthropic() -> str:
+    from pydantic_ai import Agent
+
+    return Agent("anthropic:claude-sonnet-4-5", tools=[search]).run_sync(TASK).output
+
+
+def smolagents() -> str:
+    """Its own prompts, its stop texts, and a final answer that is a call of a tool."""
+    from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+    base, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+    model = OpenAIServerModel("policy", api_base=base, api_key=key)
+    return str(ToolCallingAgent(tools=[tool(search)], model=model, max_steps=4).run(TASK))
 
 
 def mini_swe_agent() -> str:
@@ -70,6 +157,39 @@ def mini_swe_agent() -> str:
         return (Path(folder) / "run.json").read_text()
 
 
+# clients of a terminal
+
+SAY = "Say hello with the shell, then tell me the capital of France."
+
+
+def _command(*words: str, **variables: str) -> str:
+    """Runs a command from npm in an empty folder with an empty home."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(os.environ["TURNTREE_NODE_AGENTS"]) / words[0])
+        env = {
+            **os.environ,
+            "HOME": folder,
+            "IS_SANDBOX": "1",
+            **{k: v.format(home=folder) for k, v in variables.items()},
+        }
+        env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
+        done = subprocess.run([program, *words[1:]], env=env, cwd=folder, text=True, capture_output=True, timeout=500)
+        if done.returncode:
+            raise SystemExit(f"code {done.returncode}: {done.stdout[-1000:]}\n{done.stderr[-1000:]}")
+        return done.stdout
+
+
+def claude_code() -> str:
+    return _command("claude", "-p", SAY, "--allowedTools", "Bash")
+
+
+def codex() -> str:
+    """It takes another server only from its configuration."""
+    base = os.environ["OPENAI_BASE_URL"]
+    provider = f'model_providers.own={{name="own",base_url="{base}",env_key="OPENAI_API_KEY",wire_api="responses"}}'
+    options = ["-c", provider, "-c", 'model_provider="own"', "-c", 'model="policy"', "--skip-git-repo-check"]
+    return _command("codex", "exec", *options, "--dangerously-bypass-approvals-and-sandbox", SAY, CODEX_HOME="{home}")
+
+
 if __name__ == "__main__":
-    said = {f.__name__: f for f in (openai_sdk, agents_sdk, langgraph, mini_swe_agent)}[sys.argv[1]]()
-    print(said[-300:])
+    print(str(globals()[sys.argv[1]]())[-300:])

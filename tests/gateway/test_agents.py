@@ -1,9 +1,10 @@
 """Agents that nobody here wrote speak to a gateway; what is trained on is what was sampled.
 
 The suite drives the OpenAI SDK. `make test-agents` installs the other frameworks and sets TURNTREE_AGENTS to their
-interpreter. A random policy makes no tool calls, so the shapes of agents are driven by a script that does, and the
-log-probabilities by a model. With TURNTREE_AGENTS_MODEL (the folder of a pretrained policy with a chat template, as
-`turntree models get smollm2` makes it) that policy drives the frameworks too.
+interpreter, and TURNTREE_NODE_AGENTS to the folder of the commands that come from npm. A random policy makes no tool
+calls, so the shapes of agents are driven by a script that does, and the log-probabilities by a model. With
+TURNTREE_AGENTS_MODEL (the folder of a pretrained policy with a chat template, as `turntree models get smollm2` makes
+it) that policy drives the frameworks too.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from turntree.engine.scripted import ScriptedEngine
 from turntree.gateway.calls import Session
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import Merged, merge
+from turntree.gateway.process import environment_with, variables_of
 from turntree.pack.packing import pack
 from turntree.stages.policy import Device, load_policy
 from turntree.train.forward import with_old_logprobs
 
 INTERPRETER, MODEL = os.environ.get("TURNTREE_AGENTS"), os.environ.get("TURNTREE_AGENTS_MODEL")
+NODE = os.environ.get("TURNTREE_NODE_AGENTS")
 SAMPLING = Sampling(max_tokens=12)
 Sampled = Counter[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]
 
@@ -142,14 +145,26 @@ def scripted(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
             return renderer().completion(Message("assistant", "I would look around."))
         command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" if answered else "echo hello"
         return renderer().completion(calling("bash", command=command))
+    if '"final_answer"' in text and answered:  # smolagents ends with a call
+        return renderer().completion(calling("final_answer", answer="It is Paris."))
     if answered:
         return renderer().completion(Message("assistant", "It is Paris."))
+    for tool, more in TERMINAL.items():
+        if f'"name": "{tool}"' in text:
+            return renderer().completion(calling(tool, **more))
     if '"librarian"' in text:
         return renderer().completion(calling("librarian", input="the capital of France"))
     return renderer().completion(calling("search", query="capital of France"))
 
 
-def calling(name: str, **arguments: str) -> Message:
+TERMINAL: dict[str, dict[str, Any]] = {  # the shells of the clients of a terminal
+    "Bash": {"command": "echo hello", "description": "Say hello"},
+    "exec_command": {"cmd": "echo hello"},
+    "shell_command": {"command": "echo hello"},
+}
+
+
+def calling(name: str, **arguments: Any) -> Message:
     return Message("assistant", "", tool_calls=(ToolCall(name, arguments),))
 
 
@@ -157,13 +172,10 @@ def play(name: str, interpreter: str, engine: Watched, **more: Any) -> tuple[Ses
     """One session of an agent of tests/gateway/frameworks.py, as a process that only speaks HTTP."""
     with world(engine, **more) as at:
         opened = at.open("t", seed=0)
-        variables = {
-            "OPENAI_BASE_URL": f"{at.url}/v1",
-            "OPENAI_API_BASE": f"{at.url}/v1",
-            "OPENAI_API_KEY": opened["key"],
-        }
+        keys = {"ask": opened["key"], "reward": opened["reward_key"]}
+        variables = variables_of(at.url, opened["session"], keys, "policy")
         command = [interpreter, str(Path(__file__).with_name("frameworks.py")), name]
-        done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, env=environment_with(variables), capture_output=True, text=True, timeout=600)
         session = over(at, opened["session"], 1.0)
     assert {one.status for one in session.calls} == {"kept"}
     return session, done
@@ -171,19 +183,31 @@ def play(name: str, interpreter: str, engine: Watched, **more: Any) -> tuple[Ses
 
 # The forks that each framework makes by itself: the agents SDK asks its second agent in a new conversation, and
 # mini-swe-agent leaves an answer without a tool call out of its history, with a complaint in its place.
-FORKS = {
+FORKS: dict[str, dict[str, int]] = {
     "openai_sdk": {},
+    "anthropic_sdk": {"retry": 1},
+    "litellm": {},
     "agents_sdk": {"another conversation": 1},
+    "agents_sdk_responses": {},
     "langgraph": {},
+    "langgraph_anthropic": {},
+    "pydantic_ai": {},
+    "pydantic_ai_anthropic": {},
+    "smolagents": {},
     "mini_swe_agent": {"compaction": 1},
 }
+TERMINALS = ("claude_code", "codex")
+
+
+def scripted_engine() -> Watched:
+    return Watched(ScriptedEngine(scripted, renderer().stop_ids, vocab_size=len(tokenizer()), max_context=400_000))
 
 
 @pytest.mark.skipif(INTERPRETER is None, reason="needs the frameworks of make test-agents (TURNTREE_AGENTS)")
 @pytest.mark.parametrize("name", FORKS)
 def test_frameworks_run_unmodified_and_their_calls_are_one_tree(name: str) -> None:
     assert INTERPRETER is not None
-    engine = Watched(ScriptedEngine(scripted, renderer().stop_ids, vocab_size=len(tokenizer()), max_context=100_000))
+    engine = scripted_engine()
     session, done = play(name, INTERPRETER, engine, sampling=Sampling(max_tokens=400))
     assert done.returncode == 0, done.stderr[-2000:]
     found = merge("t", [session])
@@ -192,6 +216,24 @@ def test_frameworks_run_unmodified_and_their_calls_are_one_tree(name: str) -> No
     assert causes(found.tree) == FORKS[name]
     assert len(found.tree.leaves()) == 1 + len(FORKS[name])
     print(name, len(found.tree), "nodes")
+
+
+@pytest.mark.skipif(None in (INTERPRETER, NODE), reason="needs TURNTREE_AGENTS and TURNTREE_NODE_AGENTS")
+@pytest.mark.parametrize("name", TERMINALS)
+def test_a_client_of_a_terminal_plays_a_whole_session_with_a_tool(name: str) -> None:
+    """Unmodified, with all that it sends by default. Whatever else it asks beside (titles) is in the tree too."""
+    assert INTERPRETER is not None
+    engine = scripted_engine()
+    session, done = play(name, INTERPRETER, engine, sampling=Sampling(max_tokens=400))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Paris" in done.stdout
+    found = merge("t", [session])
+    assert sampled_in(found.tree) == engine.sampled
+    main = [call for call in session.calls if call.turn is not None]
+    assert any(call.goes_on and call.added[0].role == "tool" for call in session.calls)
+    credit = CreditRule()(found.tree, found.rewards)
+    assert set(credit.nodes) == {node.id for node in found.tree if node.sampled}
+    print(name, len(session.calls), "calls,", len(main), "in the first conversation,", dict(causes(found.tree)))
 
 
 @pytest.mark.skipif(None in (INTERPRETER, MODEL), reason="needs TURNTREE_AGENTS and TURNTREE_AGENTS_MODEL")

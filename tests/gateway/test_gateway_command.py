@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import threading
 import time
 
@@ -89,6 +90,9 @@ def test_sessions_go_on_after_a_stop_and_become_one_tree_a_task(running, tmp_pat
         (["gateway", "--upstream", "http://h/v1", "--traces", "t.jsonl", "--out", "o"], "--out"),
         (["gateway", "--upstream", "http://h/v1", "--traces", "t.jsonl", "--merge", "m.jsonl"], "--merge"),
         (["gateway", "--upstream", "http://h/v1", "--traces", "t.jsonl", "--redact", "("], "regular expression"),
+        (["gateway", "exec"], "names no command"),
+        (["gateway", "run", "x"], "'run'"),
+        (["gateway", "exec", "--merge", "x", "--", "true"], "--merge"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(arguments, word, capsys, tmp_path, monkeypatch):
@@ -107,3 +111,26 @@ def test_a_port_that_is_taken_is_told():
             pass
     with pytest.raises(ConfigError, match="port"):
         GatewayConfig(port=-1)
+
+
+AGENT = """
+import json, os, sys, urllib.request
+body = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "Who wrote it?"}]}
+headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "content-type": "application/json"}
+url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+sys.exit(int(sys.argv[1]))
+"""
+
+
+def test_exec_runs_a_command_as_one_session_whose_reward_is_its_exit_code(tmp_path, capsys, monkeypatch):
+    (tmp_path / "agent.py").write_text(AGENT)
+    out = tmp_path / "runs"
+    for code, reward in (("0", 1.0), ("3", 0.0), ("130", None)):
+        words = ["gateway", "exec", "--model", "qa", "--port", "0", "--out", str(out), "--task", "t", "--json", "-"]
+        main([*words, "--", sys.executable, str(tmp_path / "agent.py"), code])
+        told = json.loads(capsys.readouterr().out)
+        assert (told["code"], told["reward"], told["calls"]) == (int(code), reward, 1)
+    (kept,) = read_trees(out / "trees.jsonl")
+    assert sorted((one.reward for one in kept.rewards.verdicts.values()), key=str) == [0.0, 1.0, None]
+    assert len(kept.tree.starts()) == 3, "three attempts at one task"

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.gateway import bodies, calls, server
+from turntree.gateway import calls, server
 from turntree.gateway.config import GatewayLimits, last_words
+from turntree.gateway.dialects import common
 from turntree.gateway.server import Gateway
 from turntree.gateway.upstream import Redaction
 
@@ -52,7 +53,8 @@ def raw(gate: World, path: str, body: bytes, key: str = "", *, method: str = "PO
         ("/sessions", ADMIN, 413),
         ("/v1/chat/completions", "wrong", 401),
         ("/sessions", "wrong", 401),
-        ("/v1/messages", "wrong", 404),
+        ("/v1/messages", "wrong", 401),
+        ("/v1/embeddings", "wrong", 404),
         ("/status", ADMIN, 405),
     ],
 )
@@ -60,7 +62,7 @@ def test_whoever_sends_too_much_gets_an_answer_and_no_reset(gate, path, key, sta
     key = gate.open()["key"] if key == "the session's" else key
     found, body = raw(gate, path, b"x" * 20_000_000, key)
     assert found == status
-    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert set(body["error"]) == ({"message", "type"} if "messages" in path else {"message", "type", "param", "code"})
 
 
 # keys and names
@@ -274,7 +276,7 @@ def test_no_request_makes_the_event_loop_do_more_than_a_bounded_work(path, name,
         status, answer = raw(gate, path, json.dumps(body).encode(), gate.open()["key"])
         assert status in (400, 413), answer
         assert set(answer["error"]) == {"message", "type", "param", "code"}
-        assert read[0] <= bodies._MOST and speaks.seen <= calls._MOST_WORK + 2 * bodies._MOST
+        assert read[0] <= common._MOST and speaks.seen <= calls._MOST_WORK + 2 * common._MOST
         assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, gate.open()["key"]).status_code == 200
 
 
@@ -359,7 +361,7 @@ VALID = {
         "response_format": {"type": "text"},
         "metadata": {"a": "b"},
         "logprobs": False,
-        "stop": None,
+        "stop": ["x"],
     },
     "/v1/responses": {
         "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which?"}]}],
@@ -370,6 +372,20 @@ VALID = {
         "previous_response_id": None,
         "max_output_tokens": 4,
         "include": [],
+    },
+    "/v1/messages": {
+        "model": "m",
+        "max_tokens": 4,
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Which?"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "7"}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {}}],
+        "tool_choice": {"type": "auto"},
+        "stop_sequences": ["x"],
+        "thinking": {"type": "adaptive"},
     },
     "/sessions": {"task": "t", "seed": 1, "sample": 0, "meta": {"a": [1]}},
     "reward": {"reward": 0.5, "success": True, "reason": "so", "call_rewards": {}},
@@ -419,7 +435,7 @@ def test_whatever_is_posted_is_answered_in_the_form_of_the_api(gate, mutant):
     assert answer.status_code in (200, 201, 400, 409, 413), answer.text
     if answer.headers["content-type"].startswith("application/json") and answer.status_code >= 400:
         error = answer.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 500
+        assert set(error) == ({"message", "type"} if path == "/v1/messages" else {"message", "type", "param", "code"})
+        assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 600
     if opened["session"] in gate.sessions._open:
         gate.post(f"/sessions/{opened['session']}/close", {})

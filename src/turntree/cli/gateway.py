@@ -30,8 +30,22 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--merge", type=_FILE, help="Merge the sessions that are over into this file of trees, and end.")
 @click.option("--traces", type=_FILE, help="With --upstream: the file of traces to append to.")
+@click.argument("run", nargs=-1, metavar="[exec -- COMMAND]")
+@click.option(
+    "--task", default="exec", show_default=True, help="With exec: the task that the session is an attempt at."
+)
+@click.option("--ask", is_flag=True, help="With exec: ask at the end what the session is worth.")
 @out_option("The folder of sessions, from which a gateway that is started again goes on.", folder=True, required=False)
-def gateway(config: Any, out: Path | None, merge: Path | None, traces: Path | None, json_path: str | None) -> None:
+def gateway(
+    config: Any,
+    run: tuple[str, ...],
+    task: str,
+    ask: bool,
+    out: Path | None,
+    merge: Path | None,
+    traces: Path | None,
+    json_path: str | None,
+) -> None:
     """An OpenAI-compatible server in front of a policy, for agents of any framework.
 
     Open a session with POST /sessions under the gateway's key; it answers with the key and base URL for the agent, and
@@ -41,6 +55,12 @@ def gateway(config: Any, out: Path | None, merge: Path | None, traces: Path | No
     \b
     Example: turntree gateway --model models/mine --out runs/gateway --port 8080
 
+    exec runs one command at this terminal, as one session: the clients of OpenAI, Anthropic and LiteLLM find the server
+    in their environment variables. Its reward is its exit code's (0: 1, else 0), or --ask.
+
+    \b
+    Example: turntree gateway exec --model Qwen/Qwen3-4B -- claude -p "Fix the failing test"
+
     \b
     Example: turntree gateway --out runs/gateway --merge runs/trees.jsonl
 
@@ -48,8 +68,14 @@ def gateway(config: Any, out: Path | None, merge: Path | None, traces: Path | No
     Example: turntree gateway --upstream https://api.example.com/v1 --traces traces.jsonl --redact "[0-9]{16}"
     """
     from turntree.report.wording import plural
-    from turntree.stages.gateway import run_gateway, run_upstream, write_trees
+    from turntree.stages.gateway import run_command, run_gateway, run_upstream, write_trees
 
+    if run:
+        _check_command(run, merge or traces)
+        result = run_command(config, out or Path("runs/gateway"), run[1:], task, _asked if ask else None)
+        worth = "no reward" if result["reward"] is None else f"reward {result['reward']:g}"
+        lines = [f"{plural(result['calls'], 'call')}, {worth} ({result['reason']}) -> {result['path']}"]
+        return finish(result, json_path, lines)
     if (traces is None) != (config.upstream is None):
         raise InputError("go together", field="--upstream and --traces", hint="give both, or neither")
     if traces is not None:
@@ -66,3 +92,18 @@ def gateway(config: Any, out: Path | None, merge: Path | None, traces: Path | No
     else:
         result, lines = run_gateway(config, out), []
     finish(result, json_path, lines or [f"{name}: {count}" for name, count in result.items()])
+
+
+def _asked() -> str:
+    question = "What is this session worth (a number; nothing: no reward)"
+    return click.prompt(question, default="", show_default=False)
+
+
+def _check_command(run: tuple[str, ...], other: Path | None) -> None:
+    hint = "write turntree gateway exec -- COMMAND"
+    if run[0] != "exec":
+        raise InputError(f"{run[0]!r} is not an argument", field="exec", hint=hint)
+    if len(run) == 1:
+        raise InputError("names no command", field="exec", hint=hint)
+    if other is not None:
+        raise InputError("does nothing with exec", field="--merge, --traces", hint="leave it out")

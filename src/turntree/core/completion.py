@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from turntree.core.config import FIXED, at_least, made_plain
 from turntree.core.cost import Cost
@@ -42,6 +42,26 @@ class Sampling:
             )
 
 
+class Guide(Protocol):
+    """Where one completion ends beside its stop tokens, and which tokens it may hold. An engine in this process asks it
+    before every draw and tells it every token, from its own thread; a server is told `stop` and `grammar`. A guide is
+    made for one request and used once.
+    """
+
+    stop: tuple[str, ...]
+    """The texts that end it."""
+    grammar: Mapping[str, Any] | None
+    """What restricts it, as vLLM's `structured_outputs` says it; None: nothing does."""
+
+    def allowed(self) -> bytes | None:
+        """A bit a token (the lowest of a byte first): whether it may come next. None: every token may."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """A token was drawn; whether the completion ends with it. Raises `TurntreeError` for one that is forbidden."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
     """One completion of `prompt_ids`. `seed` decides every draw, independent of other requests in the wave."""
@@ -50,6 +70,7 @@ class GenerationRequest:
     sampling: Sampling
     seed: int
     retain: bool = False  # a later request may extend this sequence: keep its keys and values
+    guide: Guide | None = None
 
 
 def _integers(values: Iterable[Any]) -> tuple[int, ...]:
@@ -71,14 +92,15 @@ class Completion:
     """Sampled token ids (at least one) with their statistics; all three sequences have the same length.
 
     `logprobs[t]` is log softmax(logits / temperature)[token] in nats (temperature 1 for greedy), `entropies[t]` the
-    full-vocabulary entropy of that same distribution in nats. `finish` is "stop" when the last token is a stop
-    token, "length" when `max_tokens` cut it.
+    full-vocabulary entropy of that same distribution in nats. Where a grammar (`Guide.allowed`) forbids tokens, both
+    are those of the distribution over the others. `finish` is "stop" when the last token is a stop token, "text" when
+    a text of `Guide.stop` ended it, "length" when `max_tokens` cut it.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     entropies: tuple[float, ...]
-    finish: Literal["stop", "length"]
+    finish: Literal["stop", "text", "length"]
     policy_version: int = 0
     cost: Cost = field(default_factory=Cost)
 

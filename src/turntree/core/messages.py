@@ -24,7 +24,7 @@ _THOUGHT_PARTS = ("reasoning", "thinking", "reasoning_text", "summary_text")
 _CALL_KEYS, _FUNCTION_KEYS = ("id", "type", "index", "function"), ("name", "arguments")
 # what servers write beside the words: marks of their caches, sources, signatures
 _BESIDE = ("cache_control", "cache_prompt", "annotations", "logprobs", "citations", "signature", "extra_content",
-           "provider_specific_fields")  # fmt: skip
+           "parsed_arguments", "provider_specific_fields")  # fmt: skip
 _CALL_HINT = "each call is {id?, type?, function: {name, arguments}}"
 _SHAPES = (("text", "each part is {type: 'text', text}"), ("arguments", _CALL_HINT))
 

@@ -96,9 +96,13 @@ class Node:
         return self.messages[-1] if self.messages else None
 
 
+CONSTRAIN = "constrain"  # the action of a decision to sample a completion under a grammar
+
+
 @dataclass(frozen=True)
 class Decision:
-    """A branch or gate decision: what was decided, why, and the numbers it was based on.
+    """A branch or gate decision, or what an agent decided about a call: what was decided, why, and the numbers it was
+    based on.
 
     A fork is recorded at its branch point, a refill at the start that it added. `saw` is the deepest node whose tokens
     or outcome the decision depended on, where that node is below `node`.
@@ -295,6 +299,10 @@ class RolloutTree:
     @property
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(self._decisions)
+
+    def untrained(self) -> frozenset[int]:
+        """The completions that were not drawn from the policy alone (`CONSTRAIN`): they are in no loss."""
+        return frozenset(decision.node for decision in self._decisions if decision.action == CONSTRAIN)
 
     def parts(self) -> dict[int, int]:
         """The leaves at which no rollout ended, each with the leaf at which its rollout did.

@@ -115,7 +115,8 @@ class CreditRule:
         weighting = self.leaf_weights(tree, tuple(scored))
         facts = _counted(tree, scored, weighting.weights)
         lengths = facts.trained_tokens
-        own = {node: reward for node, reward in rewards.completions.items() if node in facts.below}
+        trained = set(facts.trained)
+        own = {node: reward for node, reward in rewards.completions.items() if node in trained}
         nodes = self._label(facts, lengths, own)
         return Credit(
             nodes=nodes,

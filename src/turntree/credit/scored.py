@@ -24,8 +24,9 @@ class ScoredTree:
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """The sampled nodes with tokens."""
-        return tuple(n for n in self.below if self.tree[n].sampled and self.tree[n].token_ids)
+        """The nodes with tokens that were sampled from the policy."""
+        left_out = self.tree.untrained()
+        return tuple(n for n in self.below if self.tree[n].sampled and self.tree[n].token_ids and n not in left_out)
 
     @property
     def initial_starts(self) -> tuple[int, ...]:

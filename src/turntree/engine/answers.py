@@ -139,7 +139,8 @@ class AnswerReader:
         end = next((place for place, token in enumerate(ids) if token in self.stop_ids), None)
         if end is not None:
             ids, statistics = ids[: end + 1], statistics[: end + 1]
-        elif stopped:  # a server that keeps the stop token to itself
+        by_text = end is None and stopped and choice.stop_reason in (request.guide.stop if request.guide else ())
+        if end is None and stopped and not by_text:  # a server that keeps the stop token to itself
             ids, statistics = [*ids, self._stop_id(choice)], [*statistics, self._unreported()]
         if not ids:
             raise Unusable("the server sampled nothing")
@@ -148,7 +149,7 @@ class AnswerReader:
             token_ids=tuple(ids),
             logprobs=tuple(logprob for logprob, _ in statistics),
             entropies=tuple(entropy for _, entropy in statistics),
-            finish="stop" if ids[-1] in self.stop_ids else "length",
+            finish="stop" if ids[-1] in self.stop_ids else "text" if by_text else "length",
             policy_version=version,
             cost=cost_of(request, decoded=len(ids), prefilled=max(0, len(prompt) - cached)),
         )

@@ -21,7 +21,7 @@ from turntree.core.completion import GenerationRequest
 from turntree.engine.attention import DecodingCache, Group, Tails, shared_prefix_attention
 from turntree.engine.cache import RowCache
 from turntree.engine.prefix_cache import Entry, RowBlock
-from turntree.engine.sampling import SamplingBatch, draw
+from turntree.engine.sampling import SamplingBatch, draw, ended, restricted
 
 _MAX_LANE_RATIO = 2  # rows of one group have lanes of similar number
 
@@ -67,6 +67,7 @@ class Cell:
     prefilled: int
     joined: float
     seconds: float = field(default=0.0, init=False)
+    by_text: bool = field(default=False, init=False)  # its guide ended it
     place: int = field(default=-1, init=False)
     born: int = field(default=0, init=False)  # the step before its first token was fed
 
@@ -202,14 +203,25 @@ class Decoder:
     def _draw(self, places_N: Tensor, logits_NV: Tensor) -> list[Cell]:
         state = self._state
         position_N = state.count_C[places_N]
-        drawn = draw(logits_NV, state.sampling, places_N, position_N)
+        guided = self._guided(places_N)
+        guides = {row: guide for row, cell in guided.items() if (guide := cell.request.guide) is not None}
+        drawn = draw(restricted(logits_NV, guides), state.sampling, places_N, position_N)
         state.tokens_CT[places_N, position_N] = drawn.tokens
         state.logprobs_CT[places_N, position_N] = drawn.logprobs
         state.entropies_CT[places_N, position_N] = drawn.entropies
         limit_N = state.limit_C[places_N]
         state.count_C[places_N] += limit_N > 0
         done_N = (self._stops_V[drawn.tokens] | (position_N + 1 >= limit_N)) & (limit_N > 0)
+        for row in ended(drawn.tokens, guides):
+            guided[row].by_text = done_N[row] = True
         return [self._cells[place] for place in places_N[done_N].tolist()]
+
+    def _guided(self, places_N: Tensor) -> dict[int, Cell]:
+        """The cells with a guide, by their row among these places."""
+        if not any(cell.request.guide for cell in self._cells.values()):
+            return {}
+        cells = [self._cells.get(place) for place in places_N.tolist()]
+        return {row: cell for row, cell in enumerate(cells) if cell is not None and cell.request.guide is not None}
 
     def _hidden(self, fed_R: Tensor, width: int) -> Tensor | None:
         """The tail slots beyond each cell's own."""

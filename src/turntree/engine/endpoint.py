@@ -210,8 +210,11 @@ class ServerEngine:
 
     def _fields(self, request: GenerationRequest) -> dict[str, Any]:
         """The body of a request, without its model."""
-        sampling = request.sampling
+        sampling, guide = request.sampling, request.guide
+        grammar = None if guide is None else guide.grammar
         return {
+            **({"stop": list(guide.stop), "include_stop_str_in_output": True} if guide and guide.stop else {}),
+            **({"structured_outputs": dict(grammar)} if grammar else {}),
             "prompt": list(request.prompt_ids),
             "max_tokens": min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
             "temperature": sampling.temperature,

@@ -188,7 +188,7 @@ class HFEngine(LocalEngine):
             return
         drawn = self._decoder.drawn(cells)
         for cell, sampled in zip(cells, drawn, strict=True):
-            self._done[cell.ticket] = self._completed(*sampled, self._cost(cell))
+            self._done[cell.ticket] = self._completed(*sampled, self._cost(cell), by_text=cell.by_text)
         self._retain(cells, drawn)
         self._leave(cells)
 

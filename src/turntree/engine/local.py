@@ -165,15 +165,22 @@ class LocalEngine(ABC):
             raise
 
     def _completed(
-        self, tokens: Sequence[int], logprobs: Sequence[float], entropies: Sequence[float], cost: Cost
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        entropies: Sequence[float],
+        cost: Cost,
+        *,
+        by_text: bool = False,
     ) -> Completion:
+        """`by_text`: its guide ended it."""
         if not math.isfinite(math.fsum(logprobs) + math.fsum(entropies)):
             raise TurntreeError("the policy's logits are not finite: it has diverged, or its dtype overflows")
         return Completion(
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
             entropies=tuple(entropies),
-            finish="stop" if tokens[-1] in self.stop_ids else "length",
+            finish="stop" if tokens[-1] in self.stop_ids else "text" if by_text else "length",
             policy_version=self._version,
             cost=cost,
         )

@@ -25,7 +25,7 @@ from turntree.engine.compatibility import check_positions, positions_of
 from turntree.engine.limits import EngineConfig
 from turntree.engine.local import LocalEngine
 from turntree.engine.requests import cost_of
-from turntree.engine.sampling import SamplingBatch, draw
+from turntree.engine.sampling import SamplingBatch, draw, ended, restricted
 
 
 class PlainEngine(LocalEngine):
@@ -65,13 +65,13 @@ class PlainEngine(LocalEngine):
         started, asked = time.perf_counter(), self._taken()
         distinct = dict.fromkeys(request.prompt_ids for request in asked.values())
         prompts = {ids: place for place, ids in enumerate(distinct)}
-        drawn = self._decode(list(asked.values()), prompts)
+        drawn, by_text = self._decode(list(asked.values()), prompts)
         seconds = (time.perf_counter() - started) / len(asked)
-        for (ticket, request), columns in zip(asked.items(), drawn, strict=True):
+        for row, ((ticket, request), columns) in enumerate(zip(asked.items(), drawn, strict=True)):
             tokens, logprobs, entropies = zip(*columns, strict=True)
             prefilled = 0 if prompts.pop(request.prompt_ids, None) is None else len(request.prompt_ids)
             cost = cost_of(request, decoded=len(tokens), prefilled=prefilled, seconds=seconds)
-            self._done[ticket] = self._completed(tokens, logprobs, entropies, cost)
+            self._done[ticket] = self._completed(tokens, logprobs, entropies, cost, by_text=row in by_text)
 
     def _taken(self) -> dict[int, GenerationRequest]:
         """The requests of the next batch, in order of submission."""
@@ -89,8 +89,8 @@ class PlainEngine(LocalEngine):
 
     def _decode(
         self, requests: list[GenerationRequest], prompts: dict[tuple[int, ...], int]
-    ) -> list[list[tuple[int, float, float]]]:
-        """The tokens of every request, each with its log-probability and entropy."""
+    ) -> tuple[list[list[tuple[int, float, float]]], set[int]]:
+        """The tokens of every request, each with its log-probability and entropy; the requests that a guide ended."""
         longest, device = max(map(len, prompts)), self.model.device
         cache: Any = DynamicCache(config=self.model.config)
         tokens_RQ = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts], device=device)
@@ -98,7 +98,7 @@ class PlainEngine(LocalEngine):
         mask_RL = (torch.arange(longest, device=device) >= longest - sizes_P1).long()
         limits = [min(r.sampling.max_tokens, self.max_context - len(r.prompt_ids)) for r in requests]
         sampling = SamplingBatch.of(requests, limits, device)
-        drawn = [list[tuple[int, float, float]]() for _ in requests]
+        drawn, by_text = [list[tuple[int, float, float]]() for _ in requests], set[int]()
         logits_RV = self._logits(tokens_RQ, mask_RL, cache)
         rows, places = list(range(len(requests))), [prompts[request.prompt_ids] for request in requests]
         for count in range(max(limits)):
@@ -113,15 +113,18 @@ class PlainEngine(LocalEngine):
             else:
                 logits_RV = logits_RV[chosen_R]
             rows_R = torch.tensor(rows, device=device)
-            found = draw(logits_RV, sampling, rows_R, torch.full_like(rows_R, count))
+            guides = {k: guide for k, row in enumerate(rows) if (guide := requests[row].guide) is not None}
+            found = draw(restricted(logits_RV, guides), sampling, rows_R, torch.full_like(rows_R, count))
+            by_text |= {rows[k] for k in ended(found.tokens, guides)}
             columns = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
             for row, column in zip(rows, columns, strict=True):
                 drawn[row].append(column)
-            places = [k for k, r in enumerate(rows) if drawn[r][-1][0] not in self.stop_ids and count + 1 < limits[r]]
+            done = {r for r in rows if drawn[r][-1][0] in self.stop_ids or count + 1 >= limits[r]} | by_text
+            places = [k for k, r in enumerate(rows) if r not in done]
             rows = [rows[place] for place in places]
             if not rows:
                 break
-        return drawn
+        return drawn, by_text
 
     def _logits(self, tokens_RQ: Tensor, mask_RL: Tensor, cache: Any) -> Tensor:
         """After the last token of each row."""

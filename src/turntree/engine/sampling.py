@@ -8,14 +8,14 @@ Shape suffixes: N requests, R rows of logits, T completion positions, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.completion import GenerationRequest, Guide, Sampling
 
 _CHUNK = 256  # tokens of the vocabulary whose mass is summed before the search
 
@@ -110,6 +110,25 @@ def draw(logits_RV: Tensor, batch: SamplingBatch, request_R: Tensor, position_R:
     logprobs_R = shifted_RV.gather(-1, tokens_R[:, None])[:, 0] - total_R.log()
     entropies_R = total_R.log() - torch.linalg.vecdot(mass_RV, shifted_RV) / total_R
     return Draw(tokens_R, logprobs_R.clamp_max(0.0), entropies_R.clamp_min(0.0))
+
+
+def restricted(logits_RV: Tensor, guides: Mapping[int, Guide]) -> Tensor:
+    """The logits with those of the tokens that the guides of some rows forbid at minus infinity."""
+    masks = {row: mask for row, guide in guides.items() if (mask := guide.allowed()) is not None}
+    if not masks:
+        return logits_RV
+    logits_RV, size = logits_RV.clone(), logits_RV.shape[-1]
+    for row, mask in masks.items():
+        bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")[:size]
+        forbidden_V = torch.ones(size, dtype=torch.bool)
+        forbidden_V[: len(bits)] = torch.from_numpy(bits == 0)
+        logits_RV[row].masked_fill_(forbidden_V.to(logits_RV.device), float("-inf"))
+    return logits_RV
+
+
+def ended(tokens_R: Tensor, guides: Mapping[int, Guide]) -> set[int]:
+    """The rows whose guides end them with these tokens."""
+    return {row for row, guide in guides.items() if guide.take(int(tokens_R[row]))}
 
 
 def invert(mass_RV: Tensor, uniform_R: Tensor) -> Tensor:

@@ -138,6 +138,10 @@ class ScriptedEngine:
         stop = next((k for k, token in enumerate(answer.token_ids) if token in self.stop_ids), None)
         room = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
         count = room if stop is None else min(stop + 1, room)
+        text = None
+        if (guide := request.guide) is not None:  # a script that says what is forbidden raises here
+            text = next((k for k, token in enumerate(answer.token_ids[:count]) if guide.take(token)), None)
+        count = count if text is None else text + 1
         if len(answer.token_ids) < count:
             raise InputError(
                 f"the script answers {len(answer.token_ids)} tokens without a stop token, {room} were to be sampled",
@@ -148,7 +152,7 @@ class ScriptedEngine:
             token_ids=answer.token_ids[:count],
             logprobs=(answer.logprobs or (-uniform,) * count)[:count],
             entropies=(answer.entropies or (uniform,) * count)[:count],
-            finish="stop" if stop is not None and stop < count else "length",
+            finish="stop" if stop is not None and stop < count else "length" if text is None else "text",
             policy_version=self._version,
         )
 

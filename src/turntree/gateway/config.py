@@ -17,6 +17,7 @@ _LONGEST = 500  # characters of an error
 _QUOTED = 80  # characters of a last line
 _FORM = 'a number, or {"reward": a number or null, "success": ..., "reason": ..., "call_rewards": ...}'
 
+CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
 WAITING = 4096  # calls of all sessions that are sampled or wait in line; a quarter of them may be of one session
 
 

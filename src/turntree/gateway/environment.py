@@ -1,9 +1,9 @@
 """The environment `gateway:COMMAND`: tasks that an agent works on by itself, through a gateway in front of the policy.
 
 For every rollout the gateway opens a session and the command is started in a folder of its own. It finds there the
-server (OPENAI_BASE_URL), its key (OPENAI_API_KEY), its task (TURNTREE_TASK, a JSON file), and where to post a reward
-(TURNTREE_REWARD_URL, TURNTREE_REWARD_KEY). The reward is the one that is posted, else that in the last line of its
-standard output. An agent that crashes, takes too long or gives no reward is censored.
+server and its key (OPENAI_BASE_URL, OPENAI_API_KEY, and the same for ANTHROPIC), its task (TURNTREE_TASK, a JSON file),
+and where to post a reward (TURNTREE_REWARD_URL, TURNTREE_REWARD_KEY). The reward is the one that is posted, else that
+in the last line of its standard output. An agent that crashes, takes too long or gives no reward is censored.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task
 from turntree.core.verdict import Verdict
 from turntree.env.adapted import named, rows_of
@@ -33,7 +34,7 @@ from turntree.env.tasks import TRAIN, TaskSet
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
 from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
 from turntree.gateway.merge import Merged, merge
-from turntree.gateway.process import Exit, command_of, run_agent
+from turntree.gateway.process import Exit, command_of, run_agent, variables_of
 from turntree.gateway.sampling import EngineDriver, LiveSession
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
@@ -164,6 +165,7 @@ class AgentPlayer:
             limits=GatewayLimits(calls=episodes.max_turns, seconds=2 * settings.seconds + 60),
         )
         self.usage, self.rendered, self._silent = Usage(places=self._places), False, list[str]()
+        self._told = False
 
     def run(
         self,
@@ -219,6 +221,9 @@ class AgentPlayer:
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
         merged = merge(task.task_id, sessions)
+        if (left_out := len(merged.tree.untrained())) and not self._told:
+            self._told = True
+            notice(f"answers under a grammar are not trained (first: {left_out} of task {task.task_id!r})")
         [judgement] = judged([_endings(task, sessions, merged)], self._rewards)
         rewards = replace(judgement, completions=merged.rewards.completions)
         rewards.check(merged.tree)
@@ -312,16 +317,8 @@ class _Playing:
         return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=name)
 
     def _variables(self, live: LiveSession, keys: dict[str, str], folder: Path) -> dict[str, str]:
-        return {
-            "OPENAI_BASE_URL": f"{self.served.url}/v1",
-            "OPENAI_API_BASE": f"{self.served.url}/v1",
-            "OPENAI_API_KEY": keys["ask"],
-            "OPENAI_MODEL": _MODEL,
-            "TURNTREE_SESSION": live.session_id,
-            "TURNTREE_TASK": str(folder / "task.json"),
-            "TURNTREE_REWARD_URL": f"{self.served.url}/sessions/{live.session_id}/reward",
-            "TURNTREE_REWARD_KEY": keys["reward"],
-        }
+        variables = variables_of(self.served.url, live.session_id, keys, _MODEL)
+        return {**variables, "TURNTREE_TASK": str(folder / "task.json")}
 
     def _judged(self, session: Session, live: LiveSession, exit_: Exit) -> Session:
         """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import CONSTRAIN, Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.gateway.calls import Call, Session
 
@@ -108,6 +108,7 @@ class _Merging:
             node = self.tree.add_completion(given, call.completion, answer).id
             self._nodes[session, call.call_id] = node
             self._messages[node] = self._messages[given] + 1
+            self._record_form(call, node)
         self._owners[node] = session
         return node
 
@@ -136,6 +137,15 @@ class _Merging:
         if above is not None or not ids:
             self._owners[node] = session
         return node
+
+    def _record_form(self, call: Call, node: int) -> None:
+        """What the agent decided about an answer: where its text ends, and what it may hold."""
+        numbers = {"call": float(call.index)}
+        if call.stop is not None:
+            self.tree.record(Decision(ACTOR, node, "stop", f"the text ends before {call.stop!r}", numbers))
+        if call.constrained:
+            self.tree.record(Decision(ACTOR, node, CONSTRAIN, "sampled under a grammar: not trained", numbers))
+            self._unattributed["a call that was sampled under a grammar"] += 1
 
     def _record_fork(self, call: Call, given: int) -> None:
         """A first call and a continuation need no explanation; all other branches say why they are there."""

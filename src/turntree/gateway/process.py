@@ -108,7 +108,7 @@ def run_agent(
             process = subprocess.Popen(
                 command,
                 cwd=folder,
-                env=_environment(variables),
+                env=environment_with(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -139,6 +139,38 @@ def run_agent(
     )
 
 
+def variables_of(url: str, session: str, keys: Mapping[str, str], model: str) -> dict[str, str]:
+    """Where the clients of OpenAI, Anthropic and LiteLLM look for their server, key and model; and where to reward."""
+    return {
+        "OPENAI_BASE_URL": f"{url}/v1",
+        "OPENAI_API_BASE": f"{url}/v1",
+        "OPENAI_API_KEY": keys["ask"],
+        "OPENAI_MODEL": model,
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_API_BASE": url,
+        "ANTHROPIC_API_KEY": keys["ask"],
+        "ANTHROPIC_AUTH_TOKEN": keys["ask"],  # before the login of whoever runs Claude Code
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "TURNTREE_SESSION": session,
+        "TURNTREE_REWARD_URL": f"{url}/sessions/{session}/reward",
+        "TURNTREE_REWARD_KEY": keys["reward"],
+    }
+
+
+def run_in_front(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run a command at this terminal, in this folder, to its end; returns its exit code. An interrupt is the command's
+    to handle. Raises `InputError` where it cannot be started."""
+    try:
+        process = subprocess.Popen(command, env=environment_with(variables))
+    except OSError as error:
+        raise InputError(f"cannot be started ({error.strerror})", field="exec", hint="name a program") from error
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _overdue(taken: float, seconds: float, paths: Sequence[Path], stop: threading.Event) -> str | None:
     if stop.is_set():
         return "the run was stopped"
@@ -149,7 +181,7 @@ def _overdue(taken: float, seconds: float, paths: Sequence[Path], stop: threadin
     return None
 
 
-def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     """This process's variables with those of the agent. No proxy may stand between the agent and its gateway."""
     found = {**os.environ, **variables}
     here = os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])])

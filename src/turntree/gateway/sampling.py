@@ -9,9 +9,10 @@ import json
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from turntree.core import seeds
@@ -19,11 +20,12 @@ from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
-from turntree.core.protocols import Renderer, StreamingEngine
+from turntree.core.protocols import FormRenderer, Renderer, Restriction, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.engine.requests import polled
 from turntree.gateway.calls import Call, Lineage, Session, Status, Tools
-from turntree.gateway.config import WAITING, Refused, Reward, ServingConfig, bad_request
+from turntree.gateway.config import CONTEXT, WAITING, Refused, Reward, ServingConfig, bad_request
+from turntree.gateway.listening import Listener, RequestGuide, cut_at
 from turntree.gateway.store import Head
 
 T = TypeVar("T")
@@ -31,7 +33,6 @@ T = TypeVar("T")
 _TICK = 0.005  # seconds that the engine works before new requests are taken
 _LONGEST_TOKEN = 32  # characters: more than any text has on average
 _SHARE = 4  # one session takes at most a quarter of the places
-_CONTEXT = "context_length_exceeded"  # OpenAI's code, which agents look for before they compact
 _NO_ROOM = "This model's maximum context length is {} tokens ({}): {}"  # words that LiteLLM and LangChain look for
 
 
@@ -141,6 +142,14 @@ class EngineDriver:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Form:
+    """What an answer must be: JSON of a schema, a call of one of the tools named `calls`, or either."""
+
+    schema: dict[str, Any] | None = None
+    calls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ask:
     """One request of an agent, read and checked."""
 
@@ -148,6 +157,8 @@ class Ask:
     tools: Tools = ()
     max_tokens: int | None = None
     seed: int | None = None
+    stop: tuple[str, ...] = ()
+    form: Form | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -236,7 +247,7 @@ class Sampler:
         limit = driver.engine.max_context
         self.max_context = limit if config.max_context is None else min(limit, config.max_context)
 
-    async def ask(self, session: LiveSession, asked: Ask) -> Call:
+    async def ask(self, session: LiveSession, asked: Ask, listener: Listener | None = None) -> Call:
         """Sample the answer to one request and keep it. A request waits in line for its place: clients that are refused
         give up after two tries. Cancelling this coroutine (the agent hung up) cancels the call in the engine; it is
         kept as disconnected. Raises `Refused`."""
@@ -248,10 +259,15 @@ class Sampler:
         self._waiting += 1
         try:
             async with session.places:
+                restriction = await self._restriction(asked)
                 self._admit(session)
                 call = self._placed(session, asked)
-                sampling = self._sampling(session, call, asked)
-                await self._sample(session, call, sampling, asked.seed)
+                if listener is not None:
+                    listener.call = call
+                guide = None
+                if asked.stop or restriction is not None or listener is not None:
+                    guide = RequestGuide(partial(self._read, call), asked.stop, restriction, listener)
+                await self._sample(session, call, asked, guide)
                 return call
         finally:
             self._waiting -= 1
@@ -296,14 +312,40 @@ class Sampler:
     def _no_room(self, session: LiveSession, size: str) -> Refused:
         limit = f"the prompt has {size}, and the context holds {self.max_context} tokens"
         session.ran_into(StopReason.MAX_TOKENS, limit)
-        return Refused(400, _NO_ROOM.format(self.max_context, _CONTEXT, limit), code=_CONTEXT, param="messages")
+        return Refused(400, _NO_ROOM.format(self.max_context, CONTEXT, limit), code=CONTEXT, param="messages")
 
-    async def _sample(self, session: LiveSession, call: Call, sampling: Sampling, seed: int | None) -> None:
+    def count(self, session: LiveSession, asked: Ask) -> int:
+        """The tokens of the prompt that a request would have. Raises `Refused`."""
+        return self._placed(session, asked).prompt_tokens
+
+    async def _restriction(self, asked: Ask) -> Restriction | None:
+        """Compiled beside the event loop. Raises `Refused` for a form that cannot be had."""
+        if asked.form is None:
+            return None
+        tools = [tool for tool in asked.tools if tool["function"]["name"] in asked.form.calls]
+        try:
+            if not isinstance(self._renderer, FormRenderer):
+                raise InputError("the policy's renderer knows no grammars", field="grammar")
+            return await asyncio.to_thread(self._renderer.constraint, asked.form.schema, tools)
+        except InputError as error:
+            param = "tool_choice" if asked.form.schema is None else "response_format"
+            raise Refused(400, f"the form of the answer: {error}", code="unsupported_form", param=param) from error
+
+    def listener(self, asked: Ask) -> Listener | None:
+        """Who hears the text of an answer before it is whole; None where the renderer does not know it before."""
+        return Listener(self._renderer, asked.stop) if isinstance(self._renderer, FormRenderer) else None
+
+    def _read(self, call: Call, ids: Sequence[int]) -> Message:
+        return self._renderer.parse(ids, call.tools)
+
+    async def _sample(self, session: LiveSession, call: Call, asked: Ask, guide: RequestGuide | None) -> None:
         """Sample a call and keep what became of it."""
-        draw = session.draw_of(call, seed)
+        sampling = self._sampling(session, call, asked)
+        call.constrained = guide is not None and guide.grammar is not None
+        draw = session.draw_of(call, asked.seed)
         request = GenerationRequest(prompt_ids=call.prompt_ids, sampling=sampling, seed=draw, retain=True)
         for left in reversed(range(self.config.retries + 1)):
-            flying = self.driver.submit(request)
+            flying = self.driver.submit(replace(request, guide=guide))
             try:
                 completion = await asyncio.wrap_future(flying)
             except asyncio.CancelledError:
@@ -313,22 +355,23 @@ class Sampler:
             except TurntreeError as error:
                 if left and isinstance(error, Fault):  # asked again, with the same draws
                     self._ledger["retried"] += 1
+                    guide = guide and guide.again()
                     continue
                 self._end(session, call, "failed", str(error))
             else:
-                self._take(session, call, completion)
+                self._take(session, call, completion, asked.stop)
             break
         if call.error:
             raise Refused(503 if self.driver.failure is not None else 500, call.error, code="engine_fault")
 
-    def _take(self, session: LiveSession, call: Call, ended: Completion) -> None:
+    def _take(self, session: LiveSession, call: Call, ended: Completion, stops: tuple[str, ...]) -> None:
         """Keep a call that has its completion."""
         call.completion = ended
         try:
-            answer = self._renderer.parse(ended.token_ids, call.tools)
+            answer, call.stop = cut_at(self._read(call, ended.token_ids), stops)
         except Exception as error:  # the boundary to foreign parsers
             return self._end(session, call, "failed", f"the answer cannot be read ({error})")
-        cut = ended.finish == "length"
+        cut = ended.finish == "length" and call.stop is None
         tool_calls = [replace(made, id=f"call_{call.call_id}_{i}") for i, made in enumerate(answer.tool_calls)]
         call.answer = replace(answer, cut=cut, tool_calls=() if cut else tuple(tool_calls))
         self._end(session, call)
@@ -338,6 +381,8 @@ class Sampler:
         self._write(session, call)
         session.keep(call)
         self._ledger[f"calls_{status}"] += 1
+        if call.constrained:
+            self._ledger["calls_constrained"] += 1
         self._ledger[f"cause_{call.cause}"] += 1
 
 

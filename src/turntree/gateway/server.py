@@ -1,7 +1,8 @@
 """The HTTP side of a gateway, on Starlette, served by uvicorn: in the foreground as a command, or in a thread beside a
 training run.
 
-Agents: `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models`, also below `/s/SESSION`.
+Agents: `POST /v1/chat/completions`, `/v1/responses`, `/v1/messages` and `/v1/messages/count_tokens`, `GET /v1/models`,
+also below `/s/SESSION`.
 Those who run them: `POST /sessions`, `POST /sessions/ID/reward`, `POST /sessions/ID/close`,
 `GET /status`.
 """
@@ -23,14 +24,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from turntree.core.config import Between, from_mapping
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.messages import Message
 from turntree.core.progress import notice
-from turntree.gateway.bodies import DIALECTS, Dialect
+from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused, bad_request, read_reward
+from turntree.gateway.dialects import DIALECTS, OF_MESSAGES, Dialect
+from turntree.gateway.dialects.common import Request as Asked
+from turntree.gateway.dialects.common import Stream
+from turntree.gateway.listening import Listener
 from turntree.gateway.sampling import LiveSession
 from turntree.gateway.sessions import Sessions, digest
 from turntree.run.jsonl import parse_object
@@ -49,6 +55,7 @@ _READ = "turntree.read"  # of a request's scope: its body was read to the end
 _BACKLOG = 4096
 _BODY = 30.0  # seconds that a client may take to send a request
 _DROPPING = 10.0  # seconds in which the rest of a request that is refused is read and thrown away
+_OWN = DIALECTS["/v1/chat/completions"]  # errors of requests that are in no dialect
 _IDLE = 130  # seconds; clients keep a connection for less (httpx 5, aiohttp 15, LiteLLM 120), so they end it, not we
 
 
@@ -59,9 +66,10 @@ class Gateway:
         self.sessions, self.model, self._admin = sessions, _public(model), digest(admin_key)
         agents = [
             *(
-                Route(path, self._guarded(partial(self.answer, one)), methods=["POST"])
+                Route(path, self._guarded(partial(self.answer, one), one), methods=["POST"])
                 for path, one in DIALECTS.items()
             ),
+            Route(f"{OF_MESSAGES}/count_tokens", self._guarded(self.count, DIALECTS[OF_MESSAGES]), methods=["POST"]),
             Route("/v1/models", self._guarded(self.models), methods=["GET"]),
             Route("/v1/models/{model:path}", self._guarded(self.models), methods=["GET"]),
         ]
@@ -89,20 +97,58 @@ class Gateway:
     # agents
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
-        """A stream begins when its answer is there, so that what fails has an HTTP status: a client tries it again."""
-        session, body = self._asking(request), await self._body(request)
-        asked = dialect.read(body, lambda name: next((call for call in session.calls if call.call_id == name), None))
-        call = await _unless_gone(request, self.sessions.sampler.ask(session, asked.ask))
+        """A stream begins when some of its text is certain, so that what fails before has an HTTP status: a client
+        tries it again."""
+        session, asked = await self._asked(dialect, request)
+        sampler = self.sessions.sampler
         if not asked.stream:
+            call = await _unless_gone(request, asyncio.create_task(sampler.ask(session, asked.ask)))
+            assert call is not None  # nothing else ends before it
             return _json(dialect.body(call, self.model, asked))
-        events, headers = "".join(dialect.stream(call, self.model, asked)), {"cache-control": "no-cache"}
-        return Response(events, headers=headers, media_type="text/event-stream")
+        listener = None if asked.logprobs else sampler.listener(asked.ask)
+        work = asyncio.create_task(sampler.ask(session, asked.ask, listener))
+        first = listener and asyncio.create_task(listener.more(work))
+        call = await _unless_gone(request, work, first) or (listener and listener.call)
+        assert call is not None
+        events = self._events(dialect.stream(call.call_id, self.model, asked), work, listener, first)
+        return StreamingResponse(events, headers={"cache-control": "no-cache"}, media_type="text/event-stream")
+
+    async def _events(
+        self,
+        stream: Stream,
+        work: asyncio.Task[Call],
+        listener: Listener | None,
+        first: asyncio.Task[Message | None] | None,
+    ) -> AsyncIterator[str]:
+        """The answer as it becomes certain; its end, once it is kept."""
+        try:
+            text = await first if first is not None else None
+            while text is not None and listener is not None:
+                for event in stream.said(text):
+                    yield event
+                text = await listener.more(work)
+            await asyncio.wait({work})
+            for event in _last(stream, work):
+                yield event
+        finally:
+            work.cancel()  # where the client hung up
+
+    async def count(self, request: Request) -> Response:
+        session, asked = await self._asked(DIALECTS[OF_MESSAGES], request)
+        return _json({"input_tokens": self.sessions.sampler.count(session, asked.ask)})
+
+    async def _asked(self, dialect: Dialect, request: Request) -> tuple[LiveSession, Asked]:
+        session, body = self._asking(request), await self._body(request)
+        before = {call.call_id: call for call in session.calls}
+        return session, dialect.read(body, before.get)
 
     async def models(self, request: Request) -> Response:
         self._asking(request)
         asked = request.path_params.get("model")  # every name is served
-        served = {"id": asked or self.model, "object": "model", "created": 0, "owned_by": "turntree"}
-        return _json(served if asked else {"object": "list", "data": [served]})
+        name = asked or self.model
+        served = {"id": name, "object": "model", "created": 0, "owned_by": "turntree"}
+        served |= {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}  # Anthropic's form
+        return _json(served if asked else {"object": "list", "data": [served], "has_more": False})
 
     # those who run them
 
@@ -137,7 +183,9 @@ class Gateway:
 
     # what they share
 
-    def _guarded(self, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def _guarded(
+        self, handler: Handler, dialect: Dialect | None = None
+    ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def guarded(request: Request) -> Response:
             try:
                 return await handler(request)
@@ -146,7 +194,7 @@ class Gateway:
                 await _heard_out(request)
                 self.sessions.ledger[f"refused_{refused.status}"] += 1
                 headers = {"retry-after": "1"} if refused.status in (429, 503) else None
-                return _json(refused.body, refused.status, headers)
+                return _json((dialect or _OWN).error(refused), refused.status, headers)
             except _Gone:
                 self.sessions.ledger["hung_up"] += 1
                 return Response(status_code=499)
@@ -208,20 +256,38 @@ class _Gone(Exception):
     """The client hung up."""
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client hangs up."""
-    task = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(request))
+def _last(stream: Stream, work: asyncio.Task[Call]) -> Iterator[str]:
+    """The end of a stream, by what became of its call."""
+    if work.cancelled():
+        return stream.failed(_over())
+    error = work.exception()
+    if error is None:
+        return stream.ended(work.result())
+    if not isinstance(error, TurntreeError):
+        raise error
+    return stream.failed(_refused(error))
+
+
+def _over() -> Refused:
+    return Refused(403, "the session was ended", code="session_over")
+
+
+async def _unless_gone(request: Request, task: asyncio.Task[T], first: asyncio.Task[Any] | None = None) -> T | None:
+    """The result of `task`, which is cancelled when the client hangs up; None where `first` ends before."""
+    leaving, begun = asyncio.create_task(_left(request)), False
     try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, leaving, *([first] if first else [])}, return_when=asyncio.FIRST_COMPLETED)
+        begun = first is not None and first.done() and not task.done()
+        if begun:
+            return None
         if not task.done():
             raise _Gone
         if task.cancelled():
-            raise Refused(403, "the session was ended", code="session_over")
+            raise _over()
         return task.result()
     finally:
         leaving.cancel()
-        if not task.done():
+        if not task.done() and not begun:
             task.cancel()
             await asyncio.wait({task})  # until it has put its things in order
 
@@ -256,7 +322,8 @@ def _refused(error: TurntreeError) -> Refused:
 
 def _key(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
+    bearer = key.strip() if scheme.lower() == "bearer" else ""
+    return bearer or request.headers.get("x-api-key", "")  # Anthropic's clients use either
 
 
 def _public(model: str) -> str:
@@ -280,7 +347,7 @@ async def _missing(request: Request, error: Exception) -> Response:
     await _heard_out(request)
     status = getattr(error, "status_code", 404)
     refused = Refused(status, f"there is no {request.method} {request.url.path}; see docs/how-to/gateway.md")
-    return _json(refused.body, status)
+    return _json((DIALECTS[OF_MESSAGES] if OF_MESSAGES in request.url.path else _OWN).error(refused), status)
 
 
 async def _defect(request: Request, error: Exception) -> Response:

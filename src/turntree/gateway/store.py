@@ -93,6 +93,8 @@ class _Call:
     status: Status = "kept"
     error: str = ""
     cost: Cost = NO_COST
+    stop: str | None = None
+    constrained: bool = False
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -233,6 +235,8 @@ def call_to_json(call: Call) -> dict[str, Any]:
         row["answer"] = call.answer.to_chat()
     if call.status != "kept":
         row |= {"status": call.status, "error": call.error, "cost": dataclasses.asdict(call.cost)}
+    row |= {"stop": call.stop} if call.stop is not None else {}
+    row |= {"constrained": True} if call.constrained else {}
     return row | ({"meta": call.meta} if call.meta else {})
 
 
@@ -264,6 +268,8 @@ def call_from_json(row: Any, earlier: dict[str, Call]) -> Call:
         status=read.status,
         error=read.error,
         cost=read.cost,
+        stop=read.stop,
+        constrained=read.constrained,
         meta=read.meta,
     )
 

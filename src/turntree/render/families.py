@@ -190,6 +190,9 @@ class FamilyRenderer(TurnByTurn):
         end = self._encode(self._marks[1]) if inside else ()
         return (*end, self.completion(self._bare(message))[-1])
 
+    def _words(self) -> tuple[Any, tuple[str, str]]:
+        return self._tokenizer, self._marks if self.thinks else ("", "")
+
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
         """`tools` decide between "true" and true where the family writes arguments without quotes."""
         text = self._decode([id for id in token_ids if id not in self.stop_ids])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.render.probes import ASK, CALL, SAY, TOOL
 from turntree.render.segments import SegmentedTemplate
-from turntree.render.tool_calls import IN_TEXT, ToolFormat, detect_format, in_text, parse_message
+from turntree.render.tool_calls import IN_TEXT, ToolFormat, detect_format, in_text, parse_message, settled
 from turntree.render.turns import Ids, Round, Tools, TurnByTurn, check_read, key_of, split
 
 if TYPE_CHECKING:
@@ -81,10 +81,34 @@ class ChatRenderer(TurnByTurn):
         return ids
 
     def parse(self, token_ids: Sequence[int], tools: Tools = ()) -> Message:
+        return self._read(self._text(token_ids))
+
+    def _text(self, token_ids: Sequence[int]) -> str:
         ids = list(token_ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
-        return self._read(self._template.words.decode(ids, self._template.ask, self._template.lead))
+        return self._template.words.decode(ids, self._template.ask, self._template.lead)
+
+    def begun(self, token_ids: Sequence[int]) -> Message:
+        """As `_read`, of what can be read already."""
+        text = self._text(token_ids).rstrip("\ufffd")  # half of a character
+        (opened, closed), lead, none = self._template.marks, self._template.lead, Message("assistant")
+        head = text.lstrip()
+        if opened and not head.startswith(opened):
+            thought, said = "", text
+            if opened.startswith(head) or lead.startswith(text):
+                return none
+        else:
+            thought, ended, said = head.removeprefix(opened).partition(closed)
+            said = said.lstrip("\n")
+            if not ended or not self.thinks or lead.startswith(said):
+                return none
+        content = settled(said.removeprefix(lead), self._tool_format)
+        return replace(none, content=content, reasoning=thought.strip("\n") if content else "")
+
+    def _words(self) -> tuple[Any, tuple[str, str]]:
+        opened, closed = self._template.marks if self.thinks else ("", "")
+        return self._tokenizer, (opened, closed)
 
     def _read(self, text: str) -> Message:
         """The message in a sampled text. What it thought is never a call, and if the thought does not end, it says

@@ -86,6 +86,24 @@ def in_text(message: Message, tool_format: ToolFormat) -> Message:
     return replace(message, content=message.content + line + said, tool_calls=())
 
 
+_OPENED = {"hermes": "<tool_call>", "pythonic": "<|tool_call_start|>"}
+
+
+def settled(text: str, tool_format: ToolFormat) -> str:
+    """The beginning of an unfinished turn that stays the beginning of its content, whatever follows: what comes before
+    anything that may become a call."""
+    if tool_format in IN_TEXT:
+        return ""
+    if tool_format == "json":
+        return "" if not text.strip() or text.lstrip().startswith("{") else text
+    if (opened := _OPENED.get(tool_format)) is None:
+        return text
+    text = text.partition(opened)[0]
+    held = next((k for k in range(min(len(opened), len(text)), 0, -1) if opened.startswith(text[-k:])), 0)
+    before = text[: len(text) - held].rstrip("\n")  # line breaks before a call are left out
+    return "" if before.startswith("\n") or not before.strip() else before
+
+
 def _parse_hermes(text: str) -> Message:
     parts = _BLOCK.split(text)  # text, call, text, call, ..., text
     calls = [_parse_call(part) for part in parts[1::2]]

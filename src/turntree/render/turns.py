@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from unicodedata import normalize
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, whole_characters
+from turntree.render.grammar import Constraint, Grammars
+from turntree.render.probes import CALL
 
 Ids = tuple[int, ...]
 Tools = Sequence[dict[str, Any]]
@@ -69,6 +71,22 @@ class TurnByTurn(ABC):
     def __init__(self) -> None:
         self._segments: dict[Hashable, Ids] = {}
         self._held_tokens = 0
+        self._grammars: Grammars | None = None
+
+    def begun(self, token_ids: Sequence[int]) -> Message:
+        """`core.protocols.FormRenderer.begun`, for a form of which nothing is known: nothing is certain."""
+        return Message("assistant")
+
+    def constraint(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> Constraint:
+        """`core.protocols.FormRenderer.constraint`."""
+        if self._grammars is None:
+            tokenizer, thought = self._words()
+            text = tokenizer.decode(list(self.completion(CALL)[:-1]), skip_special_tokens=False) if tools else ""
+            found = Grammars(tokenizer, self.stop_ids, text, thought)
+            if not tools:
+                return found.constraint(schema, tools)
+            self._grammars = found
+        return self._grammars.constraint(schema, tools)
 
     def completion(self, message: Message) -> Ids:
         """Raises `InputError` where what is written is not what a policy can say in one turn: no stop token at its end,
@@ -94,6 +112,10 @@ class TurnByTurn(ABC):
     @abstractmethod
     def _say(self, message: Message) -> Ids:
         """The tokens of an assistant's turn."""
+
+    @abstractmethod
+    def _words(self) -> tuple[Any, tuple[str, str]]:
+        """The tokenizer, and the texts that open and close a thought (none: empty)."""
 
     @abstractmethod
     def _closing(self, message: Message) -> Ids:

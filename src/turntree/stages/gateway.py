@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.engine.limits import EndpointConfig
-from turntree.gateway.config import ServingConfig
+from turntree.gateway.config import Reward, ServingConfig, last_words
 from turntree.gateway.merge import merge
-from turntree.gateway.sampling import EngineDriver
+from turntree.gateway.process import run_in_front, variables_of
+from turntree.gateway.sampling import EngineDriver, LiveSession
 from turntree.gateway.sessions import Sessions
 from turntree.gateway.store import CLOSED, DAMAGED, SessionStore, read_session
 from turntree.logs.trees import KeptTree
@@ -104,6 +106,58 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
         finally:
             driver.close()
         return {"url": url, **sessions.ledger}
+
+
+def run_command(
+    config: GatewayConfig, out: Path, command: Sequence[str], task: str, ask: Callable[[], str] | None
+) -> dict[str, Any]:
+    """One session around a command at this terminal. Its reward is the one that was posted, else what the user answers
+    (`ask`), else by the exit code: 1 for code 0, 0 for another one. What a signal or a failed call ended has none. All
+    sessions of the folder are then merged into `out/trees.jsonl`."""
+    from turntree.gateway.server import Gateway, serving
+    from turntree.stages.policy import open_speaker
+
+    config = parts.resolved(config)
+    with (
+        open_folder(out, "gateway", to_mapping(config), free=FREE),
+        open_speaker(config.model, config.endpoint, config.device) as speaker,
+    ):
+        store, driver = SessionStore(out / SESSIONS), EngineDriver(speaker.engine)
+        sessions = Sessions(driver, speaker.renderer, config.serving, store=store)
+        gateway = Gateway(sessions, model=config.model, admin_key=secrets.token_urlsafe(24))
+        most = config.serving.limits.connections
+        try:
+            with serving(gateway.app, most=most, host=config.host, port=config.port) as served:
+                number = len(store.sessions(CLOSED))
+                live, keys = served.call(_opened(sessions, task, number))
+                notice(f"session {live.session_id} at {served.url}: {shlex.join(command)}")
+                code = run_in_front(command, variables_of(served.url, live.session_id, keys, config.model))
+                given = live.reward or _worth_of(live, code, ask)
+                served.call(_ended(sessions, live, given))
+        finally:
+            driver.close()
+    trees = write_trees(out, out / "trees.jsonl")
+    return {**trees, "session": live.session_id, "code": code, **given.to_json(), "calls": len(live.calls)}
+
+
+async def _opened(sessions: Sessions, task: str, number: int) -> tuple[LiveSession, dict[str, str]]:
+    return sessions.open(task, sample=number)
+
+
+async def _ended(sessions: Sessions, live: LiveSession, given: Reward) -> None:
+    if given.reward is not None:
+        sessions.reward(live, given)  # once: the same one may be given again
+    await sessions.close(live, given.reason or "")
+
+
+def _worth_of(live: LiveSession, code: int, ask: Callable[[], str] | None) -> Reward:
+    failed = next((call.error for call in live.calls if call.status == "failed"), None)
+    if failed is not None or not 0 <= code < 126:  # shells say 126 and more for what was not run, or was killed
+        return Reward(reward=None, reason=failed or f"the command ended with code {code}")
+    if ask is not None:
+        said = ask().strip()
+        return last_words(said, ()) if said else Reward(reward=None, reason="its user gave none")
+    return Reward(reward=float(code == 0), success=code == 0, reason=f"exit code {code}")
 
 
 def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:

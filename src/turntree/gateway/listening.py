@@ -1,0 +1,98 @@
+"""What is drawn for one request while it is drawn: its stop texts, its form, and the text that a stream may send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from turntree.core.messages import Message
+from turntree.core.protocols import FormRenderer, Restriction
+from turntree.gateway.calls import Call
+
+_PAUSE = 0.05  # seconds in which drawn tokens are gathered before their text is read again
+
+
+class Listener:
+    """Hears what is drawn for one request, and tells in the event loop what of its text is certain: no call, thought or
+    stop text can still take it back."""
+
+    def __init__(self, renderer: FormRenderer, stop: tuple[str, ...]) -> None:
+        self._renderer, self._stop = renderer, stop
+        self._loop, self._moved = asyncio.get_running_loop(), asyncio.Event()
+        self._ids: tuple[int, ...] = ()
+        self._sent = 0
+        self.call: Call | None = None  # once it is placed
+
+    def hear(self, ids: tuple[int, ...]) -> None:
+        """From the engine's thread."""
+        self._ids = ids
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._moved.set)
+
+    async def more(self, work: asyncio.Task[Any]) -> Message | None:
+        """The certain text, once there is more of it than before; None where `work` is done first."""
+        while not work.done():
+            moved = asyncio.ensure_future(self._moved.wait())
+            try:
+                await asyncio.wait({work, moved}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                moved.cancel()
+            await asyncio.sleep(_PAUSE)
+            self._moved.clear()
+            said = self._certain()
+            if not work.done() and len(said.content) > self._sent:
+                self._sent = len(said.content)
+                return said
+        return None
+
+    def _certain(self) -> Message:
+        said, found = cut_at(self._renderer.begun(self._ids), self._stop)
+        text = said.content
+        if found is None:
+            halves = (k for stop in self._stop for k in range(len(stop) - 1, 0, -1) if text.endswith(stop[:k]))
+            text = text[: len(text) - max(halves, default=0)]
+        return replace(said, content=text)
+
+
+class RequestGuide:
+    """`core.completion.Guide` of one request: its stop texts, its form, and who listens."""
+
+    def __init__(
+        self,
+        read: Callable[[Sequence[int]], Message],
+        stop: tuple[str, ...],
+        restriction: Restriction | None,
+        listener: Listener | None,
+    ) -> None:
+        self.stop, self.grammar = stop, restriction and restriction.grammar
+        self._read, self._restriction, self._listener = read, restriction, listener
+        self._ids: list[int] = []
+
+    def again(self) -> RequestGuide:
+        """One for the same request, which is sampled once more."""
+        if self._restriction is not None:
+            self._restriction.restart()
+        return RequestGuide(self._read, self.stop, self._restriction, self._listener)
+
+    def allowed(self) -> bytes | None:
+        return None if self._restriction is None else self._restriction.allowed()
+
+    def take(self, token: int) -> bool:
+        if self._restriction is not None:
+            self._restriction.take(token)
+        self._ids.append(token)
+        if self._listener is not None:
+            self._listener.hear(tuple(self._ids))
+        return bool(self.stop) and cut_at(self._read(self._ids), self.stop)[1] is not None
+
+
+def cut_at(answer: Message, stops: tuple[str, ...]) -> tuple[Message, str | None]:
+    """The answer up to the first of these texts in what it says, and that text."""
+    found = [(place, stop) for stop in stops if (place := answer.content.find(stop)) >= 0]
+    if not found:
+        return answer, None
+    place, stop = min(found, key=lambda one: (one[0], -len(one[1])))
+    return replace(answer, content=answer.content[:place]), stop
