@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from turntree.env.container import ContainerHost, ContainerLimits, ContainerShell, Snapshot
+from turntree.env.container import ContainerHost, ContainerLimits, Snapshot
+from turntree.env.container_shell import ContainerShell
 
 TURN = "echo turn >> /log; wc -l < /log"
 

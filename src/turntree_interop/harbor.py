@@ -29,7 +29,8 @@ from turntree.core.messages import joined_text
 from turntree.core.progress import notice
 from turntree.core.scalars import number
 from turntree.env.adapted import HELD_OUT, named, of_split
-from turntree.env.container import ContainerLimits, ContainerShell, Ran
+from turntree.env.container import ContainerLimits
+from turntree.env.container_shell import ContainerShell, Ran
 from turntree.env.container_tasks import ContainerTask, Judged, opened
 from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
 from turntree.run.files import tree_hash

@@ -1,11 +1,7 @@
 """slime and miles: samples as their `Sample.to_dict` writes them, one JSON line each.
 
 `--save-debug-rollout-data` saves a step with torch (`ROLLOUT_ID.pt`: a dict with `samples`). Such a file is a pickle,
-which is not opened here; a few lines make JSON of it without running anything that it holds:
-
-    import json, sys, torch
-    for sample in torch.load(sys.argv[1], weights_only=True)["samples"]:
-        print(json.dumps(sample, default=str))
+which is not opened here; docs/audit.md has lines that make JSON of it without running anything that it holds.
 
 Statuses: completed, truncated (the token limit), aborted and failed (no reward to train on), pending.
 """

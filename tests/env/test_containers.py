@@ -17,7 +17,8 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
-from turntree.env.container import LABEL, ContainerHost, ContainerLimits, ContainerShell, Snapshot, _Heard
+from turntree.env.container import LABEL, ContainerHost, ContainerLimits, Snapshot
+from turntree.env.container_shell import ContainerShell, _Heard
 from turntree.env.container_tasks import ContainerTask, ContainerTools, checked_by
 from turntree.env.local import LocalPool
 from turntree.env.tasks import open_tasks

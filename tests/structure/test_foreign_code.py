@@ -19,6 +19,8 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "openenv.py _actions": "the standard library's request",
     "tau2.py end": "tau2's own gold, whose look-ups may fail; faults of the machine are raised again",
     "engine/*": "engines are parts whose failure ends the run (docs/how-to/engine.md)",
+    "trl.py _run": "our own thread: its health is what the trainer asks for",
+    "env/container_shell.py _look": "our own thread: who waits for it is told",
     "env/tool_environment.py tool_schemas": "Transformers' reader of signatures",
     "gateway/*": "servers, whose requests are answered",
     "run/jsonl.py writing": "libraries that write files",

@@ -18,13 +18,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import decided
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
-from turntree.core.protocols import Estimator
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
@@ -172,29 +169,6 @@ class CreditRule:
         if self.per_rollout:  # the multiplicities have been divided by the lengths already
             return math.fsum(w * n for w, n in zip(scored.weights, lengths, strict=True))
         return math.fsum(c.multiplicity * len(scored.tree[n].token_ids) for n, c in nodes.items())
-
-
-def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Credit:
-    """What an estimator says of a tree. Raises `ConfigError` for what is no credit, or has no finite numbers: nothing
-    would be trained with it, or nothing would be left of the policy."""
-    credit: Any = decided("estimator", estimator, tree, rewards)
-    if not isinstance(credit, Credit):
-        hint = "return a turntree.Credit"
-        raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
-    for node, one in credit.nodes.items():
-        try:
-            wrong = not math.isfinite(one.positive + one.negative + one.multiplicity)
-        except TypeError:
-            wrong = True
-        if wrong:
-            raise ConfigError(f"gave node {node} of {tree.task_id!r} the credit {one}", field="estimator")
-    return credit
-
-
-def over_batch(estimator: Estimator, batch: Sequence[Rewards]) -> Estimator:
-    """The estimator for the groups of a batch: the same, but for one that compares over it (`CreditRule.over`)."""
-    over = getattr(estimator, "over", None)
-    return estimator if over is None else decided("estimator", over, batch)
 
 
 @dataclass(frozen=True, kw_only=True)

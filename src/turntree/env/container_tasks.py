@@ -26,7 +26,8 @@ from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
 from turntree.env.adapted import rows_of
-from turntree.env.container import ContainerHost, ContainerLimits, ContainerShell, Snapshot
+from turntree.env.container import ContainerHost, ContainerLimits, Snapshot
+from turntree.env.container_shell import ContainerShell
 from turntree.env.local import LocalPool
 from turntree.env.tasks import TaskSet, contents, must_be_held_out
 from turntree.env.tool_environment import ToolEnvironment

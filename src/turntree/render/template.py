@@ -48,7 +48,7 @@ class ChatRenderer(TurnByTurn):
         found = detect_format(str(tokenizer.chat_template))
         self._tool_format: ToolFormat = tool_format or found
         self._text_only = tool_format in ("none", *IN_TEXT)
-        self._words: ToolFormat | None = self._tool_format if self._tool_format in IN_TEXT else None
+        self._text_format: ToolFormat | None = self._tool_format if self._tool_format in IN_TEXT else None
         self.described = "template" if self._tool_format == found else f"template {self._tool_format}"
         eos = cast("int | None", tokenizer.eos_token_id)
         stops = {*self._template.stops.values(), *self._tooled.stops.values()}
@@ -135,8 +135,8 @@ class ChatRenderer(TurnByTurn):
         """They are rendered without reasoning, because a template that drops earlier thoughts would rewrite sampled
         tokens; the sampled thoughts stay."""
         messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
-        if self._words is not None:
-            messages, tools = [in_text(message, self._words) for message in messages], ()
+        if self._text_format is not None:
+            messages, tools = [in_text(message, self._text_format) for message in messages], ()
         template = self._for(tools)
         run, rounds = split(messages)
         if template.is_local(messages, tools):
@@ -157,7 +157,7 @@ class ChatRenderer(TurnByTurn):
         return self._encode(text, after=self._template.until_probe_stop)
 
     def _say(self, message: Message) -> Ids:
-        meant = message if self._words is None else in_text(message, self._words)
+        meant = message if self._text_format is None else in_text(message, self._text_format)
         template = self._tooled if meant.tool_calls else self._template
         said = template.said(meant)
         ids = self._encode(said.text, after=self._template.ask)
@@ -176,7 +176,7 @@ class ChatRenderer(TurnByTurn):
 
     def _closing(self, message: Message) -> Ids:
         stops = self._template.stops
-        if message.tool_calls and self._words is None and len(stops := self._tooled.stops) > 1:
+        if message.tool_calls and self._text_format is None and len(stops := self._tooled.stops) > 1:
             return (stops[self._tooled.said(message).stop],)
         return (next(iter(stops.values())),)
 

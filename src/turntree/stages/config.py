@@ -6,7 +6,7 @@ The line of text below a field is its documentation: `turntree config` and `--he
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
@@ -15,7 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
-from turntree.engine.limits import EndpointConfig, Prefixes, TinkerConfig
+from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.logs import trees
 from turntree.pivots.profile import ProfileConfig
@@ -52,20 +52,18 @@ class Device:
     engine: Part = HF
     """The sampling engine: hf (in this process), vllm (servers), or your own module:object."""
     carrier: Part | None = None
-    """Who samples and trains in place of this process: tinker (a server of Tinker's API, such as SkyRL), or your own
-    module:object."""
+    """Who samples and trains in place of this process: tinker (a server of Tinker's API), or your own module:object."""
     renderer: Part = AUTO
-    """Messages to tokens and back: auto (chosen from the model folder), template, family:NAME, or your own
-    module:object."""
+    """Messages to tokens and back: auto (by the model's folder), template, family:NAME, or your own module:object."""
 
     def __post_init__(self) -> None:
         at_least(self, threads=1)
         if self.carrier is not None:
             idle = ("name", "dtype", "threads", "attention", "prefixes", "gradient_checkpointing")
             changed = [name for name in idle if getattr(self, name) != getattr(Device, name)]
-            for name in changed + ["engine"] * (self.engine.name != HF.name):
-                hint = "leave it out, or the carrier"
-                raise ConfigError("has no effect where a carrier computes", field=f"device.{name}", hint=hint)
+            if changed := changed + ["engine"] * (self.engine.name != HF.name):
+                problem, hint = "has no effect where a carrier computes", "leave it out, or the carrier"
+                raise ConfigError(problem, field=f"device.{changed[0]}", hint=hint)
 
 
 # options that several stages share
@@ -393,8 +391,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
     of an experiment), or your own module:object."""
     brancher: Annotated[Part | None, Usual("entropy")] = None
-    """Fork episodes after tool results: entropy, random, fixed, arpo, arpo_released, posthoc, or your own
-    module:object."""
+    """Fork episodes after tool results: entropy, random, fixed, arpo, arpo_released, posthoc, or a module:object."""
     filters: tuple[Part, ...] = ()
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
@@ -467,8 +464,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
         longest = self.train.rollouts.episodes.sampling.max_tokens
-        if (probe := brancher.probe_tokens) > longest:
-            problem = f"looks at the first {probe} tokens of a turn, and turns end at {longest}: nothing can fork"
+        if brancher.probe_tokens > longest:
+            problem = f"looks at the first {brancher.probe_tokens} tokens, and turns end at {longest}: nothing can fork"
             raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")
         if brancher.reads_entropies and self.device.carrier is not None:
             hint = "use random, fixed or posthoc"
@@ -601,10 +598,3 @@ class ForgettingConfig:
             raise ConfigError("does not answer lm-eval", field="device.carrier", hint=hint)
         if not self.tasks or self.limit < 0 or self.batch < 1:
             raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")
-
-
-def tinker(model: str, device: Device, config: TinkerConfig) -> Any:
-    """The policy `model` on a server of Tinker's API (kind `carriers`)."""
-    from turntree.stages.tinker import open_policy
-
-    return open_policy(model, device, config)

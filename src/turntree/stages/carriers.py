@@ -1,4 +1,5 @@
-"""What a run comes to at a server with prices, before it begins: the most tokens that its configuration allows."""
+"""A server with prices as the carrier of a run, and what a run comes to there before it begins: the most tokens that
+its configuration allows."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from typing import Any
 
 from turntree.core.config import Part
 from turntree.core.cost import Cost
-from turntree.engine.limits import Prices
-from turntree.stages.config import EvaluateConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.engine.limits import Prices, TinkerConfig
+from turntree.stages.config import Device, EvaluateConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
 
 
 def most(config: Any) -> Cost | None:
@@ -60,3 +61,10 @@ def told(config: Any) -> list[str]:
     tokens = ", ".join(f"{count / 1e6:,.1f} M {name}" for name, count in counts.items() if count)
     parts = " + ".join(f"{bill[name]:,.2f}" for name in ("prefill", "sample", "train"))
     return [f"at most {tokens} tokens without checks: {parts} = {bill['total']:,.2f} by your prices"]
+
+
+def tinker(model: str, device: Device, config: TinkerConfig) -> Any:
+    """The policy `model` on a server of Tinker's API (kind `carriers`)."""
+    from turntree.stages.tinker import open_policy
+
+    return open_policy(model, device, config)
