@@ -400,8 +400,8 @@ def test_a_result_that_only_names_errors_is_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "beginning", "what"), [
-    ("a.parquet", b"PAR1\x15\x04\xff", "a Parquet file"), ("a.jsonl", b"PK\x03\x04\n{}", "a zip archive"),
-    ("a.eval", b"PK\x03\x04\xff", "Inspect"), ("a.json", b"\x1f\x8b\x08", "a gzip archive"),
+    ("a.jsonl", b"PK\x03\x04\n{}", "a zip archive"),
+    ("a.json", b"\x1f\x8b\x08", "a gzip archive"),
     ("a.txt", b"\x28\xb5\x2f\xfd\xff", "a zstd archive"), ("a.jsonl", b"SQLite format 3\x00", "an SQLite database"),
     ("a.jsonl", b"ARROW1\x00\x00", "an Arrow file"),
 ])  # fmt: skip
