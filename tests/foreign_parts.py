@@ -399,7 +399,7 @@ def _tau2(place: str) -> Callable[[Behave], str]:
             sync_tools = staticmethod(lambda: None)
             to_json_str = staticmethod(lambda answer: json.dumps(answer, default=str))
 
-        domain: Any = SimpleNamespace(begin=lambda case: Bank(), policy="Be kind.")
+        domain: Any = SimpleNamespace(begin=lambda case: Bank(), policy="Be kind.", simulator=lambda case: None)
         case = _Case("a", ("Hello.",), False, assertions=("due",), basis=frozenset({"ENV_ASSERTION"}))
         task = AdaptedEnvironment(partial(_Conversation, domain, case), task_id="tau2")
         if place == "assertion":
