@@ -9,6 +9,7 @@ Older rows have example_id, prompt, completion, reward, is_truncated and error.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class PrimeRL(Options):
         key = text(task, "key", "hash") or named_prompt(json.dumps(data, sort_keys=True))
         stamped = _object(info, "prime_rl")
         said = _turns(row)
-        errors = [one for one in row.get("errors") or () if isinstance(one, dict)]
+        errors = [cast("Row", one) for one in _list(row, "errors") if isinstance(one, dict)]
         stop = (text(errors[0], "type") or "an error") if errors else text(row, "stop_condition")
         given = None if errors or row.get("is_timeout") else self._reward(row)
         return LoggedRow(
@@ -89,12 +90,12 @@ class PrimeRL(Options):
         """Scores times weights, of those that `rewards` names or of all."""
         named = _object(row, "rewards")
         chosen = {name: named.get(name) for name in self.rewards or named}
-        values = [
-            (number(cast("Row", one), "score") or 0.0) * float(cast("Row", one).get("weight", 1.0))
-            for one in chosen.values()
-            if isinstance(one, dict)
-        ]
-        return sum(values) if values else None
+        given = [cast("Row", one) for one in chosen.values() if isinstance(one, dict)]
+        parts = [(number(one, "score"), number({"weight": 1.0} | one, "weight")) for one in given]
+        values = [score * weight for score, weight in parts if score is not None and weight is not None]
+        if not math.isfinite(total := sum(values)):
+            raise RowRefused("field 'rewards' is too large")
+        return total if values else None
 
     def _flat(self, row: Row, step: int) -> LoggedRow:
         prompt = json.dumps(row.get("prompt"), sort_keys=True)
@@ -161,10 +162,11 @@ def _traces(row: Row) -> list[Row]:
 
 def _turns(row: Row) -> _Said:
     """The sampled messages of a graph in their order, whatever branch they lie on."""
-    nodes: list[Row] = [node for node in row["nodes"] if isinstance(node, dict)]
+    nodes: list[Row] = [cast("Row", node) for node in _list(row, "nodes") if isinstance(node, dict)]
     found = _said([node.get("message") for node in nodes], [bool(node.get("sampled")) for node in nodes])
-    masks = [cast("list[Any]", node.get("mask") or []) for node in nodes if node.get("sampled")]
-    return _Said(found.actions, found.observations, tuple(map(sum, masks)) if masks and all(masks) else None)
+    masks = [_list(node, "mask") for node in nodes if node.get("sampled")]
+    counts = tuple(sum(one is True for one in mask) for mask in masks)
+    return _Said(found.actions, found.observations, counts if masks and all(masks) else None)
 
 
 def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Said:
@@ -188,15 +190,27 @@ def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Sa
 def _chat(message: Row) -> Row:
     """A message with calls as chat APIs write them: verifiers writes a call flat, or as JSON text."""
     calls: list[Row] = []
-    for one in message.get("tool_calls") or ():
-        call = json.loads(one) if isinstance(one, str) else one
+    for one in _list(message, "tool_calls"):
+        call: Any = parse_row(one.encode()) if isinstance(one, str) else one
+        if not isinstance(call, dict):
+            raise RowRefused("a call is not an object")
         calls.append(
-            call if "function" in call else {"function": {key: call.get(key) for key in ("name", "arguments")}}
+            cast("Row", call)
+            if "function" in call
+            else {"function": {key: cast("Row", call).get(key) for key in ("name", "arguments")}}
         )
     content = message.get("content")
     return {"role": "assistant", "content": content if isinstance(content, str) else ""} | (
         {"tool_calls": calls} if calls else {}
     )
+
+
+def _list(row: Mapping[str, Any], name: str) -> list[Any]:
+    """Empty where there is none."""
+    value = row.get(name)
+    if value is not None and not isinstance(value, list):
+        raise RowRefused(f"field {name!r} is not a list")
+    return cast("list[Any]", value or [])
 
 
 def _object(row: Mapping[str, Any], name: str) -> Row:

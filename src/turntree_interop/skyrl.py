@@ -123,7 +123,13 @@ class SkyRL(TextOptions):
 def _summed(scores: list[Any]) -> float:
     if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in scores):
         raise RowRefused("a list of scores holds something else than numbers")
-    return math.fsum(scores)
+    try:
+        total = math.fsum(scores)
+    except (OverflowError, ValueError) as error:
+        raise RowRefused("a list of scores has no sum") from error
+    if not math.isfinite(total):
+        raise RowRefused("a list of scores has no sum")
+    return total
 
 
 def _told(extras: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from test_partner_logs import WRITERS
 
 from turntree.audit.audit import AuditConfig, run_audit
 from turntree.audit.played import play
@@ -164,7 +165,15 @@ ROWS = {
             rollouts=(LoggedRollout(actions=("go",), reward=1.0, turn_tokens=(3,), observations=("a",), stop="end"),),
         )
     ),
-}  # fmt: skip
+} | {form: row(1, 1, 0, 1.0) for form, (_, row) in WRITERS.items()}  # fmt: skip
+EPISODE = {
+    "trajectories": [{"steps": [{"model_response": "a", "observation": "o"}], "reward": 1.0}],
+    "termination_reason": "env_done",
+    "task_hash": "h",
+    "training_step": 1,
+    "is_correct": True,
+    "task": {"question": "q"},
+}
 TABLE = {
     "columns": ["step", "prompt", "completion", "a_reward", "b", "advantage"],
     "data": [[1, "p", "x", 1.0, 0, 0.7], [1, "p", "y", 0.0, 1, -0.7]],
@@ -176,8 +185,8 @@ def test_whatever_a_log_holds_the_audit_ends_in_figures_or_in_one_line(tmp_path,
     draw = random.Random(f"mutations of {form}")
     for number in range(200):
         path = tmp_path / ("log.table.json" if form == "trl" else "log.jsonl")
-        if form == "trl":
-            text = json.dumps(mutated(draw, TABLE))
+        if form in ("trl", "rllm"):  # a file is one document
+            text = json.dumps(mutated(draw, TABLE if form == "trl" else EPISODE))
         else:
             rows = [ROWS[form], ROWS[form], *(mutated(draw, mutated(draw, ROWS[form])) for _ in range(3))]
             text = "".join(json.dumps(row) + "\n" for row in rows)

@@ -465,7 +465,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
         longest = self.train.rollouts.episodes.sampling.max_tokens
         if brancher.probe_tokens > longest:
-            problem = f"looks at the first {brancher.probe_tokens} tokens, and turns end at {longest}: nothing can fork"
+            problem = f"looks at the first {brancher.probe_tokens} tokens of turns that end at {longest}: none can fork"
             raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")
         if brancher.reads_entropies and self.device.carrier is not None:
             hint = "use random, fixed or posthoc"
