@@ -238,6 +238,8 @@ class FakeTinker:
         return self.clients[-1]
 
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> SamplingClient:
+        if model_path is not None and model_path not in self.states:
+            raise refused(f"Checkpoint not found: {model_path}")
         return SamplingClient(self.model if model_path is None else self.states[model_path])
 
     @property
