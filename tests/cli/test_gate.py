@@ -92,7 +92,7 @@ def test_a_log_of_rollouts_is_calibrated(capsys, log):
         (("calibrate", "{log}", "--turns", "0"), "field 'turns[0]': is 0; it is at least 1"),
         (
             ("calibrate", "{log}", "--format", "csv"),
-            "there is no log format 'csv'; registered: auto, generic, nemo-gym",
+            "there is no log format 'csv'; registered: agent-lightning",
         ),
     ],
 )

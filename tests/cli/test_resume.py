@@ -12,6 +12,7 @@ import time
 import pytest
 
 from turntree.stages.policy import Policy
+from turntree.train import trainer
 
 PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4",
     "--set", "check.tasks=3", "--set", "check.max_turns=4",
@@ -161,8 +162,8 @@ def test_the_kl_is_reported_where_there_is_one_however_it_was_set(train, tmp_pat
 def test_a_reference_is_held_only_where_the_kl_is_measured(monkeypatch, train, tmp_path) -> None:
     """It may be as large as the policy."""
     asked = []
-    held = Policy.reference
-    monkeypatch.setattr(Policy, "reference", lambda policy: asked.append(policy) or held(policy))
+    held = trainer.frozen_reference
+    monkeypatch.setattr(trainer, "frozen_reference", lambda policy: asked.append(policy) or held(policy))
     train(tmp_path / "off", "--steps", 1, "--kl", 0)
     assert not asked
     train(tmp_path / "on", "--steps", 1, "--kl", 0.1)
