@@ -310,7 +310,7 @@ def ranks(tiny: bool) -> Iterator[dict[str, Any]]:
     for name, group in {"plain": SINGLE, "sharded": DistributedGroup(DEVICE)}.items():
         model = random_model(size)
         batches = batches_of(model, shape, SIDES[0])
-        model = shard(model, group, keep=False)
+        model = model if group is SINGLE else shard(model, group)
         optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-4))
         step = partial(update_step, model, None, optimizer, batches, config=LOSS, group=group)
         metrics = step()
