@@ -241,7 +241,8 @@ def test_forks_of_forks_leave_no_container_and_no_image(base):
 
 CHILD = """
 import sys, time
-from turntree.env.container import *
+from turntree.env.container import ContainerHost, Snapshot
+from turntree.env.container_shell import ContainerShell
 with ContainerHost() as host:
     shell = ContainerShell(host, Snapshot(host.image(sys.argv[1])))
     shell.run("echo 1 > /one")
