@@ -142,7 +142,7 @@ def test_an_episode_that_reaches_for_its_tests_is_not_paid(host, root, attack):
     shell.run(attack)
     judged = played.judge(shell)
     assert judged.reward == 0.0
-    assert judged.tampered or attack.startswith("mkdir"), judged
+    assert judged.tampered or attack.startswith(("mkdir", "(while")), judged  # a race leaves no trace where it lost
     shell.close()
 
 
