@@ -63,3 +63,9 @@ def _short(text: str) -> str:
         return text
     kept = _LONGEST // 2
     return f"{text[:kept]} [... {len(text) - 2 * kept:,} characters ...] {text[-kept:]}"
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of a foreign error and the first line of its text, which may be whole paragraphs."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -32,7 +32,7 @@ from transformers import (
 from transformers.integrations import peft as peft_integration
 from transformers.utils import logging as transformers_logging
 
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError, InputError, first_line
 from turntree.core.progress import notice
 from turntree.engine.hub import folder_of
 from turntree.run.files import replace_folder, writing
@@ -79,7 +79,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
                 output_loading_info=True,
             )
     except Exception as error:  # the boundary to foreign files and foreign code
-        raise InputError(f"cannot be loaded as a causal language model ({_line(error)})", path=folder) from error
+        raise InputError(f"cannot be loaded as a causal language model ({first_line(error)})", path=folder) from error
     model, report = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     absent = sorted({str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind]})
     if absent:
@@ -93,7 +93,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
     try:
         return cast(Any, model).to(device).eval()
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"cannot put the model on {device!r} ({_line(error)})", field="device") from error
+        raise ConfigError(f"cannot put the model on {device!r} ({first_line(error)})", field="device") from error
 
 
 def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
@@ -133,7 +133,7 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
         with quiet():
             found = model.load_adapter(str(folder), is_trainable=True)
     except Exception as error:  # the boundary to foreign files and foreign code
-        raise InputError(f"cannot be loaded as an adapter of {base} ({_line(error)})", path=folder) from error
+        raise InputError(f"cannot be loaded as an adapter of {base} ({first_line(error)})", path=folder) from error
     if wrong := sorted(str(key) for keys in (found.missing_keys, found.mismatched_keys) for key in keys):
         raise InputError(f"does not fit {base}: {len(wrong)} weights differ, among them {wrong[0]}", path=folder)
     for parameter in model.parameters():
@@ -177,7 +177,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the boundary to foreign files and foreign code
-        raise InputError(f"the tokenizer cannot be loaded ({_line(error)})", path=folder) from error
+        raise InputError(f"the tokenizer cannot be loaded ({first_line(error)})", path=folder) from error
     return tokenizer
 
 
@@ -299,12 +299,6 @@ def _checked_folder(path: str | Path) -> Path:
     if not folder.is_dir():
         raise InputError("is not a folder", path=folder, hint=_GET_FOLDER)
     return folder
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error's text; loaders raise whole paragraphs."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
 
 
 @contextmanager

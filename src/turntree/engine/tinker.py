@@ -26,7 +26,7 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.errors import ConfigError, InputError, TurntreeError, first_line
 from turntree.engine.limits import TinkerConfig
 from turntree.engine.requests import check_idle, check_requests, cost_of
 
@@ -69,7 +69,7 @@ class TinkerSession:
             return self.sdk.ServiceClient(http_client=_once_only(), **address, **key)
         except Exception as error:  # the boundary to foreign software
             hint = "start it, or correct device.carrier.url" if own else "set TINKER_API_KEY"
-            raise InputError(f"no Tinker server answers ({_line(error)})", path=self.url, hint=hint) from error
+            raise InputError(f"no Tinker server answers ({first_line(error)})", path=self.url, hint=hint) from error
 
     def _known(self, names: Sequence[str]) -> tuple[str, int | None]:
         found = self._service.get_server_capabilities().supported_models
@@ -102,7 +102,7 @@ class TinkerSession:
             with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
                 archive.extractall(folder, filter="data")
         except Exception as error:  # the boundary to foreign software
-            raise InputError(f"cannot be fetched ({_line(error)})", path=path) from error
+            raise InputError(f"cannot be fetched ({first_line(error)})", path=path) from error
 
     def guarded(self, call: Any, *arguments: Any, **named: Any) -> Any:
         """What a call of the SDK gives, its future awaited. Raises `TurntreeError`, naming the server, where it does
@@ -123,8 +123,8 @@ class TinkerSession:
             return InputError(f"does not understand version {found} of the package tinker", path=self.url, hint=hint)
         status = getattr(error, "status_code", None)
         if status in (400, 401, 403, 404, 422):
-            return InputError(f"refuses ({_line(error)})", path=self.url)
-        return TurntreeError(f"{self.url}: {_line(error)}; {_RESUME}")
+            return InputError(f"refuses ({first_line(error)})", path=self.url)
+        return TurntreeError(f"{self.url}: {first_line(error)}; {_RESUME}")
 
 
 class TinkerAdapter:
@@ -156,7 +156,7 @@ class TinkerAdapter:
             failure = self.session.failure(error)
             if isinstance(failure, InputError) and getattr(error, "status_code", None) != _SENT_BEFORE:
                 raise failure from error
-            problem = f"what became of a {name} is not known ({_line(error)})"
+            problem = f"what became of a {name} is not known ({first_line(error)})"
             raise FateUnknown(f"{self.session.url}: {problem}; {_RESUME}") from error
 
     def save(self, name: str) -> str:
@@ -335,9 +335,3 @@ def _once_only() -> Any:
             return answer
 
     return httpx.AsyncClient(transport=Once(), follow_redirects=False)
-
-
-def _line(error: BaseException) -> str:
-    """The kind of an error and the first line of its text, which may be endless."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -127,13 +127,12 @@ def action_entropy_printed(group: GroupProgress, turn: int) -> float:
 
 def obs_unique_ratio_printed(group: GroupProgress, turn: int) -> float:
     """Over what was seen after action `turn` (o_K); END where a rollout ended before."""
-    return _distinct([seen[turn] if len(seen) > turn else None for seen in group.observations])
+    return obs_unique_ratio(group, turn + 1)
 
 
 def termination_fraction_printed(group: GroupProgress, turn: int) -> float:
     """The share of rollouts that ended *by* turn `turn`, so that ending exactly there counts."""
-    ended = [done and len(actions) <= turn for actions, done in zip(group.actions, group.finished, strict=True)]
-    return _mean(ended)
+    return termination_fraction(group, turn + 1)
 
 
 PRINTED: dict[str, Signal] = {
