@@ -27,7 +27,7 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
-from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine, Task
+from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
 from turntree.core.verdict import Verdict
 from turntree.env.adapted import named, rows_of
 from turntree.env.tasks import TRAIN, TaskSet
@@ -41,6 +41,7 @@ from turntree.gateway.sessions import Sessions
 from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import Ending, ended, judged
+from turntree.rollout.players import PlayedTask
 from turntree.rollout.rewards import OF_THE_ENVIRONMENT, RewardSum
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.files import tree_hash, write_json
@@ -101,7 +102,7 @@ class AgentTasks:
 
 
 @dataclass(frozen=True)
-class AgentTask(Task):
+class AgentTask(PlayedTask):
     """A task (protocol `Environment`) that only its `player` can play."""
 
     task_id: str
@@ -110,16 +111,7 @@ class AgentTask(Task):
     tools: tuple[dict[str, Any], ...] = ()
     task_type: str | None = None
 
-    def reset(self) -> tuple[Message, ...]:
-        raise self._refusal()
-
-    def step(self, action: Message) -> Observation:
-        raise self._refusal()
-
-    def fork(self) -> Environment:
-        raise self._refusal()
-
-    def _refusal(self) -> InputError:
+    def refusal(self) -> InputError:
         problem = "is an agent that plays by itself, and this command steps environments"
         return InputError(problem, field="environment", hint="use it with train online or evaluate")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,17 @@ from typing import Protocol
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
-from turntree.core.protocols import Brancher, Environment, Gate, Renderer, StreamingEngine, task_of
+from turntree.core.messages import Message
+from turntree.core.protocols import (
+    Brancher,
+    Environment,
+    Gate,
+    Observation,
+    Renderer,
+    StreamingEngine,
+    Task,
+    task_of,
+)
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.env.pool import EnvironmentPool
 from turntree.rollout.accounting import Usage
@@ -42,6 +53,23 @@ class Plays(Protocol):
     def __call__(
         self, engine: StreamingEngine, renderer: Renderer, config: SchedulerConfig, rewards: RewardSum | None
     ) -> Player: ...
+
+
+class PlayedTask(Task, ABC):
+    """A task (protocol `Environment`) that only its `player` can play: whoever steps it gets its `refusal`."""
+
+    @abstractmethod
+    def refusal(self) -> InputError:
+        """Why it cannot be stepped, and what to do."""
+
+    def reset(self) -> tuple[Message, ...]:
+        raise self.refusal()
+
+    def step(self, action: Message) -> Observation:
+        raise self.refusal()
+
+    def fork(self) -> Environment:
+        raise self.refusal()
 
 
 def require_steppable(tasks: Sequence[Environment], needed: str) -> None:

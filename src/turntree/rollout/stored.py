@@ -23,8 +23,7 @@ from turntree.core import parts, seeds
 from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, Rewards
-from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Gate, GateDecision, Observation, Renderer, StreamingEngine, Task
+from turntree.core.protocols import Environment, Gate, GateDecision, Renderer, StreamingEngine
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.credit.credit import CreditRule
@@ -33,6 +32,7 @@ from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.logs.trees import KeptTree, read
 from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import GrownGroup
+from turntree.rollout.players import PlayedTask
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import SchedulerConfig
 
@@ -58,7 +58,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class StoredTask(Task):
+class StoredTask(PlayedTask):
     """A task (protocol `Environment`) whose group is there already."""
 
     task_id: str
@@ -66,16 +66,7 @@ class StoredTask(Task):
     player: Any
     tools: tuple[dict[str, Any], ...] = ()
 
-    def reset(self) -> tuple[Message, ...]:
-        raise self._refusal()
-
-    def step(self, action: Message) -> Observation:
-        raise self._refusal()
-
-    def fork(self) -> Environment:
-        raise self._refusal()
-
-    def _refusal(self) -> InputError:
+    def refusal(self) -> InputError:
         return InputError("was played before", field="environment", hint="use it with train online")
 
 
