@@ -11,7 +11,7 @@ from turntree.cli.config import stage_commands
 from turntree.cli.main import cli
 from turntree.cli.options import default_text, key_of
 from turntree.core import parts
-from turntree.core.config import Part, section_of, to_value
+from turntree.core.config import Part, defaults, nested, overlaid, section_of, to_value
 from turntree.core.keys import argument_meanings, keys, option_meanings
 from turntree.train.config import LossConfig, PivotConfig
 
@@ -248,3 +248,16 @@ def test_help_reads_no_torch():
 
 def test_a_key_without_default_is_shown_as_required():
     assert default_text(next(key for key in keys(STAGES["sft"].config_class) if key.name == "traces")) == "[required]"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_field_that_is_called_name_does_not_make_a_section_a_part(stage):
+    """Setting it drops nothing of the section, before or after another key of it."""
+    cls = STAGES[stage].config_class
+    names = [key.name for key in keys(cls) if not key.off]
+    for above in {name.removesuffix(".name") for name in names if name.endswith(".name")}:
+        for other in (name for name in names if name.startswith(f"{above}.") and name != f"{above}.name"):
+            one, two = nested(f"{above}.name", "odd"), nested(other, "other")
+            plain = defaults(cls)
+            after = overlaid(overlaid(plain, one, cls), two, cls)
+            assert after == overlaid(overlaid(plain, two, cls), one, cls), other

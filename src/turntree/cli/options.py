@@ -215,7 +215,7 @@ class StageCommand(OutputCommand):
             layers = [_Layer({self._part: self._named(model[-1])}), *layers]
         for layer in layers:
             try:
-                values = overlaid(values, layer.values)
+                values = overlaid(values, layer.values, self.config_class)
             except ConfigError as error:
                 raise located(error, path=layer.path) from error
         return values

@@ -159,9 +159,12 @@ def nested(dotted: str, value: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def overlaid(old: Any, new: Any) -> Any:
+def overlaid(old: Any, new: Any, hint: Any = Part) -> Any:
     """Merge plain values: the keys of `new` win, section by section. List items are named by their number, from 0; the
-    number after the last one appends an item. Naming another part drops the options of the previous one."""
+    number after the last one appends an item. Naming another part drops the options of the previous one. `hint`: the
+    type of the value, because a section may have a field `name` too, and is no part."""
+    section = section_of(hint)
+    hints = {} if section in (None, Part) else _shape(cast(type, section))[0]
     if isinstance(new, str) and isinstance(old, Mapping) and "name" in old:
         new = {"name": new}
     if not isinstance(new, Mapping):
@@ -169,9 +172,9 @@ def overlaid(old: Any, new: Any) -> Any:
     row = cast("Mapping[str, Any]", new)
     if isinstance(old, Mapping):
         below = cast("Mapping[str, Any]", old)
-        if row.get("name", below.get("name")) != below.get("name"):
+        if not hints and row.get("name", below.get("name")) != below.get("name"):
             return row
-        return {**below, **{key: overlaid(below.get(key), value) for key, value in row.items()}}
+        return {**below, **{key: overlaid(below.get(key), value, hints.get(key, Part)) for key, value in row.items()}}
     if isinstance(old, str) and "name" not in row:  # a part that was given by its name alone
         return {"name": old, **row}
     if not isinstance(old, list | tuple) or not row or not all(key.isdecimal() for key in row):
