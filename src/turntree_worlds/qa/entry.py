@@ -35,10 +35,25 @@ GENERATED = "generated"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Questions:
+class GeneratedQuestions:
+    """What decides which questions are generated, and how an episode of one looks."""
+
+    offset: int = 0
+    """Skip this many generated questions to train on, as those of traces that the policy learned from; or of those to
+    play, where nothing is trained."""
+    world: QaWorldConfig = field(default_factory=QaWorldConfig)
+    episodes: QaConfig = field(default_factory=QaConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
+    model: str = EMBEDDED
+    """The policy that answers. It gets instructions about the answer format, unless it is the embedded one or was
+    trained from it (it has the same tokenizer): these have learned the format without them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Questions(GeneratedQuestions):
     """Questions, and the tools to answer them.
 
-    Generated questions have splits. Of a file (`domains.qa.formats`) the split "train" is drawn by the seed of the
+    Generated questions have splits. Of a file (`turntree_worlds.qa.formats`) the split "train" is drawn by the seed of the
     tasks; a command that trains on it checks on others of the file, or on some of `held_out` (`Question.key`). A
     command that plays only held-out questions needs `held_out`. A `model` is told how to answer, unless
     `episodes.instructions` say it in other words, or it is the embedded one or was trained from it.
@@ -51,20 +66,11 @@ class Questions:
     retrieval server (http://HOST/retrieve, in the form of Search-R1's)."""
     held_out: str | None = None
     """A file of questions for checks; none of them is trained on, even if it is not used in a check."""
-    offset: int = 0
-    """Skip this many generated questions to train on, as those of traces that the policy learned from; or of those to
-    play, where nothing is trained."""
-    world: QaWorldConfig = field(default_factory=QaWorldConfig)
-    episodes: QaConfig = field(default_factory=QaConfig)
     reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
-    search: SearchConfig = field(default_factory=SearchConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
     threads: int = 64
     """Concurrent tool calls."""
-    model: str = EMBEDDED
-    """The policy that answers. It gets instructions about the answer format, unless it is the embedded one or was
-    trained from it (it has the same tokenizer): these have learned the format without them."""
 
     def __post_init__(self) -> None:
         at_least(self, threads=1, offset=0)
