@@ -36,7 +36,7 @@ from turntree.stages.policy import Policy
 from turntree.train.config import LossConfig
 from turntree.train.forward import policy_logprobs
 from turntree.train.lora import Reference
-from turntree.train.update import gradient, taken
+from turntree.train.update import gradient, pop_gradient
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -157,7 +157,7 @@ def scores_of(policy: Policy, space: Space) -> Vector:
     for action in space.actions:
         (batch,) = pack([action], [_plain(action)], max_tokens=_MAX_TOKENS)
         policy_logprobs(policy.model, batch).sum().backward()
-        rows.append(taken(policy.model).numpy().copy())
+        rows.append(pop_gradient(policy.model).numpy().copy())
     scores = np.stack(rows)
     return np.asarray(scores - (space.chances.astype(np.float32) @ scores)[None], dtype=np.float32)
 

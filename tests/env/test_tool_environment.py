@@ -425,7 +425,7 @@ class Lamp:
         self._file.unlink()
 
 
-def asked(pool: EnvironmentPool, session: Session, name: str = "press") -> str | None:
+def call_foreign(pool: EnvironmentPool, session: Session, name: str = "press") -> str | None:
     """Begin, or call a tool; the fault."""
     pool.step(session, calling(name)) if session.answers else pool.reset(session)
     return pool.poll(60)[0].fault
@@ -444,16 +444,16 @@ def test_an_object_is_closed_once_its_session_is_over_and_a_fork_closes_its_own(
     with pool:
         task = ToolEnvironment(Lamp, task_id="a", arguments={"folder": str(tmp_path)})
         first, second = pool.open(task), pool.open(task)
-        asked(pool, first), asked(pool, second), asked(pool, first)
+        call_foreign(pool, first), call_foreign(pool, second), call_foreign(pool, first)
         twin = pool.fork(first)
-        asked(pool, twin)
+        call_foreign(pool, twin)
         assert opened() == 3
         pool.close(first)
-        asked(pool, twin)
+        call_foreign(pool, twin)
         assert opened() == 2
-        assert asked(pool, second, "fall") == "it fell"
+        assert call_foreign(pool, second, "fall") == "it fell"
         assert opened() == 1, "a failed call leaves an object half-way: the next one is made anew"
-        asked(pool, second)
+        call_foreign(pool, second)
         assert opened() == 2
     del pool
     assert opened() == 0

@@ -12,8 +12,8 @@ from turntree.core.config import Part
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.pivots.importance import Choice, choose, measure, shrunk
+from turntree.rollout.continuations import PlayOn, Rest
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.outcome import PlayOn, Rest
 from turntree.rollout.rebuild import Rebuilder
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy

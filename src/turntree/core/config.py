@@ -164,7 +164,7 @@ def overlaid(old: Any, new: Any, hint: Any = Part) -> Any:
     number after the last one appends an item. Naming another part drops the options of the previous one. `hint`: the
     type of the value, because a section may have a field `name` too, and is no part."""
     section = section_of(hint)
-    hints = {} if section in (None, Part) else _shape(cast(type, section))[0]
+    hints = {} if section in (None, Part) else _shape(section)[0]
     if isinstance(new, str) and isinstance(old, Mapping) and "name" in old:
         new = {"name": new}
     if not isinstance(new, Mapping):

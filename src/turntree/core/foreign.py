@@ -1,7 +1,7 @@
 """The boundary to foreign code: environments, tools, rewards, verifiers, gates, loggers and every other part of a user.
 
 Such code may end in anything: an exception, `sys.exit`, a cancelled task. Where it judges or plays, the rollout is then
-censored with the reason; a logger is switched off; a part that decides about a whole run (`decided`) ends it in one
+censored with the reason; a logger is switched off; a part that decides about a whole run (`call_part`) ends it in one
 line. Whoever calls it catches `BaseException` and asks `reason_of`, which lets the user's own interrupt pass.
 """
 
@@ -52,7 +52,7 @@ def described(error: BaseException) -> str:
     return " ".join(text.split())[:_LONGEST]
 
 
-def asked(call: Callable[[], T]) -> T:
+def call_foreign(call: Callable[[], T]) -> T:
     """What foreign code answers. Whatever it ends in instead becomes an `EnvironmentFault`."""
     try:
         return call()
@@ -60,7 +60,7 @@ def asked(call: Callable[[], T]) -> T:
         raise EnvironmentFault(reason_of(error)) from error
 
 
-def decided(part: str, call: Callable[..., T], *arguments: object) -> T:
+def call_part(part: str, call: Callable[..., T], *arguments: object) -> T:
     """What a part that decides about the whole run answers (a gate, brancher, filter or estimator): there is no rollout
     to censor where it fails, so the run ends, resumably. An exception says where it was raised; of what is none
     (`sys.exit`, a cancelled task) this makes one, or the run would end without a word."""

@@ -34,7 +34,7 @@ from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, is_fixed, overlaid, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import decided, reason_of
+from turntree.core.foreign import call_part, reason_of
 from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ class Loaded:
         if ARGUMENT in declared:
             given[ARGUMENT] = self.argument
         try:
-            built = decided(where, functools.partial(self.target, **given, **self._arguments(values, context)))
+            built = call_part(where, functools.partial(self.target, **given, **self._arguments(values, context)))
         except ConfigError as error:
             if error.field is None or re.split(r"[.\[]", error.field)[0] not in values:
                 raise

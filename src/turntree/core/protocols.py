@@ -326,8 +326,8 @@ class GateDecision:
 class Gate(Protocol):
     """Decides mid-rollout whether a group is likely to have a gradient (Selective Rollout, section 3).
 
-    It is asked after every turn that all unfinished rollouts of the group have completed. A subclass overrides what it
-    needs.
+    It is asked after every turn that all unfinished rollouts of the group have completed (`rollout.scheduler`). A
+    subclass overrides what it needs; `--gate` names it, registered or as module:object.
     """
 
     @property
@@ -406,7 +406,8 @@ class Brancher(Protocol):
 
     `decide` is asked after every turn that follows a tool result and may fork (those of a refill may not, nor the first
     turn of a new fork), also where the budget is spent. `expand` is asked whenever all rollouts of a group have ended
-    and leaves are missing. Leaves that neither adds become fresh rollouts.
+    and leaves are missing (`rollout.scheduler`). Leaves that neither adds become fresh rollouts. `--brancher` names it,
+    registered or as module:object.
     Decisions must depend only on their arguments and on earlier iterations, never on the order of the calls. A subclass
     overrides what it needs; the base class does not expand finished trees and learns nothing.
     """

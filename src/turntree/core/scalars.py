@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turntree.core.foreign import EnvironmentFault, asked
+from turntree.core.foreign import EnvironmentFault, call_foreign
 
 MOST = 3.4028234e38  # that float32 holds, which advantages become; sums of squares of much more overflow before
 MOST_WEIGHT = 1e6  # of a reward or a criterion: beside more, a float32 sum loses what the others say
@@ -18,7 +18,7 @@ def number(value: Any) -> float:
         held = _item(value)
         if isinstance(held, str | bytes):  # numpy's know how to become numbers
             raise EnvironmentFault
-        found = asked(lambda: float(held.__float__()))  # a text has none, an array of several refuses
+        found = call_foreign(lambda: float(held.__float__()))  # a text has none, an array of several refuses
     except EnvironmentFault as error:
         raise ValueError(f"{type(value).__name__}, not a number") from error
     if not abs(found) <= MOST:
@@ -54,6 +54,6 @@ def given_truth(name: str, value: Any) -> bool:
 def _item(value: Any) -> Any:
     """What a scalar of numpy or torch holds; anything else as it is."""
     try:
-        return asked(value.item) if hasattr(value, "item") else value
+        return call_foreign(value.item) if hasattr(value, "item") else value
     except EnvironmentFault:  # an array of several
         return value

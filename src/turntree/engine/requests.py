@@ -9,7 +9,7 @@ from typing import Any, cast
 from turntree.core.completion import Finished, GenerationRequest
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError, TurntreeError
-from turntree.core.foreign import decided
+from turntree.core.foreign import call_part
 from turntree.core.protocols import StreamingEngine
 
 
@@ -40,7 +40,7 @@ def polled(engine: StreamingEngine, waiting: Collection[int], timeout: float | N
     if waiting and not engine.in_flight:
         told = f"the engine lost {len(waiting)} requests"
         raise TurntreeError(f"{told}: its in_flight is 0, and `poll` never returned them")
-    found: Any = decided("engine", engine.poll, timeout)
+    found: Any = call_part("engine", engine.poll, timeout)
     seen = set[int]()
     if not isinstance(found, list) or not all(isinstance(each, Finished) for each in cast("list[Any]", found)):
         raise TurntreeError("the engine's `poll` gave something that is not a list of finished requests")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.config import Part, at_least
-from turntree.core.foreign import EnvironmentFault, asked, reason_of
+from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation, task_of
 from turntree.env.pool import checked, start
@@ -66,7 +66,7 @@ def check_splits(tasks: Mapping[str, Sequence[Environment]]) -> list[Finding]:
     for split, found in tasks.items():
         for task in found:
             with contextlib.suppress(EnvironmentFault):  # `check_environment` says why
-                told.setdefault(split, {})[task.task_id] = asked(lambda task=task: start(task.fork())).messages
+                told.setdefault(split, {})[task.task_id] = call_foreign(lambda task=task: start(task.fork())).messages
     law = "a held-out task is not trained on under another id"
     return [Finding(law, same, None, "they tell the same", grave=False) for same in same_tasks(told)]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-from turntree.core.foreign import EnvironmentFault, EnvironmentGone, asked, reason_of
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, call_foreign, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.env.pool import Answer, Session, checked, replay, start
@@ -57,7 +57,7 @@ class LocalPool:
         twin, held = session.twin(steps), self._held.get(session)
         if held is not None and len(twin.answers) == len(session.answers):
             with contextlib.suppress(EnvironmentFault):
-                self._held[twin] = asked(held.fork)
+                self._held[twin] = call_foreign(held.fork)
         return twin
 
     def reset(self, session: Session) -> None:

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from turntree.core.errors import InputError
-from turntree.core.foreign import EnvironmentFault, EnvironmentGone, decided, is_of_the_machine, reason_of
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, call_part, is_of_the_machine, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
@@ -169,7 +169,7 @@ def tool_schemas(factory: Callable[[], Any]) -> tuple[dict[str, Any], ...]:
     arguments have no type hint or no description."""
     from transformers.utils.chat_template_utils import get_json_schema
 
-    kind: type = factory if inspect.isclass(factory) else type(decided("environment", factory))
+    kind: type = factory if inspect.isclass(factory) else type(call_part("environment", factory))
     names = tool_names(kind)
     if not names:
         raise InputError(

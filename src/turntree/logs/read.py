@@ -1,4 +1,5 @@
-"""`open_log`: rollouts of any framework, found, recognised and read as one stream of groups.
+"""`open_log`: rollouts of any framework, found, recognised and read as one stream of groups (traces have readers of
+their own, `traces.readers`).
 
 A log format is a part (`turntree.log_formats`): a function of one JSON line, which gives the fields of the generic
 format (docs/audit.md), or None for a line that is not a rollout. Where a line is not one rollout, it is a class with
@@ -143,7 +144,7 @@ def _recognise(path: Path) -> str:
             if not several:
                 parse_json(line, path, number)  # says what is wrong with JSON, and which bytes are none
             raise InputError(problem, path=path, line=number, hint=hint) from None
-        matching = _most_told(known_marks, fields)
+        matching = _best_matching(known_marks, fields)
         if len(matching) == 1:
             return matching[0]
         known = f"could be {' or '.join(matching)}" if matching else "is not a known rollout log"
@@ -156,7 +157,7 @@ def _recognise(path: Path) -> str:
     raise InputError("is empty", path=path, hint="name the files that hold rollouts")
 
 
-def _most_told(known: Mapping[str, Any], fields: set[str]) -> list[str]:
+def _best_matching(known: Mapping[str, Any], fields: set[str]) -> list[str]:
     """The formats that the fields tell by the most marks. A format whose lines have several shapes has a tuple of
     marks."""
     told: dict[str, int] = {}

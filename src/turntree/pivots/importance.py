@@ -21,7 +21,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.pivots.rows import Row, samples_of
-from turntree.rollout.outcome import Continuation, PlayOn
+from turntree.rollout.continuations import Continuation, PlayOn
 
 _SIDES = ("accepted", "refused")
 _LEAST_VARIANCE = 1e-3  # of a difference between two outcomes that are exact

@@ -61,6 +61,7 @@ def class_of(rewards: Sequence[float], threshold: float) -> Class:
 
 
 def class_of_moments(mean_and_variance: tuple[float, float] | None, threshold: float) -> Class:
+    """Eq. 5, the one place."""
     if mean_and_variance is None:
         return Class.UNJUDGED
     mean, variance = mean_and_variance

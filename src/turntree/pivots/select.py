@@ -78,8 +78,8 @@ def is_mixed(row: Row) -> bool:
 
 
 def is_pivot(row: Row, threshold: float) -> bool:
-    """Eq. 5."""
-    return is_mixed(row) and row["reward_mean"] < threshold
+    """Eq. 5 (`rows.class_of_moments`)."""
+    return classify(row, threshold) == "pivot"
 
 
 def classify(row: Row, threshold: float) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from turntree.core import parts
 from turntree.core.config import Part, to_value
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import EnvironmentFault, asked
+from turntree.core.foreign import EnvironmentFault, call_foreign
 from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import Environment, Observation, TurnState, TurnVerifier, task_of
 from turntree.core.verdict import Verdict
@@ -87,7 +87,7 @@ class Executed(TurnVerifier):
         if isinstance(rebuilt, str):
             return Verdict(None, rebuilt, kind)
         try:
-            reward, reason = self._compared(rebuilt, asked(lambda: _play(rebuilt.environment, action)))
+            reward, reason = self._compared(rebuilt, call_foreign(lambda: _play(rebuilt.environment, action)))
         except EnvironmentFault as fault:
             return Verdict(None, str(fault), kind)
         return Verdict(reward, reason, kind)
@@ -129,11 +129,11 @@ class Executed(TurnVerifier):
 
     def _rebuilt(self, turn: TurnState) -> _Rebuilt:
         environment, last = self._rebuilder.at(turn)
-        shown, again = (asked(lambda: _play(environment, turn.demonstration)) for _ in range(2))
-        if not asked(lambda: self._same(shown, again)):
+        shown, again = (call_foreign(lambda: _play(environment, turn.demonstration)) for _ in range(2))
+        if not call_foreign(lambda: self._same(shown, again)):
             raise EnvironmentFault("the environment answers the demonstration differently when it is played again")
         try:
-            nothing = asked(lambda: _play(environment, _NOTHING))
+            nothing = call_foreign(lambda: _play(environment, _NOTHING))
         except EnvironmentFault:
             nothing = None
         return _Rebuilt(environment, last.progress, shown, nothing)
@@ -162,7 +162,7 @@ def _play(environment: Environment, action: Message) -> Effect:
 
 def _equal(one: Any, other: Any) -> bool:
     try:
-        return asked(lambda: bool(one == other))
+        return call_foreign(lambda: bool(one == other))
     except EnvironmentFault as fault:
         raise EnvironmentFault(f"its states cannot be compared: {fault}") from fault
 

@@ -9,7 +9,7 @@ from turntree.core.completion import Completion
 from turntree.core.config import FIXED, at_least
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import decided
+from turntree.core.foreign import call_part
 from turntree.core.labels import Rewards
 from turntree.core.protocols import (
     BranchDecision,
@@ -37,7 +37,7 @@ def _of_kind(kind: type, answer: object, field: str) -> None:
         raise ConfigError(f"answered {answer!r}", field=field, hint=hint)
 
 
-def allowed(decision: GateDecision | None, progress: GroupProgress) -> GateDecision | None:
+def checked_decision(decision: GateDecision | None, progress: GroupProgress) -> GateDecision | None:
     """The decision of a gate. A group that has ended goes on to its update whatever the gate says: a cut would save
     nothing and lose its gradient. Raises `ConfigError` for an answer that is no decision."""
     _of_kind(GateDecision, decision, "gate")
@@ -46,7 +46,7 @@ def allowed(decision: GateDecision | None, progress: GroupProgress) -> GateDecis
     return decision
 
 
-def possible(fork: BranchDecision | None, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
+def checked_fork(fork: BranchDecision | None, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
     """The decision of a brancher. Raises `ConfigError` for a fork at `completion` that cannot be made."""
     _of_kind(BranchDecision, fork, "brancher")
     if fork is None or fork.branches < 2:
@@ -185,7 +185,7 @@ class Group:
     unfilled: int = 0
     rounds: int = 0  # how often the brancher was asked to expand
     prompt_ids: tuple[int, ...] = ()
-    told: Observation | None = None  # the task, once a rollout of the group has received it
+    opening: Observation | None = None  # what tells the task, once a rollout of the group has received it
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
     owed: dict[Key, Cost] = field(default_factory=dict[Key, Cost])  # paid for, and not yet in a node
@@ -263,7 +263,7 @@ class Group:
         finished = self.finished()
         if brancher is None or not finished.budget:
             return ()
-        found = decided("brancher", brancher.expand, finished)[: finished.budget]
+        found = call_part("brancher", brancher.expand, finished)[: finished.budget]
         for one in found:
             if not 1 <= one.turn <= max(1, finished.turns.get(one.key, 0)):
                 problem = f"expands rollout {one.key} at turn {one.turn}, which it does not have"
@@ -400,7 +400,7 @@ class _Layout:
             self.tree.record(replace(decision, node=self._ids[decision.node], saw=saw))
 
     def _root(self, group: Group) -> Node:
-        task = () if group.told is None else group.told.messages
+        task = () if group.opening is None else group.opening.messages
         return self.tree.add(None, NodeKind.PROMPT, group.prompt_ids, messages=task)
 
     def _place(self, turn: int, key: Key, node: Node) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from turntree.core.completion import Finished
 from turntree.core.cost import Cost
-from turntree.core.foreign import decided
+from turntree.core.foreign import call_part
 from turntree.core.messages import Message
 from turntree.core.protocols import StreamingEngine
 from turntree.engine.requests import polled
@@ -115,7 +115,7 @@ class Places:
         request = rollout.request(self._config.episodes, place.group.seed)
         if self._config.greedy_first and place.key == (0,):
             request = replace(request, sampling=replace(request.sampling, temperature=0.0))
-        place.ticket = decided("engine", self._engine.submit, request)
+        place.ticket = call_part("engine", self._engine.submit, request)
         self._by_ticket[place.ticket] = place
 
     # news

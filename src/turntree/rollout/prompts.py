@@ -7,14 +7,14 @@ from typing import Any
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import decided
+from turntree.core.foreign import call_part
 from turntree.core.protocols import Environment, Filter
 
 
 def first_reason(filters: Sequence[Filter], ask: Callable[[Filter], Any]) -> tuple[Filter, str] | None:
     """The first filter that has a reason, and the reason. Raises `ConfigError` for one that is no text."""
     for part in filters:
-        why = decided("filter", ask, part)
+        why = call_part("filter", ask, part)
         if why is not None and not isinstance(why, str):
             raise ConfigError(f"gave {type(why).__name__}", field="filter", hint="return a reason as text, or None")
         if why:

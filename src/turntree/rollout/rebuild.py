@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.core.foreign import asked
+from turntree.core.foreign import call_foreign
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, TurnState
 from turntree.env.pool import checked, start
@@ -36,13 +36,13 @@ def walk(task: Environment, messages: Sequence[Message], of: str, reading: Readi
     """Play the assistant turns of `messages` again on a copy of `task`: before every one, and after the last, the copy
     and its latest answer. Raises `EnvironmentFault` where the environment fails, and `InputError` where it answers
     differently from `messages` (`of` names them)."""
-    environment = asked(task.fork)
+    environment = call_foreign(task.fork)
     spoken = [place for place, message in enumerate(messages) if message.role == "assistant"]
-    last = asked(lambda: start(environment))
+    last = call_foreign(lambda: start(environment))
     for place, end in zip([-1, *spoken], [*spoken, len(messages)], strict=True):
         if place >= 0:
             action = messages[place]
-            last = asked(lambda action=action: checked(environment.step(action)))
+            last = call_foreign(lambda action=action: checked(environment.step(action)))
         told = messages[place + 1 : end]
         if reading(told) != reading(last.messages):
             raise _misfit(of, place, reading(told), reading(last.messages))

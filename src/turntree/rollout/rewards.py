@@ -1,4 +1,5 @@
-"""Rewards of an episode: named functions with weights, whose weighted sum takes the place of the environment's reward.
+"""Rewards of an episode: named functions with weights, whose weighted sum takes the place of the environment's reward
+(which `rollout.live` turns into a verdict).
 
 A reward (`core.parts`, kind `rewards`) is a function `reward(episode) -> float | bool | Verdict | None`. It comes from
 `module:object` or a registered name; its keyword-only parameters are its options, and `weight` (1 by default) is the

@@ -23,7 +23,7 @@ from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
-from turntree.core.foreign import decided
+from turntree.core.foreign import call_part
 from turntree.core.messages import Message
 from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate, Observation, Renderer, StreamingEngine
 from turntree.core.tree import StopReason
@@ -31,7 +31,7 @@ from turntree.core.verdict import Verdict
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, EnvironmentPool
 from turntree.rollout.accounting import Clock, Usage
-from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, allowed, in_order, possible
+from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, checked_decision, checked_fork, in_order
 from turntree.rollout.live import (
     Ending,
     LiveRollout,
@@ -260,7 +260,7 @@ class _Run:
                 group.decided = True
                 return
             started = self._scheduler.clock()
-            decision = allowed(decided("gate", gate.decide, progress), progress)
+            decision = checked_decision(call_part("gate", gate.decide, progress), progress)
             self._usage.gate_seconds += self._scheduler.clock() - started
             group.decided = all(progress.finished) or (decision is not None and (decision.final or decision.cut))
             if decision is None:
@@ -352,7 +352,7 @@ class _Turns:
         if brancher is None or rollout.turns == 0 or rollout.key[0] >= group.initial or rollout.just_forked:
             return None
         moment = group.moment(rollout, completion)
-        return possible(decided("brancher", brancher.decide, moment), rollout, completion)
+        return checked_fork(call_part("brancher", brancher.decide, moment), rollout, completion)
 
     def _fork(self, place: Place, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> None:
         """Record the decision at the node that the branches share, and queue them for places."""
@@ -386,10 +386,10 @@ class _Turns:
     def _plant(self, place: Place, told: Observation) -> None:
         """Begin a rollout with its task, which must be the same for all rollouts of a group."""
         group, episodes = place.group, self._config.episodes
-        if group.told is None:
+        if group.opening is None:
             group.prompt_ids = task_tokens(self._renderer, told, group.task.tools)
-            group.told, self._scheduler.rendered = told, True
-        if group.told != told:
+            group.opening, self._scheduler.rendered = told, True
+        if group.opening != told:
             why = "reset told two rollouts of the group different tasks"
             self.end(place, Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why)))
         elif not has_room(group.prompt_ids, episodes):

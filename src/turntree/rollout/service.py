@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from turntree.core.errors import InputError
-from turntree.core.foreign import decided
+from turntree.core.foreign import call_part
 from turntree.core.labels import Credit
 from turntree.core.outcome import GroupOutcome
 from turntree.core.protocols import (
@@ -34,8 +34,7 @@ from turntree.core.protocols import (
     StreamingEngine,
 )
 from turntree.core.tree import RolloutTree
-from turntree.credit.credit import with_turns
-from turntree.credit.estimators import credit_of
+from turntree.credit.credit import credit_of, with_turns
 from turntree.credit.scored import path_weighted
 from turntree.decide.filters.dapo import DapoFilter, refill
 from turntree.decide.gates.audited import GateMonitor
@@ -119,7 +118,7 @@ class EpisodeGroup:
 
     @property
     def whole_credit(self) -> Credit | None:
-        """That of an update without filters."""
+        """The credit with the judged turns, whatever the filters say."""
         return with_turns(self.credit, self.turns) if self.credit is not None and self.turns else self.credit
 
     @property
@@ -209,7 +208,7 @@ class RolloutService:
         if isinstance(self.player, Spread):
             self.player.learn()
         for part in self._filters:
-            decided("filter", part.end_iteration)
+            call_part("filter", part.end_iteration)
 
     def _begin(self, count: int, iteration: int, counts: Counter[str]) -> _Batch:
         """Draw `count` tasks and, with workers, give them out. `counts` are the iteration's groups by task, so that no
@@ -246,7 +245,7 @@ class RolloutService:
         if reason is not None:
             group.dropped = _name_of(reason[0]), reason[1]
         for part in self._filters:
-            decided("filter", part.finished, shown)
+            call_part("filter", part.finished, shown)
         return group
 
     def _audit(self, decision: GateDecision, zero_variance: bool | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentFault, asked, reason_of
+from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
 from turntree.rollout.rebuild import walk
@@ -63,7 +63,7 @@ def labelled(
 def _copy(environment: Environment) -> Environment | str:
     """A copy for the teacher to look at, or why there is none."""
     try:
-        return asked(environment.fork)
+        return call_foreign(environment.fork)
     except EnvironmentFault as fault:
         return f"{FAILED} ({fault})"
 

@@ -17,7 +17,7 @@ from turntree.engine.limits import connection_free
 from turntree.pivots.importance import weigh
 from turntree.pivots.rows import StoredProfile
 from turntree.pivots.select import is_mixed
-from turntree.rollout.outcome import PlayOn
+from turntree.rollout.continuations import PlayOn
 from turntree.rollout.rebuild import Rebuilder
 from turntree.run.artifacts import POLICY, PROFILE, policy_of, require_same_profile
 from turntree.run.files import file_hash

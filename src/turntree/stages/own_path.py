@@ -25,9 +25,9 @@ from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.samples import Sampler, together
 from turntree.pivots.select import is_mixed, is_pivot, select
 from turntree.pivots.stopping import Prior
+from turntree.rollout.continuations import PlayOn
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Limits, Prompted, that_fit
-from turntree.rollout.outcome import PlayOn
 from turntree.rollout.rebuild import Rebuilder
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.teachers import NO_LABEL

@@ -1,4 +1,9 @@
-"""`turntree train online`: end-to-end GRPO on whole episodes, with the gate and the group filters as options."""
+"""`turntree train online`: end-to-end GRPO on whole episodes, with the gate and the group filters as options.
+
+One step: `train.loop` (the order) -> `train.online` (what a step does) -> `rollout.service` (draws tasks, credits and
+filters groups) -> `rollout.scheduler` (plays them) -> `credit.credit` -> `train.update` -> `pack.packing`,
+`train.losses`, `train.optimizer`.
+"""
 
 from __future__ import annotations
 

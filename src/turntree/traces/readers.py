@@ -1,4 +1,5 @@
-"""Which format a file or a row has, and its reader: a named one, or ("auto") the one that recognises it."""
+"""Which format a file or a row of traces has, and its reader: a named one, or ("auto") the one that recognises it.
+Rollout logs are read by `logs.read`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """End-to-end GRPO: sample whole episodes with the current policy, update on them, repeat.
 
-`rollout.service` plays and judges them. All groups of an iteration are sampled with the weights of the previous update,
-or (`max_off_policy_steps` K, with `Parts.spread`) of K updates before: the workers then play the next K iterations
-during the updates. The trainer computes the old log-probabilities of such groups, and the loss weighs their tokens by
-the truncated ratio of these to the sampled ones (`importance_cap`).
+`train.loop.RolloutAlgorithm.step` says in which order, `rollout.service` plays and judges the episodes. All groups of
+an iteration are sampled with the weights of the previous update, or (`max_off_policy_steps` K, with `Parts.spread`) of
+K updates before: the workers then play the next K iterations during the updates. The trainer computes the old log-
+probabilities of such groups, and the loss weighs their tokens by the truncated ratio of these to the sampled ones
+(`importance_cap`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit
-from turntree.credit.estimators import credit_of, over_batch
+from turntree.credit.credit import credit_of, over_batch
 from turntree.decide.filters.dapo import DapoFilter
 from turntree.rollout import service as rollouts
 from turntree.rollout.accounting import TreeAccount, account
@@ -70,7 +71,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             greedy = dataclasses.replace(played.rollouts, greedy_first=True)
             played = dataclasses.replace(played, rollouts=greedy)
         self.service = RolloutService(parts, played, parts.estimator or rule)
-        # an advantage in the unit of a reward, in that of the estimator: by a group with as many successes as failures
+        # verdicts are in the unit of rewards: scaled by the advantages of a group of which half succeeds
         self._unit = config.local.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
         self.account = TreeAccount()
         # of the iteration
@@ -107,6 +108,8 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
     # credit
 
     def credit(self, step: int, groups: Sequence[EpisodeGroup]) -> Sequence[Credit | None]:
+        """What filters left of the credit that `rollout.service` gave each group, with what needs the whole batch: a
+        rule that compares over it, and verdicts on turns."""
         self._judged = {}
         kept = [group for group in groups if group.credit is not None and not group.dropped]
         if (

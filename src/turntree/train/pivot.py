@@ -1,4 +1,8 @@
-"""PivotRL, Algorithm 1: GRPO on one-turn rollouts at selected states of expert traces, or of the policy's own path."""
+"""PivotRL, Algorithm 1: GRPO on one-turn rollouts at selected states of expert traces, or of the policy's own path.
+
+`pivots.profile` and `pivots.select` choose the states beforehand; a step is `train.loop.RolloutAlgorithm.step`, after a
+search for own states where one is due.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
-from turntree.credit.estimators import credit_of, over_batch
+from turntree.credit.credit import credit_of, over_batch
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee

@@ -235,10 +235,10 @@ def gradient(
     normalizer = loss_normalizer(batches, loss)
     for batch in batches:
         batch_loss(model, reference, batch, loss, normalizer)[0].backward()
-    return -taken(model), sum(batch.stats.unique_tokens for batch in batches)
+    return -pop_gradient(model), sum(batch.stats.unique_tokens for batch in batches)
 
 
-def taken(model: PreTrainedModel) -> Tensor:
+def pop_gradient(model: PreTrainedModel) -> Tensor:
     """The gradients of all trained parameters, [P] in float32; the model then has none."""
     parts = [
         (torch.zeros_like(each) if each.grad is None else each.grad).flatten().float()

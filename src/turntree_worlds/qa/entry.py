@@ -53,8 +53,8 @@ class GeneratedQuestions:
 class Questions(GeneratedQuestions):
     """Questions, and the tools to answer them.
 
-    Generated questions have splits. Of a file (`turntree_worlds.qa.formats`) the split "train" is drawn by the seed of the
-    tasks; a command that trains on it checks on others of the file, or on some of `held_out` (`Question.key`). A
+    Generated questions have splits. Of a file (`qa.formats`) the split "train" is drawn by the seed of the tasks; a
+    command that trains on it checks on others of the file, or on some of `held_out` (`Question.key`). A
     command that plays only held-out questions needs `held_out`. A `model` is told how to answer, unless
     `episodes.instructions` say it in other words, or it is the embedded one or was trained from it.
     """

@@ -19,7 +19,7 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part, to_value
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import EnvironmentFault, asked, reason_of
+from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import (
@@ -150,8 +150,8 @@ class Continuation:
             return None
         action = replace(self.action, tool_calls=()) if self.action.cut else self.action  # its calls are never executed
         try:
-            environment = asked(at.fork)
-            answer = asked(lambda: checked(environment.step(action)))
+            environment = call_foreign(at.fork)
+            answer = call_foreign(lambda: checked(environment.step(action)))
         except EnvironmentFault as fault:
             self.reason = reason_of(fault)
             return None

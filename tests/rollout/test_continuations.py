@@ -14,9 +14,9 @@ from turntree.core.protocols import TurnState
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.engine.scripted import ScriptedEngine
+from turntree.rollout.continuations import Continuation, Outcome
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Prompted, judge_demonstrated, judge_turns, render, score_local
-from turntree.rollout.outcome import Continuation, Outcome
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
 from turntree.stages.verifier import open_verifier
