@@ -2,8 +2,8 @@
 
 `train.loop.RolloutAlgorithm.step` says in which order, `rollout.service` plays and judges the episodes. All groups of
 an iteration are sampled with the weights of the previous update, or (`max_off_policy_steps` K, with `Parts.spread`) of
-K updates before: the workers then play the next K iterations during the updates. The trainer computes the old log-
-probabilities of such groups, and the loss weighs their tokens by the truncated ratio of these to the sampled ones
+K updates before: the workers then play the next K iterations during the updates. The trainer computes the old
+log-probabilities of such groups, and the loss weighs their tokens by the truncated ratio of these to the sampled ones
 (`importance_cap`).
 """
 
