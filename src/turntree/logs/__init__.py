@@ -1,1 +1,1 @@
-"""Rollouts of any framework, read from its logs into one shape. No torch."""
+"""Rollouts of any framework, read from its logs into one shape. No torch. A log format of your own: see `read`."""

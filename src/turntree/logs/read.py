@@ -1,12 +1,16 @@
-"""`open_log`: rollouts of any framework, found, recognised and read as one stream of groups (traces have readers of
-their own, `traces.readers`).
+"""`open_log`: rollouts of any framework, found, recognised and read as one stream of groups (traces have their own:
+`traces.readers`).
 
 A log format is a part (`turntree.log_formats`): a function of one JSON line, which gives the fields of the generic
-format (docs/audit.md), or None for a line that is not a rollout. Where a line is not one rollout, it is a class with
-`groups(paths, report)`. Its keyword-only parameters are its options. A function may also return the `LoggedRow` itself.
+format (docs/audit.md, `logs.generic`), or None for a line that is not a rollout. Where a line is not one rollout, it is
+a class with `groups(paths, report)`. Its keyword-only parameters are its options. A function may also return the
+`LoggedRow` itself.
 
-A format that is recognised by itself says how: `marks` are the fields by which one of its lines is told (a tuple of
-them where lines have several shapes), `file_marks` the ends of the names of its files, `*` for anything.
+>>> def my_log(line):  # turntree audit LOG --format my_module:my_log
+...     return {"group": line["prompt"], "reward": line["score"], "actions": line["turns"]}
+
+A registered format that is recognised by itself says how: `marks` are the fields by which one of its lines is told (a
+tuple of them where lines have several shapes), `file_marks` the ends of the names of its files, `*` for anything.
 """
 
 from __future__ import annotations

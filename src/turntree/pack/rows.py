@@ -6,7 +6,9 @@ in the first of its rows only, with its whole credit, and is context in the othe
     loss = - (sum over rows and tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)) / Z
 
 over the tokens of the rows, r = pi / pi_old, loss and gradient are those of the packed trees (`train.losses` with token
-ratios and no KL term). A clip treats P and N of a node differently, so where a node has both, N comes in a further row.
+ratios and no KL term), as long as the old policy is the one that sampled (`logprobs`); where a trainer rescored, it
+weighs by its own ratio. A clip treats P and N of a node differently, so where a node has both, N comes in a further
+row. Law: tests/train/test_rows.py.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ class Row:
     nodes: tuple[int, ...]  # the node of the tree that each token is of
     mask: tuple[bool, ...]  # trained in this row
     logprobs: tuple[float, ...]  # by the policy that sampled the token
-    advantages: tuple[float, ...]  # of the whole node: not divided by its tokens, nor by Z
+    advantages: tuple[float, ...]  # the same on every token of a node; not divided by Z
     multiplicities: tuple[float, ...]
 
     def __len__(self) -> int:
@@ -43,9 +45,8 @@ class Row:
 
 
 def rows(trees: Sequence[RolloutTree], credits: Sequence[Credit], *, clipped: bool = True) -> list[Row]:
-    """The rows of all trees, in order. Every trained token is trained in exactly one row; without a clip
-    (`clipped=False`: a loss that is linear in the advantage) with P + N, with one in another row for N where its node
-    has both.
+    """The rows of all trees, in order. A trained token has one row; with a clip, a node whose P and N are both not 0
+    has a second one, for N. Without a clip (`clipped=False`: a loss that is linear in the advantage) it has P + N.
 
     Rows whose advantages are all 0 are kept, because a KL term and the normaliser (`LossConfig.divisor`) count them.
     Raises ValueError where a node that was not sampled has credit, `InputError` where a tree begins with such tokens.

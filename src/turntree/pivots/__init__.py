@@ -1,1 +1,1 @@
-"""Which turns of a trace are worth training on."""
+"""Which turns of a trace are worth training on: they are profiled and selected here, and trained in `train.pivot`."""
