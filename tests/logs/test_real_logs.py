@@ -4,12 +4,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from real_writers import PLAYED, WRITERS, rollouts
 
 from turntree.cli.main import main
@@ -71,3 +76,63 @@ def test_a_failure_beside_a_collection_is_a_rollout_without_a_reward_of_the_same
     log = open_log([tmp_path / "log"])
     assert sorted(len(group.rollouts) for group in log if group.iteration == 0) == [4, 4, 4]
     assert not log.report.dropped
+
+
+FACT = {  # format: a real file, where its row says what is right or asked, and where it has its reward
+    "verl": ("verl/0.jsonl", ("gts",), ("score",)),
+    "verl-v1": ("verl-v1/0.jsonl", ("gts",), ("score",)),
+    "skyrl": ("skyrl/dumped_evals/global_step_0_evals/sums.jsonl", ("env_extras", "reward_spec"), ("score",)),
+    "slime": ("slime/0.jsonl", ("label",), ("reward",)),
+    "areal": ("areal/rollout/0/0.jsonl", ("prompt",), ("reward",)),
+    "agent-lightning": ("agent-lightning/step_0/train_trajectories.jsonl", ("data_source",), ("reward",)),
+    "nemo-gym": ("nemo-gym/rollouts_0.jsonl", ("expected_answer",), ("reward",)),
+    "prime-rl": (
+        "prime-rl/rollouts/step_0/train/all/traces.jsonl",
+        ("traces", 0, "task", "data", "answer"),
+        ("traces", 0, "rewards", "correct", "score"),
+    ),
+    "rllm": (
+        "rllm/episodes/train_step_0_epoch_0/episode_hash8f5dedfb_id1+1_0.json",
+        ("task", "answer"),
+        ("trajectories", 0, "reward"),
+    ),
+}
+
+
+def put(row: Any, place: tuple[Any, ...], value: Any) -> None:
+    *above, last = place
+    for key in above:
+        row = row[key]
+    row[last] = value
+
+
+def test_every_framework_has_a_row_here() -> None:
+    assert {*FACT, "skyrl-steps", "trl"} == set(WRITERS)  # TRL's tables: test_told_apart.py
+
+
+@pytest.mark.parametrize("name", FACT)
+@given(sizes=st.lists(st.integers(1, 4), min_size=2, max_size=3), seed=st.integers(0, 99))
+@settings(max_examples=5, deadline=None)
+def test_rows_of_one_key_that_say_something_else_is_right_are_never_one_group(
+    name: str, sizes: list[int], seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file, fact, reward = FACT[name]
+    text = (REAL / file).read_text()
+    real = json.loads(text if name == "rllm" else text.splitlines()[0])
+    rows = []
+    for task, size in enumerate(sizes):
+        for _ in range(size):
+            row = copy.deepcopy(real)
+            put(row, fact, f"gold {task}")
+            put(row, reward, float(10 * task + len(rows)))
+            rows.append(row | {key: len(rows) for key in ("sample_idx", "_ng_rollout_index") if key in row})
+    random.Random(seed).shuffle(rows)
+    folder = tmp_path_factory.mktemp("log")
+    for number, row in enumerate(rows):
+        row |= {"uid": f"1+1_{number}_0"} if "uid" in row else {}
+        with (folder / (f"episode_hash0_id{number}.json" if name == "rllm" else "0.jsonl")).open("a") as log:
+            log.write(json.dumps(row) + "\n")
+    groups = list(open_log([folder]))
+    made = sorted(sorted(group.rewards) for group in groups)
+    wanted = [sorted(float(10 * t + sum(sizes[:t]) + n) for n in range(size)) for t, size in enumerate(sizes)]
+    assert made == sorted(wanted)
