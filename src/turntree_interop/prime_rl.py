@@ -70,6 +70,7 @@ class PrimeRL(Options):
             step = step_of(path)
             report.files += 1
             for row in self._rows_of(path, number_of if step is None else step, report):
+                # a group without an id is called as its task, which comes again in other steps
                 at = begun.setdefault(row.group, row.iteration or 0) if row.group != row.task else row.iteration
                 yield replace(row, iteration=at)
 
@@ -126,9 +127,10 @@ class PrimeRL(Options):
         stop = _name_of(error) if error else ("length" if cut else text(row, "stop_condition"))
         key = text(row, "example_id") or named_prompt(prompt)
         tokens = row["token_usage"] if isinstance(row.get("token_usage"), dict) else {}
+        task = f"{text(row, 'task') or ''} {key}".strip()
         return LoggedRow(
-            group=text(row, "group_id") or key,
-            task=f"{text(row, 'task') or ''} {key}".strip(),
+            group=text(row, "group_id") or task,
+            task=task,
             rollout=said.rollout(
                 None if error else reward(row, self.rewards or ("reward",)),
                 stop,
