@@ -19,6 +19,7 @@ class Areal(TextOptions):
     that of `tail_version`, under which they are filed."""
 
     marks: ClassVar = frozenset({"task_id", "sample_idx", "tail_version", "reward"})
+    folders: ClassVar = ("rollout/*/*.jsonl",)
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward."""
 

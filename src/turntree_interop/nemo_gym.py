@@ -30,7 +30,7 @@ from turntree.core.messages import THOUGHT, Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.logs.generic import Options
-from turntree.logs.grouping import by_rows
+from turntree.logs.grouping import grouped, parsed, read_each
 from turntree.logs.groups import LoggedGroup, LoggedRollout, call_text
 from turntree.logs.rows import (
     LoggedRow,
@@ -119,15 +119,22 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class NemoGym(Options):
-    """Rollouts of NeMo Gym. A file is an iteration."""
+    """Rollouts of NeMo Gym. A file is an iteration, together with the failures that lie beside it (NAME_failures)."""
 
     marks: ClassVar = frozenset({"response", "reward"})
+    beside: ClassVar = ("*_materialized_inputs.jsonl", "rollout_verdicts.jsonl")
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        for number, path in enumerate(paths):
-            yield from by_rows(partial(_nemo_row, rewards=self.rewards, iteration=number), [path], report)
+        collections: dict[Path, list[Path]] = {}
+        for path in paths:
+            collections.setdefault(path.with_name(path.name.replace("_failures.jsonl", ".jsonl")), []).append(path)
+        for number, (name, files) in enumerate(collections.items()):
+            read = partial(_nemo_row, rewards=self.rewards, iteration=number)
+            report.files += len(files)
+            rows = (row for path in files for row in read_each(read, parsed(path, report), path, report))
+            yield from grouped(rows, name, report)
 
 
 def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) -> LoggedRow:
@@ -135,7 +142,10 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
     index that begins again stands for other tasks, or for another collection where its rollouts have the same numbers.
     Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused` where nothing says which
     rollouts belong together."""
-    response = row.get("response")
+    stop = text(row, "_ng_failure_class") or ("masked" if _masked(row) else None)
+    response: Any = row.get("response")
+    if response is None and stop:
+        response = {"output": []}  # a failure beside the collection may have none
     items = cast("dict[str, Any]", response).get("output") if isinstance(response, dict) else None
     if not isinstance(items, list):
         raise RowRefused("no list in field 'response.output'")
@@ -143,7 +153,6 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
     group = task or _prompt_name(asked["prompt"]) if index is None else f"task {index}"
     if group is None:
         raise RowRefused("no task index, instance or prompt: its group is not known")
-    stop = text(row, "_ng_failure_class") or ("masked" if _masked(row) else None)
     actions, observations = _turns(_flat(cast("list[Any]", items)))
     return LoggedRow(
         group=group,

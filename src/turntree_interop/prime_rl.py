@@ -1,9 +1,11 @@
 """prime-rl's train rollouts and the traces of verifiers 0.4, which are message graphs; also their flat rows before.
 
-prime-rl writes `rollouts/step_N/train_rollouts.jsonl`, verifiers `traces.jsonl`. A line is a trace, or an episode with
-several of them: `nodes` (a message each, with its `parent`; `sampled` where the policy made it, with a `mask` over its
-tokens), `rewards` by name (score and weight), `errors`, `stop_condition`, `is_timeout`, `task` (data, key, hash).
-Older rows have example_id, prompt, completion, reward, is_truncated and error.
+prime-rl writes `rollouts/step_N/train/all/traces.jsonl` (and what was trained on once more, in `effective`), verifiers
+`traces.jsonl`. A line is a trace, or an episode with several of them: `nodes` (a message each, with its `parent`;
+`sampled` where the policy made it, with a `mask` over its tokens), `calls` of the model (`node`, `usage`,
+`finish_reason`), `rewards` by name (score and weight), `errors` of every attempt, `ok`, `stop_condition`, `task`
+(data, key, hash). Older prime-rl wrote `rollouts/step_N/train_rollouts.jsonl`; older rows have example_id, prompt,
+completion, reward, is_truncated and error.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -26,6 +28,8 @@ from turntree.logs.rows import (
     RowRefused,
     count,
     facts_of,
+    flag,
+    items,
     named_prompt,
     number,
     parse_row,
@@ -39,22 +43,38 @@ from turntree.run.jsonl import read_lines
 Row = dict[str, Any]
 _GRAPH = frozenset({"nodes", "rewards", "task"})
 _EPISODE = frozenset({"traces", "task", "env"})
-_LIMITS = frozenset({"max_turns", "max_turns_reached", "prompt_too_long", "context_length", "max_total_tokens"})
+_LIMITS = frozenset({
+    "max_turns", "max_turns_reached", "prompt_too_long", "context_length", "max_input_tokens", "max_output_tokens",
+    "max_total_tokens",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrimeRL(Options):
-    """Rollouts of one group id, or else of one task, in one step are a group. A rollout with an error has no reward."""
+    """Rollouts of one group id, or else of one task in one step, are a group: a group with an id may end in a later
+    step than it began, and has the first one. A rollout that ended in an error has no reward."""
 
     marks: ClassVar = (_GRAPH, _EPISODE, frozenset({"example_id", "completion", "prompt", "reward"}))
+    folders: ClassVar = tuple(
+        f"{above}{one}"
+        for above in ("", "rollouts/")
+        for one in ("step_*/train/all/traces.jsonl", "step_*/train_rollouts.jsonl")
+    )
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        yield from grouped(self._rows(paths, report), paths[0].parent, report)
+
+    def _rows(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedRow]:
+        begun: dict[str, int] = {}
         for number_of, path in enumerate(paths):
             step = step_of(path)
             report.files += 1
-            yield from grouped(self._rows(path, number_of if step is None else step, report), path, report)
+            for row in self._rows_of(path, number_of if step is None else step, report):
+                # a group without an id is called as its task, which comes again in other steps
+                at = begun.setdefault(row.group, row.iteration or 0) if row.group != row.task else row.iteration
+                yield replace(row, iteration=at)
 
-    def _rows(self, path: Path, step: int, report: ReadReport) -> Iterator[LoggedRow]:
+    def _rows_of(self, path: Path, step: int, report: ReadReport) -> Iterator[LoggedRow]:
         for line, raw in read_lines(path):
             report.saw_line()
             try:
@@ -74,13 +94,13 @@ class PrimeRL(Options):
         key = text(task, "key", "hash") or named_prompt(json.dumps(data, sort_keys=True))
         stamped = _object(info, "prime_rl")
         said = _turns(row)
-        errors = [cast("Row", one) for one in _list(row, "errors") if isinstance(one, dict)]
-        stop = (text(errors[0], "type") or "an error") if errors else text(row, "stop_condition")
+        errors = [] if flag(row, "ok") else items(row, "errors", dict)  # of a later attempt that succeeded, no failure
+        stop = (text(errors[-1], "type") or "an error") if errors else text(row, "stop_condition")
         given = None if errors or row.get("is_timeout") else self._reward(row)
         return LoggedRow(
             group=text(stamped, "group_id") or text(_object(row, "group"), "id") or key,
             task=key,
-            rollout=said.rollout(given, stop, completed=False if stop in _LIMITS else None),
+            rollout=said.rollout(given, stop, completed=False if stop in _LIMITS or _cut(row) else None),
             iteration=count(stamped, "step") if stamped.get("step") is not None else step,
             task_type=text(stamped, "env_name") or text(_object(row, "env"), "name", "id"),
             facts=facts_of(data, task=data or None, agent=text(_object(row, "agent"), "name")),
@@ -107,9 +127,10 @@ class PrimeRL(Options):
         stop = _name_of(error) if error else ("length" if cut else text(row, "stop_condition"))
         key = text(row, "example_id") or named_prompt(prompt)
         tokens = row["token_usage"] if isinstance(row.get("token_usage"), dict) else {}
+        task = f"{text(row, 'task') or ''} {key}".strip()
         return LoggedRow(
-            group=text(row, "group_id") or key,
-            task=f"{text(row, 'task') or ''} {key}".strip(),
+            group=text(row, "group_id") or task,
+            task=task,
             rollout=said.rollout(
                 None if error else reward(row, self.rewards or ("reward",)),
                 stop,
@@ -162,11 +183,22 @@ def _traces(row: Row) -> list[Row]:
 
 def _turns(row: Row) -> _Said:
     """The sampled messages of a graph in their order, whatever branch they lie on."""
-    nodes: list[Row] = [cast("Row", node) for node in _list(row, "nodes") if isinstance(node, dict)]
+    nodes: list[Row] = items(row, "nodes", dict)
     found = _said([node.get("message") for node in nodes], [bool(node.get("sampled")) for node in nodes])
-    masks = [_list(node, "mask") for node in nodes if node.get("sampled")]
-    counts = tuple(sum(one is True for one in mask) for mask in masks)
-    return _Said(found.actions, found.observations, counts if masks and all(masks) else None)
+    used = {call.get("node"): count(_object(call, "usage"), "completion_tokens") for call in items(row, "calls", dict)}
+    counts = [
+        sum(one is True for one in items(node, "mask")) or used.get(place)  # no mask without the tokens themselves
+        for place, node in enumerate(nodes)
+        if node.get("sampled")
+    ]
+    known = tuple(one for one in counts if one is not None)
+    return _Said(found.actions, found.observations, known if known and len(known) == len(counts) else None)
+
+
+def _cut(row: Row) -> bool:
+    """Whether the token limit ended the last answer."""
+    ended = [call.get("finish_reason") for call in items(row, "calls", dict) if not call.get("error")]
+    return ended[-1:] == ["length"]
 
 
 def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Said:
@@ -190,7 +222,7 @@ def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Sa
 def _chat(message: Row) -> Row:
     """A message with calls as chat APIs write them: verifiers writes a call flat, or as JSON text."""
     calls: list[Row] = []
-    for one in _list(message, "tool_calls"):
+    for one in items(message, "tool_calls"):
         call: Any = parse_row(one.encode()) if isinstance(one, str) else one
         if not isinstance(call, dict):
             raise RowRefused("a call is not an object")
@@ -203,14 +235,6 @@ def _chat(message: Row) -> Row:
     return {"role": "assistant", "content": content if isinstance(content, str) else ""} | (
         {"tool_calls": calls} if calls else {}
     )
-
-
-def _list(row: Mapping[str, Any], name: str) -> list[Any]:
-    """Empty where there is none."""
-    value = row.get(name)
-    if value is not None and not isinstance(value, list):
-        raise RowRefused(f"field {name!r} is not a list")
-    return cast("list[Any]", value or [])
 
 
 def _object(row: Mapping[str, Any], name: str) -> Row:

@@ -8,12 +8,24 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from turntree.logs.generic import Options
 from turntree.logs.grouping import grouped
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, flag, needed, parse_row, reward, text
+from turntree.logs.rows import (
+    LoggedRow,
+    ReadReport,
+    RowRefused,
+    count,
+    facts_of,
+    flag,
+    items,
+    needed,
+    parse_row,
+    reward,
+    text,
+)
 from turntree.logs.suspects import suspect_of
 from turntree.run.jsonl import read_bytes
 
@@ -27,6 +39,7 @@ class Rllm(Options):
     several, whether the episode was correct."""
 
     file_marks: ClassVar = ("episode_hash*.json",)
+    folders: ClassVar = ("episode_*.json", "train_step_*/episode_*.json", "episodes/train_step_*/episode_*.json")
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         yield from grouped(self._rows(paths, report), paths[0].parent, report)
@@ -42,8 +55,8 @@ class Rllm(Options):
 
 
 def _row(row: dict[str, Any], rewards: tuple[str, ...]) -> LoggedRow:
-    trajectories = [one for one in _list(row, "trajectories") if isinstance(one, dict)]
-    steps = [step for one in trajectories for step in _list(one, "steps") if isinstance(step, dict)]
+    trajectories = items(row, "trajectories", dict, needed=True)
+    steps = [step for one in trajectories for step in items(one, "steps", dict, needed=True)]
     ended = text(row, "termination_reason") or ""
     actions = tuple(_said(step.get("model_response") or step.get("action")) for step in steps)
     seen = tuple(_said(step.get("observation")) for step in steps)
@@ -71,13 +84,6 @@ def _row(row: dict[str, Any], rewards: tuple[str, ...]) -> LoggedRow:
         iteration=count(row, "training_step"),
         facts=facts_of(row, task=row.get("task")),
     )
-
-
-def _list(row: dict[str, Any], name: str) -> list[Any]:
-    value = row.get(name)
-    if not isinstance(value, list):
-        raise RowRefused(f"no list in field {name!r}")
-    return cast("list[Any]", value)
 
 
 def _said(value: Any) -> str:

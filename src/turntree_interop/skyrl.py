@@ -2,19 +2,21 @@
 
 Dumps (`dump_per_dataset_eval_results`; one file a data source, in a folder a step): input_prompt and output_response as
 decoded text, score (a number, or one a token, whose sum is the reward), stop_reason, env_class, env_extras and
-data_source. No uid is among them: rollouts of one prompt are a group.
+data_source. No uid is among them: rollouts of one prompt are a group. Where every step of a trajectory is a row of its
+own (`generator.step_wise_trajectories`), a row whose prompt goes on from that of the row before is its next step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from turntree.logs.generic import TextOptions
-from turntree.logs.grouping import by_rows
+from turntree.logs.grouping import grouped, parsed, read_each
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, step_of, text
 from turntree.render.tool_calls import ToolFormat
@@ -82,42 +84,79 @@ def export_skyrl(bundle: Bundle, out: Path) -> dict[str, Any]:
     return {"files": ["pivots.parquet", "reward.py"]}
 
 
+Row = dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class SkyRL(TextOptions):
     """SkyRL's dumps."""
 
     marks: ClassVar = frozenset({"input_prompt", "output_response", "score"})
+    folders: ClassVar = ("dumped_evals/*/*.jsonl",)
+    beside: ClassVar = ("aggregated_results.jsonl",)  # figures of the evaluation
     rewards: tuple[str, ...] = ("score",)
     """Columns whose sum is the reward."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:
-            if path.name == "aggregated_results.jsonl":  # figures of the evaluation, no rollouts
-                continue
-            step = step_of(path)
-            yield from by_rows(lambda row, step=step: replace(self._row(row), iteration=step), [path], report)
+            report.files += 1
+            found = _trajectories(parsed(path, report))
+            rows = read_each(partial(self._row, step=step_of(path)), found, path, report)
+            yield from grouped(rows, path, report)
 
-    def _row(self, row: dict[str, Any]) -> LoggedRow:
-        prompt, stop = text(row, "input_prompt") or "", text(row, "stop_reason")
+    def _row(self, steps: Sequence[Row], *, step: int | None) -> LoggedRow:
+        first, last = steps[0], steps[-1]
+        prompt, stop = text(first, "input_prompt") or "", text(last, "stop_reason")
         if not prompt.strip():
             raise RowRefused("an empty prompt: its group is not known")
+        scores = {name: _total([one.get(name) for one in steps]) for name in self.rewards if name in last}
         if stop in ("error", "abort"):
-            row = row | dict.fromkeys(self.rewards)  # no reward
-        scores = {name: _summed(row[name]) for name in self.rewards if isinstance(row.get(name), list)}
-        extras = row["env_extras"] if isinstance(row.get("env_extras"), dict) else {}
+            scores = dict.fromkeys(self.rewards)  # no reward
+        said = [text(one, "output_response") or "" for one in steps]
+        extras = first["env_extras"] if isinstance(first.get("env_extras"), dict) else {}
+        rollout = rollout_of_text(
+            first | scores, "".join(said), self, stop=stop, completed=None if stop is None else stop != "length"
+        )
+        if len(steps) > 1:  # a row has what was seen after its answer at the end of it
+            rollout = replace(rollout, actions=tuple(said), observations=(prompt, *[""] * (len(said) - 1)))
         return LoggedRow(
             group=named_prompt(prompt),
             task=named_prompt(prompt),
-            rollout=rollout_of_text(
-                row | scores,
-                text(row, "output_response") or "",
-                self,
-                stop=stop,
-                completed=None if stop is None else stop != "length",
-            ),
-            task_type=text(row, "data_source"),
-            facts=facts_of(row, prompt=prompt, **_told(cast("dict[str, Any]", extras))),
+            rollout=rollout,
+            iteration=step,
+            task_type=text(first, "data_source"),
+            facts=facts_of(first, prompt=prompt, **_told(cast("Row", extras))),
         )
+
+
+def _trajectories(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, list[Row]]]:
+    """The rows of every trajectory, with the line of its first."""
+    steps: list[Row] = []
+    begun = 0
+    for line, row in rows:
+        if not (steps and _goes_on(steps[-1], row)):
+            if steps:
+                yield begun, steps
+            begun, steps = line, []
+        steps.append(row)
+    if steps:
+        yield begun, steps
+
+
+def _goes_on(before: Row, row: Row) -> bool:
+    asked, said = before.get("input_prompt"), before.get("output_response")
+    return (
+        isinstance(asked, str) and isinstance(said, str) and bool(said)
+        and str(row.get("input_prompt")).startswith(asked + said)
+    )  # fmt: skip
+
+
+def _total(scores: list[Any]) -> Any:
+    """The sum of the scores of all steps, each a number or one a token."""
+    if len(scores) == 1 and not isinstance(scores[0], list):
+        return scores[0]
+    flat = [one for score in scores for one in (cast("list[Any]", score) if isinstance(score, list) else [score])]
+    return _summed(flat)
 
 
 def _summed(scores: list[Any]) -> float:
@@ -132,7 +171,7 @@ def _summed(scores: list[Any]) -> float:
     return total
 
 
-def _told(extras: dict[str, Any]) -> dict[str, Any]:
+def _told(extras: Row) -> Row:
     """What the task itself says is right, whatever else an environment keeps there."""
     asked = extras.get("reward_spec", extras.get("reward_model"))
     return {"reward_model": asked, "extra_info": extras.get("extra_info")}

@@ -418,6 +418,7 @@ class CompletionsTables(TextOptions):
     prompts show that a group is smaller; a prompt with its facts is a task."""
 
     file_marks: ClassVar = (".parquet", ".table.json")
+    folders: ClassVar = ("completions_*.parquet", "completions/completions_*.parquet", "*.table.json")
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         yield from _groups(self, paths, self.rewards or _reward_columns(paths, report), report)

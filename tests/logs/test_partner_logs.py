@@ -77,7 +77,7 @@ WRITERS = {
     "prime-rl flat": (by_step("step_{}", "train_rollouts.jsonl"), lambda s, t, n, r: flat(t, s, r)),
     "prime-rl episodes": (
         by_step("step_{}", "traces.jsonl"),
-        lambda s, t, n, r: {"id": "e", "env": {"id": "sums"}, "task": {"data": {}}, "group": {"id": f"g{t}"},
+        lambda s, t, n, r: {"id": "e", "env": {"id": "sums"}, "task": {"data": {}}, "group": {"id": f"g{s}-{t}"},
                             "traces": [graph(t, r), graph(t, 1 - r, agent={"name": "judge", "trainable": False})]},
     ),
     "skyrl": (

@@ -445,6 +445,119 @@ INTERCODE = {
     },
 }
 
+# of runs with smolagents 1.26 and autogen-agentchat 0.7.5, without what their files repeat
+SMOLAGENTS = {
+    "output": "sunny",
+    "state": "success",
+    "steps": [
+        {"task": "How is the weather in Paris?"},
+        {
+            "step_number": 1,
+            "model_input_messages": [
+                {"role": "system", "content": [{"type": "text", "text": "Solve the task with calls."}]}
+            ],
+            "error": {
+                "type": "AgentToolExecutionError",
+                "message": "Error executing tool 'weather' with arguments {'city': 'Nowhere'}: ValueError: no such city\n"
+                "Please try again or use another tool",
+            },
+            "model_output_message": {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {
+                        "function": {"arguments": {"city": "Nowhere"}, "name": "weather", "description": None},
+                        "id": "cweather",
+                        "type": "function",
+                    }
+                ],
+            },
+            "model_output": "I look.",
+            "code_action": None,
+            "observations": None,
+            "action_output": None,
+            "is_final_answer": False,
+        },
+        {
+            "step_number": 2,
+            "error": None,
+            "model_output_message": {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {
+                        "function": {"arguments": {"city": "Paris"}, "name": "weather", "description": None},
+                        "id": "cweather",
+                        "type": "function",
+                    }
+                ],
+            },
+            "model_output": "I look.",
+            "code_action": None,
+            "observations": "sunny in Paris",
+            "action_output": None,
+            "is_final_answer": False,
+        },
+        {
+            "step_number": 3,
+            "error": None,
+            "model_output_message": {
+                "role": "assistant",
+                "content": "I look.",
+                "tool_calls": [
+                    {
+                        "function": {"arguments": {"answer": "sunny"}, "name": "final_answer", "description": None},
+                        "id": "cfinal_answer",
+                        "type": "function",
+                    }
+                ],
+            },
+            "model_output": "I look.",
+            "code_action": None,
+            "observations": "sunny",
+            "action_output": None,
+            "is_final_answer": True,
+        },
+    ],
+} | UNKNOWN
+
+AUTOGEN = {
+    "messages": [
+        {"source": "user", "models_usage": None, "content": "How is the weather in Paris?", "type": "TextMessage"},
+        {
+            "source": "helper",
+            "models_usage": {"prompt_tokens": 5, "completion_tokens": 3},
+            "content": [{"id": "cNowhere", "arguments": '{"city": "Nowhere"}', "name": "weather"}],
+            "type": "ToolCallRequestEvent",
+        },
+        {
+            "source": "helper",
+            "models_usage": None,
+            "content": [{"content": "no such city", "name": "weather", "call_id": "cNowhere", "is_error": True}],
+            "type": "ToolCallExecutionEvent",
+        },
+        {
+            "source": "helper",
+            "models_usage": {"prompt_tokens": 5, "completion_tokens": 3},
+            "content": [{"id": "cParis", "arguments": '{"city": "Paris"}', "name": "weather"}],
+            "type": "ToolCallRequestEvent",
+        },
+        {
+            "source": "helper",
+            "models_usage": None,
+            "content": [{"content": "sunny in Paris", "name": "weather", "call_id": "cParis", "is_error": False}],
+            "type": "ToolCallExecutionEvent",
+        },
+        {
+            "source": "helper",
+            "models_usage": {"prompt_tokens": 26, "completion_tokens": 3},
+            "content": "It is sunny.",
+            "type": "TextMessage",
+        },
+    ],
+    "stop_reason": None,
+} | UNKNOWN
+
 FIXTURES = {
     "chat": Fixture("old.jsonl", lines(OLD), 2, 2, {}, options={"unknown_keys": "keep"}),
     "responses": Fixture("gym.jsonl", lines(GYM), 2, 2, {}),
@@ -464,6 +577,8 @@ FIXTURES = {
         "export.json", json.dumps(OPENCODE, indent=2), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}, success=(None,)
     ),
     "inspect": Fixture("sample.json", json.dumps(INSPECT), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}),
+    "smolagents": Fixture("run.json", json.dumps(SMOLAGENTS), 3, 2, {"error_tool_call": 1}, success=(None,)),
+    "autogen": Fixture("run.json", json.dumps(AUTOGEN), 3, 3, {}, success=(None,)),
     "codex": Fixture(
         "rollout-1.jsonl", lines(*CODEX), 4, 2, {"error_tool_call": 1, "not_a_tool_call": 1}, traces=2,
         success=(None, None), unknown="unknown key lines[].surprise",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import functools
 import inspect
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from turntree.core.foreign import EnvironmentFault, described
+
+if TYPE_CHECKING:
+    import asyncio  # loaded with the first loop: most commands make none
 
 T = TypeVar("T")
 LOOP = "turntree-adapters"  # the name of its thread
@@ -18,6 +20,8 @@ LOOP = "turntree-adapters"  # the name of its thread
 
 @functools.cache
 def event_loop() -> asyncio.AbstractEventLoop:
+    import asyncio
+
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name=LOOP, daemon=True).start()
     return loop
@@ -26,6 +30,8 @@ def event_loop() -> asyncio.AbstractEventLoop:
 def run(coroutine: Coroutine[Any, Any, T], seconds: float | None) -> T:
     """What the coroutine returns. Raises `EnvironmentFault` after `seconds` (None: no limit), and where it
     exits or cancels itself."""
+    import asyncio
+
     future = asyncio.run_coroutine_threadsafe(_contained(coroutine), event_loop())
     try:
         return future.result(seconds)
@@ -44,6 +50,8 @@ def awaited(value: Any) -> Any:
 
 def start(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Begin and do not wait. May be called in any thread, the loop's own included (by the garbage collector)."""
+    import asyncio
+
     asyncio.run_coroutine_threadsafe(_contained(coroutine), event_loop())
 
 

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from turntree.core.errors import InputError, disk_is_full
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
 from turntree.run.jsonl import read_lines
+
+T = TypeVar("T")
 
 
 def by_rows(
@@ -31,7 +33,7 @@ def by_rows(
     for path in paths:
         report.files += 1
         here: set[int] = set()
-        rows = _rows(read, path, report)
+        rows = read_each(read, parsed(path, report), path, report)
         yield from grouped(_noted(rows, here) if len(paths) > 1 else rows, path, report)
         if not before.isdisjoint(here):
             report.note(
@@ -40,11 +42,23 @@ def by_rows(
         before |= here
 
 
-def _rows(read: Callable[[dict[str, Any]], LoggedRow], path: Path, report: ReadReport) -> Iterator[LoggedRow]:
+def parsed(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a file of JSON lines, each with the number of its line; what is none is dropped and counted."""
     for number, line in read_lines(path):
         report.saw_line()
         try:
-            yield read(parse_row(line))
+            yield number, parse_row(line)
+        except RowRefused as refused:
+            report.drop(refused.reason, path, number, detail=refused.detail)
+
+
+def read_each(
+    read: Callable[[T], LoggedRow], found: Iterable[tuple[int, T]], path: Path, report: ReadReport
+) -> Iterator[LoggedRow]:
+    """The rollout of everything that was found at a line; what is none is dropped and counted."""
+    for number, one in found:
+        try:
+            yield read(one)
         except RowRefused as refused:
             report.drop(refused.reason, path, number, detail=refused.detail)
         except RecursionError:

@@ -10,7 +10,8 @@ a class with `groups(paths, report)`. Its keyword-only parameters are its option
 ...     return {"group": line["prompt"], "reward": line["score"], "actions": line["turns"]}
 
 A registered format that is recognised by itself says how: `marks` are the fields by which one of its lines is told (a
-tuple of them where lines have several shapes), `file_marks` the ends of the names of its files, `*` for anything.
+tuple of them where lines have several shapes), `file_marks` the ends of the names of its files, `*` for anything,
+`folders` where its files lie below a folder that is named, and `beside` the names of what else its framework writes.
 """
 
 from __future__ import annotations
@@ -106,25 +107,31 @@ def _own_row(read: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> Logg
 
 
 def _files(path: Path) -> list[Path]:
-    """Of a folder: its rollout log (which is complete), else the trees that it kept, else TRL's tables, else its JSON
-    lines, else those of its folders (one a step), else rLLM's episodes; in natural order of their names."""
+    """Of a folder: its rollout log (which is complete), else the trees that it kept, else what a format says lies
+    there, else its JSON lines, else those of its folders (one a step); in natural order of their names."""
     if not path.is_dir():
         if not path.exists():
             raise InputError("does not exist", path=path, hint="check the path")
         return [path]
+    formats = _formats().values()
+    told = [format.folders for format in formats if hasattr(format, "folders")]
+    beside = [name for format in formats for name in getattr(format, "beside", ())]
     for patterns in (
         (rollouts.FILE_NAME,),
         (trees.FILE_NAME,),
-        ("completions_*.parquet", "completions/completions_*.parquet", "*.table.json"),
+        *told,
         ("*.jsonl", "*.jsonl.gz", "*.jsonl.xz"),
-        ("*/train_rollouts.jsonl", "rollouts/*/train_rollouts.jsonl"),
         ("*/*.jsonl", "*/*.jsonl.gz", "*/*.jsonl.xz"),
-        ("episode_*.json", "*_step_*/episode_*.json", "episodes/*_step_*/episode_*.json"),
     ):
         found = {file for pattern in patterns for file in path.glob(pattern)}
+        found = {file for file in found if not any(fnmatch(file.name, name) for name in beside)}
         if found:
             return sorted(found, key=_natural)
     return []
+
+
+def _formats() -> dict[str, Any]:
+    return {name: parts.load("log_formats", name).target for name in parts.names("log_formats")}
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -133,7 +140,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _recognise(path: Path) -> str:
-    formats = {name: parts.load("log_formats", name).target for name in parts.names("log_formats")}
+    formats = _formats()
     for name, format in formats.items():
         if any(fnmatch(path.name, f"*{mark}") for mark in getattr(format, "file_marks", ())):
             return name

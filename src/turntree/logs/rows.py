@@ -187,6 +187,18 @@ def counts(row: dict[str, Any], name: str) -> tuple[int, ...] | None:
     return tuple(cast("list[int]", values))
 
 
+def items(row: Mapping[str, Any], name: str, kind: type = object, *, needed: bool = False) -> list[Any]:
+    """A list of values of one kind; empty where there is none, unless one is `needed`. Raises `RowRefused`."""
+    value = row.get(name)
+    if value is None and not needed:
+        return []
+    if not isinstance(value, list):
+        raise RowRefused(f"no list in field {name!r}")
+    if not all(isinstance(one, kind) for one in cast("list[Any]", value)):
+        raise RowRefused(f"a value in field {name!r} is not {'an object' if kind is dict else kind.__name__}")
+    return cast("list[Any]", value)
+
+
 _STEP = re.compile(r"(?:^|_)step_?(\d+)|^(\d+)$")
 
 

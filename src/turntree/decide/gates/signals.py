@@ -14,10 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from itertools import combinations, pairwise
 
-import numpy as np
-from rapidfuzz.distance import Levenshtein
-from rapidfuzz.process import cdist
-
 from turntree.core.protocols import GroupProgress
 
 Signal = Callable[[GroupProgress, int], float]
@@ -40,7 +36,7 @@ def prefix_edit_distance_mean(group: GroupProgress, turn: int) -> float:
         return 0.0
     codes: dict[str | None, str] = {}
     texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in one) for one in prefixes(group, turn)]
-    return int(cdist(texts, texts, scorer=Levenshtein.distance, dtype=np.int64).sum()) / (size * (size - 1) * turn)
+    return _summed(texts, "distance") / (size * (size - 1) * turn)
 
 
 def action_bigram_jaccard_mean(group: GroupProgress, turn: int) -> float:
@@ -110,8 +106,17 @@ def prefix_edit_distance_mean_printed(group: GroupProgress, turn: int) -> float:
         return 0.0
     codes: dict[str, str] = {}
     texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in one[:turn]) for one in group.actions]
-    pairs = cdist(texts, texts, scorer=Levenshtein.normalized_distance, dtype=np.float64)
-    return float(pairs.sum()) / (size * (size - 1))
+    return _summed(texts, "normalized_distance") / (size * (size - 1))
+
+
+def _summed(texts: Sequence[str], scorer: str) -> float:
+    """The sum over all pairs. NumPy and RapidFuzz are loaded for it alone: every command knows gates."""
+    import numpy as np
+    from rapidfuzz.distance import Levenshtein
+    from rapidfuzz.process import cdist
+
+    kind = np.int64 if scorer == "distance" else np.float64
+    return float(cdist(texts, texts, scorer=getattr(Levenshtein, scorer), dtype=kind).sum())
 
 
 def action_bigram_jaccard_mean_printed(group: GroupProgress, turn: int) -> float:
