@@ -1,20 +1,25 @@
 """Containers that fork, on real ones (`TURNTREE_CONTAINERS=1`): a fork is what a replay is, nothing is left behind, and
 no program in a container reaches another one, the host or its reward."""
 
+import gc
 import itertools
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentFault
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone
 from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
 from turntree.env.container import LABEL, ContainerHost, ContainerLimits, Snapshot
@@ -52,17 +57,13 @@ def shell(host, base):
 
 
 def left(host, owner=None):
-    """Containers and images that bear our label: of `owner`, or of this run."""
-    label = f"{LABEL}={owner or host.owner}"
-    return (
-        len(host.client.api.containers(all=True, filters={"label": label})),
-        len(host.client.api.images(all=True, filters={"label": label})),
-    )
+    """Containers and images that bear the label of `owner`, or of this run."""
+    return tuple(sum(each["Labels"][LABEL] == (owner or host.owner) for each in kind) for kind in host.made())
 
 
-def gone(host, owner=None, seconds=20.0):
-    until = time.monotonic() + seconds
-    while left(host, owner) != (0, 0) and time.monotonic() < until:
+def gone(host, owner=None):
+    """What is left, once nothing more is removed: the test's own time limit ends a wait for what stays."""
+    while left(host, owner) != (0, 0):
         time.sleep(0.1)
     return left(host, owner)
 
@@ -115,6 +116,47 @@ def test_tasks_are_drawn_by_their_number_alone():
     assert one[0] == two[0] and vars(one[1]) | {"rng": 0} == vars(two[1]) | {"rng": 0}
     drafts = [container_tasks.generated(number)[1] for number in range(65)]
     assert len({str((draft.say, draft.files, draft.run, draft.checks)) for draft in drafts}) == 65
+
+
+def test_output_that_comes_with_the_head_of_the_answer_is_heard(tmp_path):
+    docker = pytest.importorskip("docker")
+    path = tmp_path / "daemon"
+
+    def frame(channel, data):
+        return bytes([channel, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+    def answer(listener):
+        taken, _ = listener.accept()
+        with taken:
+            while not taken.recv(4096).endswith(b"}"):
+                pass
+            head = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+            taken.sendall(head + frame(2, b"12\n") + frame(1, b"all of") + frame(1, b" it"))
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        daemon = threading.Thread(target=answer, args=(listener,), daemon=True)
+        daemon.start()
+        client, heard = docker.DockerClient(base_url=f"unix://{path}", version="1.41"), _Heard(100)
+        shell = ContainerShell(SimpleNamespace(client=client), Snapshot("image"))
+        shell._listen("made", heard)
+        daemon.join()
+        client.close()
+    assert (heard.text(), bytes(heard.error)) == ("all of it", b"12\n")
+
+
+def test_a_daemon_that_refuses_is_gone_and_no_socket_stays_open(tmp_path, monkeypatch):
+    pytest.importorskip("docker")
+    monkeypatch.setattr("turntree.env.container._AWAY_SECONDS", 0.1)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/daemon")
+    with socket.socket(socket.AF_UNIX) as bound, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        bound.bind(f"{tmp_path}/daemon")  # and does not listen
+        with pytest.raises(EnvironmentGone):
+            ContainerHost().call(dict)
+        gc.collect()
+    assert [str(each.message) for each in warned] == []
 
 
 # a shell

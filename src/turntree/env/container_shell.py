@@ -106,7 +106,7 @@ class ContainerShell:
         """Start the container, where it does not run."""
         with self._lock:
             if self._container is None:
-                self._container = self._host.start(self._base.image, self._environment)
+                self._container = self._host.start(self._base, self._environment)
                 self._folder = self._folder or self._container.attrs["Config"].get("WorkingDir") or "/"
                 self._host.room(self)
 
@@ -164,14 +164,18 @@ class ContainerShell:
         return heard, watch.stopped, made
 
     def _listen(self, made: str, heard: _Heard) -> None:
-        """Start a program and listen until it ends. The client's own streams would leave their sockets open."""
-        frames = self._host.docker.utils.socket.frames_iter
-        listening = self._host.client.api.exec_start(made, socket=True)
+        """Start a program and listen until it ends. The client's own streams would leave their sockets open, and miss
+        what comes in one piece with the head of the answer: that is in the buffer of the head's reader."""
+        api = self._host.client.api
+        listening = api.exec_start(made, socket=True)
+        answer = listening._response
         try:
-            for channel, data in frames(listening, tty=False):
-                heard.take(data, channel == 2)
+            api._disable_socket_timeout(listening)
+            reader = answer.raw._fp.fp
+            while len(head := reader.read(8)) == 8:
+                heard.take(reader.read(int.from_bytes(head[4:], "big")), head[0] == 2)
         finally:
-            listening._response.close()
+            answer.close()
 
     def _code(self, made: str) -> int | None:
         """The exit code of a program that did not say it: it was killed, unless the whole container was."""
@@ -185,9 +189,10 @@ class ContainerShell:
     def stop(self, heard: _Heard, ended: threading.Event) -> bool:
         """End a command; whether that took a restart, which ends what runs in the background, too."""
         pid = heard.error.partition(b"\n")[0].decode("ascii", "replace")
-        with contextlib.suppress(self._host.docker.errors.DockerException, OSError):
+        with contextlib.suppress(EnvironmentFault):
             if pid.isdigit():
-                self._container.exec_run(["bash", "-c", f"kill -KILL -- -{pid}"], user="0", detach=True)
+                kill = ["bash", "-c", f"kill -KILL -- -{pid}"]
+                self._host.call(lambda: self._container.exec_run(kill, user="0", detach=True))
                 if ended.wait(_KILL_SECONDS):
                     return False
         self._host.call(lambda: self._container.restart(timeout=0))
@@ -195,7 +200,8 @@ class ContainerShell:
 
     def written(self) -> int:
         """Bytes in the container's own layer."""
-        found = self._host.client.api.containers(size=True, filters={"id": self._container.id})
+        listed = self._host.client.api.containers
+        found = self._host.call(lambda: listed(size=True, filters={"id": self._container.id}))
         return int(found[0].get("SizeRw") or 0) if found else 0
 
     def put(self, archive: bytes, folder: str) -> None:
@@ -293,16 +299,16 @@ class ContainerShell:
             self._lock.release()
 
     def close(self) -> None:
-        """Remove the container."""
-        container, self._container = self._container, None
-        if container is not None:
-            self._host.remove(container)
+        """Remove the container: nobody else holds it."""
+        self._container = None
 
 
+# git's index holds times
 _DIGEST = r"""
 for path; do
   if [ -L "$path" ]; then stat -c "%n %F %u %g" -- "$path"; readlink -- "$path"
   elif [ -e "$path" ]; then stat -c "%n %F %a %u %g" -- "$path"; fi
+  case $path in */.git/index) git -c core.fsmonitor=false --git-dir="${path%/index}" ls-files --stage && continue; esac
   if [ -f "$path" ] && [ ! -L "$path" ]; then sha256sum <"$path"; fi
 done | sha256sum"""
 _SAVED = re.compile(r"\d+\n(.*)#(\d+) (\d+) ([^\n]*)\n", re.DOTALL)
