@@ -156,7 +156,7 @@ def test_a_daemon_that_refuses_is_gone_and_no_socket_stays_open(tmp_path, monkey
         with pytest.raises(EnvironmentGone):
             ContainerHost().call(dict)
         gc.collect()
-    assert [str(each.message) for each in warned] == []
+    assert [str(each.message) for each in warned if "socket" in str(each.message)] == []
 
 
 # a shell
