@@ -3,6 +3,7 @@ no program in a container reaches another one, the host or its reward."""
 
 import gc
 import itertools
+import json
 import os
 import random
 import signal
@@ -31,6 +32,7 @@ from turntree.env.tool_environment import ToolEnvironment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 import container_tasks
+import container_verdicts
 
 IMAGE = container_tasks.IMAGE
 HISTORIES = int(os.environ.get("TURNTREE_CONTAINER_HISTORIES", "6"))
@@ -116,6 +118,36 @@ def test_tasks_are_drawn_by_their_number_alone():
     assert one[0] == two[0] and vars(one[1]) | {"rng": 0} == vars(two[1]) | {"rng": 0}
     drafts = [container_tasks.generated(number)[1] for number in range(65)]
     assert len({str((draft.say, draft.files, draft.run, draft.checks)) for draft in drafts}) == 65
+
+
+def test_the_table_of_verdicts_counts_what_one_judge_pays_and_another_one_refuses(tmp_path, capsys):
+    def row(task, kind, names, strings, executed, outcome, acts=True):
+        judged = {"names": names, "strings": strings, "executed": executed, "outcome": outcome}
+        return json.dumps({"task": task, "turn": 0, "kind": kind, "acts": acts, **judged}) + "\n"
+
+    rows = [
+        row("a", "control", 1.0, 1.0, 1.0, 1.0),
+        row("a", "slip", 1.0, 1.0, 0.0, 0.25),
+        row("a", "reworded", 1.0, 0.0, 1.0, 1.0),
+        row("b", "slip", 1.0, 1.0, 0.0, 1.0, acts=False),
+        row("b", "look", 1.0, 0.0, None, 1.0),
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    container_verdicts.table([tmp_path / "rows.jsonl"])
+    said = capsys.readouterr().out
+    assert "2 tasks, 1 turns, 4 actions" in said and "time): 1 actions of 0 turns" in said
+    assert "| paid by strings, refused by executed | 2 of 2: 100% [100%, 100%] | 1 of 1: 100% [100%, 100%] |" in said
+    assert "| refused by strings, paid by executed | 1 of 1: 100% [100%, 100%] |" in said
+    assert "| paid by strings, refused by outcome | 1 of 2: 50% [0%, 100%] | 1 of 1" in said
+
+
+def test_an_action_in_place_of_the_demonstrated_one_is_another_one():
+    for number in range(len(container_tasks.FAMILIES)):
+        _, draft = container_tasks.generated(number)
+        for turn, shown in enumerate(draft.commands):
+            drawn = container_verdicts.actions(draft, turn, random.Random(turn))
+            assert drawn.pop("control") == shown and drawn.keys() >= {"look", "slip"}
+            assert shown not in drawn.values() and drawn.keys() <= container_verdicts.KINDS.keys()
 
 
 def test_output_that_comes_with_the_head_of_the_answer_is_heard(tmp_path):
