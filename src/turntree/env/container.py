@@ -41,8 +41,9 @@ T = TypeVar("T")
 LABEL = "turntree.owner"  # of every container and image that a run makes: who may remove it
 DEEPEST = 60  # layers of forks on an image: Docker mounts at most 127
 _AWAY_SECONDS = 60.0  # until a daemon that does not answer is taken for gone
-# A process of podman waits on the host after every command, for as many seconds; by default 300.
-_SETTINGS = "[engine]\nexit_command_delay = 20\n"
+# A process of podman waits on the host after every command, for as many seconds (by default 300); then its exit code is
+# no longer told.
+_SETTINGS = "[engine]\nexit_command_delay = 60\n"
 _SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 # The first process adopts and reaps what others leave behind; it waits for a pipe that nobody writes to.
 _FIRST = ["bash", "-c", "exec 3<> <(:); while :; do read -ru 3; done"]
