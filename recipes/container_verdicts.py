@@ -9,8 +9,8 @@ for the terminal), by effect (`executed`: the same answer and the same state as 
 the demonstrator goes on from there to the end, and the tests judge. Each is played once, in a fork of the turn's
 container. Rows are written as they are known, and a second call goes on where the first one stopped.
 
-The table has a 95% interval from a bootstrap over tasks: samples of one task are no independent draws. Shares depend on
-the mix of actions, which is ours; the rows by kind do not.
+The table has a 95% interval from a bootstrap over tasks, because samples of one task are no independent draws (Wilson's
+over tasks where all tasks are alike). Shares depend on the mix of actions, which is ours; the rows by kind do not.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, TurnState, task_of
 from turntree.env.tasks import open_tasks
 from turntree.rollout.rebuild import said
+from turntree.run.wilson import wilson
 from turntree.verify.paper import Paper
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -193,7 +194,10 @@ def share(rows: Sequence[Row], of: Callable[[Row], bool], given: Callable[[Row],
     draws = [rng.choices(counts, k=len(counts)) for _ in range(2000)]
     means = sorted(sum(yes for yes, _ in draw) / sum(n for _, n in draw) for draw in draws)
     total, n = sum(yes for yes, _ in counts), sum(n for _, n in counts)
-    return f"{total} of {n}: {total / n:.0%} [{means[50]:.0%}, {means[1949]:.0%}]"
+    low, high = means[50], means[1949]
+    if low == high:  # all tasks are alike, which says less than that all will be
+        low, high = wilson(total / n * len(counts), len(counts))
+    return f"{total} of {n}: {total / n:.0%} [{low:.0%}, {high:.0%}]"
 
 
 def paid(name: str, value: float = 1.0) -> Callable[[Row], bool]:

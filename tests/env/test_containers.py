@@ -136,8 +136,8 @@ def test_the_table_of_verdicts_counts_what_one_judge_pays_and_another_one_refuse
     container_verdicts.table([tmp_path / "rows.jsonl"])
     said = capsys.readouterr().out
     assert "2 tasks, 1 turns, 4 actions" in said and "time): 1 actions of 0 turns" in said
-    assert "| paid by strings, refused by executed | 2 of 2: 100% [100%, 100%] | 1 of 1: 100% [100%, 100%] |" in said
-    assert "| refused by strings, paid by executed | 1 of 1: 100% [100%, 100%] |" in said
+    assert "| paid by strings, refused by executed | 2 of 2: 100% [34%, 100%] | 1 of 1: 100% [21%, 100%] |" in said
+    assert "| refused by strings, paid by executed | 1 of 1: 100% [21%, 100%] |" in said
     assert "| paid by strings, refused by outcome | 1 of 2: 50% [0%, 100%] | 1 of 1" in said
 
 
