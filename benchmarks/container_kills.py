@@ -4,10 +4,11 @@ false reward?
     python benchmarks/container_kills.py [--kills 40] [--tasks 12] [--seed 0] [--kinds client daemon container disk]
 
 A run plays the solution and every mutant of the tasks of recipes/container_tasks.py, in a fork each, and writes a row
-an episode. Its daemon is podman on a store of its own, a file system of 1 GiB in a file (needs root). At random moments
-the client, the daemon or a container is killed, or the store's disk is filled for some seconds. A run that ended early
-is started again and goes on after its last row; one that is done before enough was killed is played again. In the end
-there has to be one row an episode (and round); every solution has reward 1 and no mutant has.
+an episode. Its daemon is podman on a store of its own, a file system of 512 MiB in a file (needs root), which reads the
+images of the usual store. At random moments the client, the daemon or a container is killed, or the store's disk is
+filled for some seconds. A run that ended early is started again and goes on after its last row; one that is done before
+enough was killed is played again. In the end there has to be one row an episode (and round); every solution has reward
+1 and no mutant has.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 import container_tasks
 
 KINDS = ("client", "daemon", "container", "disk")
+USUAL = "/var/lib/containers/storage"
 TRIES = 20  # of an episode, until it is left to the next start of the run
 
 
@@ -75,8 +77,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def small_store(size_mb: int = 1024) -> Iterator[Path]:
-    """A folder on a file system of its own, with the image in it."""
+def small_store(size_mb: int = 512) -> Iterator[Path]:
+    """A folder on a file system of its own."""
     with tempfile.TemporaryDirectory() as folder:
         disk, store = Path(folder, "disk"), Path(folder, "store")
         store.mkdir()
@@ -85,18 +87,18 @@ def small_store(size_mb: int = 1024) -> Iterator[Path]:
         subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True)
         subprocess.run(["mount", "-o", "loop", disk, store], check=True)
         try:
-            image = subprocess.run(["podman", "save", container_tasks.IMAGE], stdout=subprocess.PIPE, check=True).stdout
-            podman(store, "load").communicate(image)
             yield store
         finally:
             subprocess.run(["umount", "-R", "-l", store], check=True)
 
 
 def podman(store: Path, *words: str | Path) -> subprocess.Popen[bytes]:
-    """Podman on a store; its locks are files there, because those in shared memory are all other stores', too."""
+    """Podman on a store, with the images of the usual one; its locks are files there, because those in shared memory
+    are all other stores', too."""
     settings = store / "containers.conf"
     settings.write_text('[engine]\nlock_type = "file"\nexit_command_delay = 20\n')
     places = ["--root", store / "root", "--runroot", store / "run", "--tmpdir", store / "tmp"]
+    places += ["--storage-driver", "overlay", "--storage-opt", f"additionalimagestore={USUAL}"]
     command = ["podman", *places, "--runtime", "runc", "--cgroup-manager", "cgroupfs", *words]
     return subprocess.Popen(
         command,
@@ -148,34 +150,36 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
     due = {name for each in root.iterdir() for name in episodes(each)}
     done: Counter[str] = Counter()
     ended: list[dict[str, Any]] = []  # rows of rounds before the last one
-    starts = 0
+    clients: list[int] = []
     while sum(done.values()) < given.kills or len(rows(out)) < len(due):
         if len(rows(out)) >= len(due):
             ended += rows(out)
             out.unlink()
-        starts += 1
         words = [sys.executable, __file__, "--play", str(root), str(out)]
         with subprocess.Popen(words, env=os.environ | {"DOCKER_HOST": daemon.url}) as client:
+            clients.append(client.pid)
             while client.poll() is None and sum(done.values()) < given.kills:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     client.wait(rng.uniform(0.5, given.apart))
                 kind = rng.choice(given.kinds)
                 if client.poll() is None and daemon.disturb(kind, client, rng):
                     done[kind] += 1
-        print(f"start {starts}: {len(rows(out))} of {len(due)} episodes, {dict(done)}", flush=True)
+        print(f"start {len(clients)}: {len(rows(out))} of {len(due)} episodes, {dict(done)}", flush=True)
     ended += rows(out)
     false = [row for row in ended if (row["reward"] == 1.0) != row["episode"].endswith("/solution")]
     counted = Counter(row["episode"] for row in ended)
     os.environ["DOCKER_HOST"] = daemon.url
     with ContainerHost() as host:
-        containers, images = host.made()
+        containers, images = (
+            [each for each in kind if int(each["Labels"][LABEL].split()[1]) in clients] for kind in host.made()
+        )
     mounts = [
         line for line in Path("/proc/mounts").read_text().splitlines() if f" {daemon.store}/root/overlay/" in line
     ]
     faults, times = sum(row["faults"] for row in ended), sorted(set(counted.values()))
     print(
-        f"{dict(done)} in {starts} starts; {faults} faults, all repeated; {len(ended)} rows of {len(due)} episodes, "
-        f"each {times} times; false rewards: {false}; left: {len(containers)} containers, "
+        f"{dict(done)} in {len(clients)} starts; {faults} faults, all repeated; {len(ended)} rows of {len(due)} "
+        f"episodes, each {times} times; false rewards: {false}; left: {len(containers)} containers, "
         f"{len(images)} images, {len(mounts)} mounts"
     )
 

@@ -239,6 +239,16 @@ def test_a_limit_is_an_answer_and_a_lost_container_is_a_fault(host, shell):
         shell.run("cat /one")
 
 
+@containers
+def test_a_full_disk_of_the_store_is_a_fault_and_no_failure_of_the_command(host, shell, monkeypatch):
+    shell.run("echo 1 > /one")
+    with monkeypatch.context() as full:
+        full.setattr("turntree.env.container._FULL", 1 << 60)
+        with pytest.raises(EnvironmentFault):
+            shell.run("cat /one")
+    assert shell.run("cat /one").output == "1\n"
+
+
 # forks
 
 PARTS = (

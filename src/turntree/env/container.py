@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 LABEL = "turntree.owner"  # of every container and image that a run makes: who may remove it
 DEEPEST = 60  # layers of forks on an image: Docker mounts at most 127
+_FULL = 64 << 20  # bytes free in the store, below which what a container writes may have failed
 _AWAY_SECONDS = 60.0  # until a daemon that does not answer is taken for gone
 # A process of podman waits on the host after every command, for as many seconds (by default 300); then its exit code is
 # no longer told.
@@ -105,6 +106,7 @@ class ContainerHost:
         self.owner = f"{socket.gethostname()} {os.getpid()} {_started(os.getpid())} {uuid.uuid4().hex[:8]}"
         self.url = _socket() or f"unix://{self._folder.name}/podman.sock"
         self.client: Any = None
+        self._store = ""  # the daemon's folder
         self._helpers = ThreadPoolExecutor(8, "container")
         self._living: dict[int, weakref.ref[ContainerShell]] = {}  # shells that have a container, longest idle first
         self._lock = threading.RLock()
@@ -112,11 +114,12 @@ class ContainerHost:
 
     def __enter__(self) -> ContainerHost:
         try:
-            self._answers(20.0)
+            self._answers()
         except EnvironmentGone as gone:
             hint = "start Docker or `podman system service`, set DOCKER_HOST, or install podman and runc"
             raise InputError(f"no container daemon answers ({gone})", field="environment", hint=hint) from gone
         self.sweep()
+        self._store = str(self.call(self.client.info).get("DockerRootDir") or "")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,17 +137,17 @@ class ContainerHost:
         call is not repeated, because it may have been made. Raises `EnvironmentGone` where none comes back."""
         try:
             if not self._listens():
-                self._answers(_AWAY_SECONDS)
+                self._answers()
             return act()
         except (OSError, self.docker.errors.DockerException, ValueError, KeyError) as error:
             said = " ".join(str(error).split())[-300:]
             if not isinstance(error, self.docker.errors.DockerException):
-                self._answers(_AWAY_SECONDS)
+                self._answers()
             raise EnvironmentFault(f"the container daemon failed: {said}") from error
 
-    def _answers(self, seconds: float) -> None:
+    def _answers(self) -> None:
         """Wait for the daemon."""
-        until, said = time.monotonic() + seconds, "nobody listens"
+        until, said = time.monotonic() + _AWAY_SECONDS, "nobody listens"
         while time.monotonic() < until:
             self._serve()
             if self._listens():
@@ -169,6 +172,15 @@ class ContainerHost:
         with socket.socket(socket.AF_UNIX) as tried:
             tried.settimeout(_AWAY_SECONDS)
             return tried.connect_ex(path) == 0
+
+    def full(self) -> bool:
+        """Whether the disk of the daemon's store is full. Programs of every container fail then, which is no act of a
+        policy. False where the store is not on this machine."""
+        try:
+            found = os.statvfs(self._store)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < _FULL
 
     def _serve(self) -> None:
         """Start podman's service, where it is ours and does not run. It ends by itself when nobody asks it."""

@@ -156,7 +156,7 @@ class ContainerShell:
         made: str = host.call(lambda: api.exec_create(self._container.id, list(words), **given)["Id"])
         heard = _Heard(host.limits.output_chars)
         started = time.monotonic()
-        with _Watch(self, heard, seconds or host.limits.seconds) as watch:
+        with _Watch(host, self, heard, seconds or host.limits.seconds) as watch:
             host.call(lambda: self._listen(made, heard))
         host.count("seconds", time.monotonic() - started)
         if watch.problem is not None:
@@ -345,25 +345,32 @@ class _Heard:
 class _Watch:
     """Stops a command at a limit, in a thread of its own, while another one listens to it."""
 
-    def __init__(self, shell: ContainerShell, heard: _Heard, seconds: float) -> None:
-        self._shell, self._heard, self._seconds = shell, heard, seconds
+    def __init__(self, host: ContainerHost, shell: ContainerShell, heard: _Heard, seconds: float) -> None:
+        self._host, self._shell, self._heard, self._seconds = host, shell, heard, seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="container", daemon=True)
         self.stopped: str | None = None
         self.problem: BaseException | None = None
 
     def __enter__(self) -> _Watch:
+        self._see_room()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self._see_room()
+
+    def _see_room(self) -> None:
+        if self._host.full():
+            self.problem = EnvironmentFault("the disk of the container store is full")
 
     def _look(self) -> None:
         limits, until = self._shell.limits, time.monotonic() + self._seconds
         while not self._ended.wait(min(1.0, max(0.0, until - time.monotonic()))):
             try:
+                self._see_room()
                 if time.monotonic() >= until:
                     self.stopped = _SLOW
                 elif self._heard.total > _FLOOD:
