@@ -123,7 +123,7 @@ class ContainerHost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._helpers.shutdown(cancel_futures=not self._listens())
+        self._helpers.shutdown(cancel_futures=not _listens(self.url))
         with contextlib.suppress(EnvironmentFault, EnvironmentGone):  # a daemon that is away: the next run sweeps
             self.sweep(own=True)
         self.client.close()
@@ -136,7 +136,7 @@ class ContainerHost:
         """What the daemon answers. An error is an `EnvironmentFault`; a daemon that restarts is waited for, but the
         call is not repeated, because it may have been made. Raises `EnvironmentGone` where none comes back."""
         try:
-            if not self._listens():
+            if not _listens(self.url):
                 self._answers()
             return act()
         except (OSError, self.docker.errors.DockerException, ValueError, KeyError) as error:
@@ -150,7 +150,7 @@ class ContainerHost:
         until, said = time.monotonic() + _AWAY_SECONDS, "nobody listens"
         while time.monotonic() < until:
             self._serve()
-            if self._listens():
+            if _listens(self.url):
                 try:
                     if self.client is None:
                         self.client = self.docker.DockerClient(base_url=self.url, timeout=120, max_pool_size=64)
@@ -162,16 +162,6 @@ class ContainerHost:
                 break
             time.sleep(0.2)
         raise EnvironmentGone(f"the container daemon at {self.url} does not answer: {said}")
-
-    def _listens(self) -> bool:
-        """Whether a daemon takes connections. Asked first, because the client leaves the socket of a refused connection
-        open."""
-        path = self.url.removeprefix("unix://")
-        if path == self.url:
-            return True  # not on this machine
-        with socket.socket(socket.AF_UNIX) as tried:
-            tried.settimeout(_AWAY_SECONDS)
-            return tried.connect_ex(path) == 0
 
     def full(self) -> bool:
         """Whether the disk of the daemon's store is full. Programs of every container fail then, which is no act of a
@@ -347,6 +337,17 @@ class ContainerHost:
             return True
         except self.docker.errors.APIError as error:
             return isinstance(error, self.docker.errors.NotFound)
+
+
+def _listens(url: str) -> bool:
+    """Whether a daemon takes connections. Asked first, because the client leaves the socket of a refused connection
+    open."""
+    path = url.removeprefix("unix://")
+    if path == url:
+        return True  # not on this machine
+    with socket.socket(socket.AF_UNIX) as tried:
+        tried.settimeout(_AWAY_SECONDS)
+        return tried.connect_ex(path) == 0
 
 
 def _socket() -> str | None:
