@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import os
 import signal
 import socket
@@ -129,6 +130,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for marker, variable in (("vllm", VLLM), ("containers", CONTAINERS)):
         if variable not in os.environ:
             items[:] = [item for item in items if item.get_closest_marker(marker) is None]
+
+
+@functools.cache
+def no_container() -> str | None:
+    """Why no container can be started here; None where one was."""
+    from container_tasks import IMAGE
+
+    from turntree.core.errors import InputError
+    from turntree.core.foreign import EnvironmentFault
+    from turntree.env.container import ContainerHost, Snapshot
+    from turntree.env.container_shell import ContainerShell
+
+    try:
+        with ContainerHost() as host:
+            ContainerShell(host, Snapshot(host.image(IMAGE))).run("true")
+    except (InputError, EnvironmentFault) as error:
+        return f"no container can be started here: {error}"
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("containers") is not None and (reason := no_container()) is not None:
+        pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True, scope="module")

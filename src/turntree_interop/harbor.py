@@ -438,7 +438,7 @@ class Tests:
             return Judged(0.0, f"the episode changed what the tests run with ({', '.join(reached[:3])})", tampered=True)
         if shell.background:
             self._ran(shell, {self.script: b"#!/bin/sh\nsleep 1\n"}, 30.0)
-            if _reward(shell) is not None:
+            if _unpacked(shell.get(_LOGS)).keys() & {"reward.json", "reward.txt"}:  # half written ones, too
                 return Judged(0.0, "a process of the episode writes the reward", tampered=True)
         ran = self._ran(shell, files, self.seconds)
         if _unpacked(shell.get(_TESTS)).items() & files.items() != files.items():

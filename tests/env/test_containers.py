@@ -1,20 +1,26 @@
 """Containers that fork, on real ones (`TURNTREE_CONTAINERS=1`): a fork is what a replay is, nothing is left behind, and
 no program in a container reaches another one, the host or its reward."""
 
+import gc
 import itertools
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentFault
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone
 from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
 from turntree.env.container import LABEL, ContainerHost, ContainerLimits, Snapshot
@@ -26,6 +32,7 @@ from turntree.env.tool_environment import ToolEnvironment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 import container_tasks
+import container_verdicts
 
 IMAGE = container_tasks.IMAGE
 HISTORIES = int(os.environ.get("TURNTREE_CONTAINER_HISTORIES", "6"))
@@ -52,17 +59,13 @@ def shell(host, base):
 
 
 def left(host, owner=None):
-    """Containers and images that bear our label: of `owner`, or of this run."""
-    label = f"{LABEL}={owner or host.owner}"
-    return (
-        len(host.client.api.containers(all=True, filters={"label": label})),
-        len(host.client.api.images(all=True, filters={"label": label})),
-    )
+    """Containers and images that bear the label of `owner`, or of this run."""
+    return tuple(sum(each["Labels"][LABEL] == (owner or host.owner) for each in kind) for kind in host.made())
 
 
-def gone(host, owner=None, seconds=20.0):
-    until = time.monotonic() + seconds
-    while left(host, owner) != (0, 0) and time.monotonic() < until:
+def gone(host, owner=None):
+    """What is left, once nothing more is removed: the test's own time limit ends a wait for what stays."""
+    while left(host, owner) != (0, 0):
         time.sleep(0.1)
     return left(host, owner)
 
@@ -117,6 +120,77 @@ def test_tasks_are_drawn_by_their_number_alone():
     assert len({str((draft.say, draft.files, draft.run, draft.checks)) for draft in drafts}) == 65
 
 
+def test_the_table_of_verdicts_counts_what_one_judge_pays_and_another_one_refuses(tmp_path, capsys):
+    def row(task, kind, names, strings, executed, outcome, acts=True):
+        judged = {"names": names, "strings": strings, "executed": executed, "outcome": outcome}
+        return json.dumps({"task": task, "turn": 0, "kind": kind, "acts": acts, **judged}) + "\n"
+
+    rows = [
+        row("a", "control", 1.0, 1.0, 1.0, 1.0),
+        row("a", "slip", 1.0, 1.0, 0.0, 0.25),
+        row("a", "reworded", 1.0, 0.0, 1.0, 1.0),
+        row("b", "slip", 1.0, 1.0, 0.0, 1.0, acts=False),
+        row("b", "look", 1.0, 0.0, None, 1.0),
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    container_verdicts.table([tmp_path / "rows.jsonl"])
+    said = capsys.readouterr().out
+    assert "2 tasks, 1 turns, 4 actions" in said and "time): 1 actions of 0 turns" in said
+    assert "| paid by strings, refused by executed | 2 of 2: 100% [34%, 100%] | 1 of 1: 100% [21%, 100%] |" in said
+    assert "| refused by strings, paid by executed | 1 of 1: 100% [21%, 100%] |" in said
+    assert "| paid by strings, refused by outcome | 1 of 2: 50% [0%, 100%] | 1 of 1" in said
+
+
+def test_an_action_in_place_of_the_demonstrated_one_is_another_one():
+    for number in range(len(container_tasks.FAMILIES)):
+        _, draft = container_tasks.generated(number)
+        for turn, shown in enumerate(draft.commands):
+            drawn = container_verdicts.actions(draft, turn, random.Random(turn))
+            assert drawn.pop("control") == shown and drawn.keys() >= {"look", "slip"}
+            assert shown not in drawn.values() and drawn.keys() <= container_verdicts.KINDS.keys()
+
+
+def test_output_that_comes_with_the_head_of_the_answer_is_heard(tmp_path):
+    docker = pytest.importorskip("docker")
+    path = tmp_path / "daemon"
+
+    def frame(channel, data):
+        return bytes([channel, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+    def answer(listener):
+        taken, _ = listener.accept()
+        with taken:
+            while not taken.recv(4096).endswith(b"}"):
+                pass
+            head = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+            taken.sendall(head + frame(2, b"12\n") + frame(1, b"all of") + frame(1, b" it"))
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        daemon = threading.Thread(target=answer, args=(listener,), daemon=True)
+        daemon.start()
+        client, heard = docker.DockerClient(base_url=f"unix://{path}", version="1.41"), _Heard(100)
+        shell = ContainerShell(SimpleNamespace(client=client), Snapshot("image"))
+        shell._listen("made", heard)
+        daemon.join()
+        client.close()
+    assert (heard.text(), bytes(heard.error)) == ("all of it", b"12\n")
+
+
+def test_a_daemon_that_refuses_is_gone_and_no_socket_stays_open(tmp_path, monkeypatch):
+    pytest.importorskip("docker")
+    monkeypatch.setattr("turntree.env.container._AWAY_SECONDS", 0.1)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/daemon")
+    with socket.socket(socket.AF_UNIX) as bound, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", ResourceWarning)
+        bound.bind(f"{tmp_path}/daemon")  # and does not listen
+        with pytest.raises(EnvironmentGone):
+            ContainerHost().call(dict)
+        gc.collect()
+    assert [str(each.message) for each in warned if "socket" in str(each.message)] == []
+
+
 # a shell
 
 
@@ -163,6 +237,16 @@ def test_a_limit_is_an_answer_and_a_lost_container_is_a_fault(host, shell):
     shell._container.kill()
     with pytest.raises(EnvironmentFault):
         shell.run("cat /one")
+
+
+@containers
+def test_a_full_disk_of_the_store_is_a_fault_and_no_failure_of_the_command(host, shell, monkeypatch):
+    shell.run("echo 1 > /one")
+    with monkeypatch.context() as full:
+        full.setattr("turntree.env.container._FULL", 1 << 60)
+        with pytest.raises(EnvironmentFault):
+            shell.run("cat /one")
+    assert shell.run("cat /one").output == "1\n"
 
 
 # forks

@@ -40,7 +40,11 @@ T = TypeVar("T")
 
 LABEL = "turntree.owner"  # of every container and image that a run makes: who may remove it
 DEEPEST = 60  # layers of forks on an image: Docker mounts at most 127
+_FULL = 64 << 20  # bytes free in the store, below which what a container writes may have failed
 _AWAY_SECONDS = 60.0  # until a daemon that does not answer is taken for gone
+# A process of podman waits on the host after every command, for as many seconds (by default 300); then its exit code is
+# no longer told.
+_SETTINGS = "[engine]\nexit_command_delay = 60\n"
 _SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 # The first process adopts and reaps what others leave behind; it waits for a pipe that nobody writes to.
 _FIRST = ["bash", "-c", "exec 3<> <(:); while :; do read -ru 3; done"]
@@ -78,11 +82,12 @@ class ContainerLimits:
 
 @dataclass(eq=False)
 class Snapshot:
-    """An image; with a `parent` one that a fork committed, which is removed when nobody holds it any more."""
+    """An image; with a `parent` one that a fork committed. It is removed when nobody holds it any more: no shell, and
+    neither a container nor an image on it, until that is removed itself."""
 
     image: str
     depth: int = 0
-    parent: Snapshot | None = None  # held, so that images are removed from the last to the first
+    parent: Snapshot | None = None
 
 
 class ContainerHost:
@@ -101,6 +106,7 @@ class ContainerHost:
         self.owner = f"{socket.gethostname()} {os.getpid()} {_started(os.getpid())} {uuid.uuid4().hex[:8]}"
         self.url = _socket() or f"unix://{self._folder.name}/podman.sock"
         self.client: Any = None
+        self._store = ""  # the daemon's folder
         self._helpers = ThreadPoolExecutor(8, "container")
         self._living: dict[int, weakref.ref[ContainerShell]] = {}  # shells that have a container, longest idle first
         self._lock = threading.RLock()
@@ -108,15 +114,16 @@ class ContainerHost:
 
     def __enter__(self) -> ContainerHost:
         try:
-            self._answers(20.0)
+            self._answers()
         except EnvironmentGone as gone:
             hint = "start Docker or `podman system service`, set DOCKER_HOST, or install podman and runc"
             raise InputError(f"no container daemon answers ({gone})", field="environment", hint=hint) from gone
         self.sweep()
+        self._store = str(self.call(self.client.info).get("DockerRootDir") or "")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._helpers.shutdown()
+        self._helpers.shutdown(cancel_futures=not _listens(self.url))
         with contextlib.suppress(EnvironmentFault, EnvironmentGone):  # a daemon that is away: the next run sweeps
             self.sweep(own=True)
         self.client.close()
@@ -129,22 +136,21 @@ class ContainerHost:
         """What the daemon answers. An error is an `EnvironmentFault`; a daemon that restarts is waited for, but the
         call is not repeated, because it may have been made. Raises `EnvironmentGone` where none comes back."""
         try:
-            if self._service is not None and self._service.poll() is not None:
-                self._answers(_AWAY_SECONDS)
+            if not _listens(self.url):
+                self._answers()
             return act()
         except (OSError, self.docker.errors.DockerException, ValueError, KeyError) as error:
             said = " ".join(str(error).split())[-300:]
             if not isinstance(error, self.docker.errors.DockerException):
-                self._answers(_AWAY_SECONDS)
+                self._answers()
             raise EnvironmentFault(f"the container daemon failed: {said}") from error
 
-    def _answers(self, seconds: float) -> None:
+    def _answers(self) -> None:
         """Wait for the daemon."""
-        until, said = time.monotonic() + seconds, "there is no socket"
-        path = self.url.removeprefix("unix://")
+        until, said = time.monotonic() + _AWAY_SECONDS, "nobody listens"
         while time.monotonic() < until:
             self._serve()
-            if os.path.exists(path) or path == self.url:
+            if _listens(self.url):
                 try:
                     if self.client is None:
                         self.client = self.docker.DockerClient(base_url=self.url, timeout=120, max_pool_size=64)
@@ -157,6 +163,15 @@ class ContainerHost:
             time.sleep(0.2)
         raise EnvironmentGone(f"the container daemon at {self.url} does not answer: {said}")
 
+    def full(self) -> bool:
+        """Whether the disk of the daemon's store is full. Programs of every container fail then, which is no act of a
+        policy. False where the store is not on this machine."""
+        try:
+            found = os.statvfs(self._store)
+        except OSError:
+            return False
+        return found.f_bavail * found.f_frsize < _FULL
+
     def _serve(self) -> None:
         """Start podman's service, where it is ours and does not run. It ends by itself when nobody asks it."""
         podman = shutil.which("podman")
@@ -167,8 +182,17 @@ class ContainerHost:
                 options = [] if os.path.isdir("/run/systemd/system") else ["--cgroup-manager", "cgroupfs"]
                 options += ["--runtime", "runc"] if shutil.which("runc") else []
                 command = [podman, *options, "system", "service", "--time", "600", self.url]
-                quiet = subprocess.DEVNULL
-                self._service = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, process_group=0)
+                settings = Path(self._folder.name, "containers.conf")
+                settings.write_text(_SETTINGS)
+                own = not os.path.exists("/etc/containers/containers.conf")  # those of the machine would not be read
+                self._service = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    process_group=0,
+                    env=({"CONTAINERS_CONF": str(settings)} if own else {}) | os.environ,
+                )
 
     # images
 
@@ -192,14 +216,16 @@ class ContainerHost:
         notice(f"building the image of {folder}")
         try:
             return self.client.images.build(path=str(folder), tag=tag, rm=True, forcerm=True, nocache=True)[0].id
+        except self.docker.errors.BuildError as error:  # its log is read to the end, or the connection stays open
+            said = "".join(str(line.get("stream", "")) for line in error.build_log) + str(error)
         except (self.docker.errors.DockerException, TypeError) as error:
-            said = " ".join(str(error).split())[-300:]
-            raise InputError(f"cannot be built: {said}", path=str(folder / "Dockerfile")) from error
+            said = str(error)
+        raise InputError(f"cannot be built: {' '.join(said.split())[-300:]}", path=str(folder / "Dockerfile"))
 
     # containers
 
-    def start(self, image: str, environment: Mapping[str, str]) -> Any:
-        """A new container of an image, with the limits."""
+    def start(self, base: Snapshot, environment: Mapping[str, str]) -> Any:
+        """A new container of an image, with the limits. It is removed, with its processes, when nobody holds it."""
         limits, make = self.limits, self.docker.types
         self.count("started")
         bounds = {"nofile": 1024, "fsize": limits.disk_mb << 20, "core": 0}
@@ -208,7 +234,7 @@ class ContainerHost:
         pairs = [mount.split(":") for mount in limits.mounts]
         container = self.call(
             lambda: self.client.containers.create(
-                image,
+                base.image,
                 _FIRST,
                 entrypoint=[],
                 hostname="container",  # the same in all forks
@@ -225,11 +251,8 @@ class ContainerHost:
                 user="0",
             )
         )
-        try:
-            self.call(container.start)
-        except EnvironmentFault:
-            self.remove(container)
-            raise
+        weakref.finalize(container, self._later, self._remove, container.id, base).atexit = False
+        self.call(container.start)
         return container
 
     def commit(self, container: Any, parent: Snapshot) -> Snapshot:
@@ -237,26 +260,19 @@ class ContainerHost:
         self.count("committed")
         image: str = self.call(lambda: container.commit(conf={"Labels": {LABEL: self.owner}}).id)
         made = Snapshot(image, parent.depth + 1, parent)
-        weakref.finalize(made, self._later, self._forget, image).atexit = False
+        weakref.finalize(made, self._later, self._forget, image, parent).atexit = False
         return made
 
-    def _forget(self, image: str) -> None:
-        for wait in (0.1, 0.2, 0.5, 1.0, 2.0, 4.0):  # until its containers and the images on it are gone
-            try:
-                return self.client.images.remove(image, force=False, noprune=True)
-            except self.docker.errors.ImageNotFound:
-                return
-            except self.docker.errors.APIError:
-                time.sleep(wait)
+    def _forget(self, image: str, _parent: Snapshot) -> None:
+        self.client.images.remove(image, force=False, noprune=True)
 
-    def remove(self, container: Any) -> None:
-        """Remove a container and its processes, soon."""
-        self._later(lambda: container.remove(force=True, v=True))
+    def _remove(self, container: str, _base: Snapshot) -> None:
+        self.client.api.remove_container(container, force=True, v=True)
 
     def _later(self, act: Callable[..., Any], *arguments: Any) -> None:
         def quietly() -> None:
-            with contextlib.suppress(self.docker.errors.DockerException, OSError, EnvironmentFault, EnvironmentGone):
-                act(*arguments)
+            with contextlib.suppress(EnvironmentFault, EnvironmentGone):
+                self.call(lambda: act(*arguments))
 
         with contextlib.suppress(RuntimeError):  # the host has ended, and swept
             self._helpers.submit(quietly)
@@ -292,16 +308,46 @@ class ContainerHost:
             mine = (labels or {}).get(LABEL) == self.owner
             return (own and mine) or (host == socket.gethostname() and _started(int(pid)) != started)
 
-        filters = {"label": LABEL}
-        for container in self.call(lambda: self.client.api.containers(all=True, filters=filters)):
+        containers, images = self.made()
+        for container in containers:
             if dead(container["Labels"]):
-                with contextlib.suppress(self.docker.errors.APIError):
-                    self.client.api.remove_container(container["Id"], force=True, v=True)
-        images = self.call(lambda: self.client.api.images(all=True, filters=filters))
-        for image in sorted(images, key=lambda each: -each["Created"]):  # a fork of a fork before its parent
-            if dead(image["Labels"]):
-                with contextlib.suppress(self.docker.errors.APIError):
-                    self.client.api.remove_image(image["Id"], force=True)
+                self._gone(self.client.api.remove_container, container["Id"], v=True)
+        left = [image["Id"] for image in images if dead(image["Labels"])]
+        while left:  # a fork of a fork before its parent
+            kept = [image for image in left if not self._gone(self.client.api.remove_image, image)]
+            left = kept if len(kept) < len(left) else []
+
+    def made(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The containers and the images that runs made, of whatever machine uses this daemon, as it describes them."""
+        api, filters = self.client.api, {"label": LABEL}
+        for more in range(50, -1, -1):  # podman fails where an image is removed while it lists them
+            try:
+                both = (
+                    self.call(lambda ask=ask: ask(all=True, filters=filters)) for ask in (api.containers, api.images)
+                )
+                return next(both), next(both)
+            except EnvironmentFault:
+                if not more:
+                    raise
+        raise AssertionError
+
+    def _gone(self, remove: Callable[..., Any], name: str, **options: Any) -> bool:
+        try:
+            remove(name, force=True, **options)
+            return True
+        except self.docker.errors.APIError as error:
+            return isinstance(error, self.docker.errors.NotFound)
+
+
+def _listens(url: str) -> bool:
+    """Whether a daemon takes connections. Asked first, because the client leaves the socket of a refused connection
+    open."""
+    path = url.removeprefix("unix://")
+    if path == url:
+        return True  # not on this machine
+    with socket.socket(socket.AF_UNIX) as tried:
+        tried.settimeout(_AWAY_SECONDS)
+        return tried.connect_ex(path) == 0
 
 
 def _socket() -> str | None:

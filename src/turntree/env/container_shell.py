@@ -106,7 +106,7 @@ class ContainerShell:
         """Start the container, where it does not run."""
         with self._lock:
             if self._container is None:
-                self._container = self._host.start(self._base.image, self._environment)
+                self._container = self._host.start(self._base, self._environment)
                 self._folder = self._folder or self._container.attrs["Config"].get("WorkingDir") or "/"
                 self._host.room(self)
 
@@ -156,7 +156,7 @@ class ContainerShell:
         made: str = host.call(lambda: api.exec_create(self._container.id, list(words), **given)["Id"])
         heard = _Heard(host.limits.output_chars)
         started = time.monotonic()
-        with _Watch(self, heard, seconds or host.limits.seconds) as watch:
+        with _Watch(host, self, heard, seconds or host.limits.seconds) as watch:
             host.call(lambda: self._listen(made, heard))
         host.count("seconds", time.monotonic() - started)
         if watch.problem is not None:
@@ -164,14 +164,18 @@ class ContainerShell:
         return heard, watch.stopped, made
 
     def _listen(self, made: str, heard: _Heard) -> None:
-        """Start a program and listen until it ends. The client's own streams would leave their sockets open."""
-        frames = self._host.docker.utils.socket.frames_iter
-        listening = self._host.client.api.exec_start(made, socket=True)
+        """Start a program and listen until it ends. The client's own streams would leave their sockets open, and miss
+        what comes in one piece with the head of the answer: that is in the buffer of the head's reader."""
+        api = self._host.client.api
+        listening = api.exec_start(made, socket=True)
+        answer = listening._response
         try:
-            for channel, data in frames(listening, tty=False):
-                heard.take(data, channel == 2)
+            api._disable_socket_timeout(listening)
+            reader = answer.raw._fp.fp
+            while len(head := reader.read(8)) == 8:
+                heard.take(reader.read(int.from_bytes(head[4:], "big")), head[0] == 2)
         finally:
-            listening._response.close()
+            answer.close()
 
     def _code(self, made: str) -> int | None:
         """The exit code of a program that did not say it: it was killed, unless the whole container was."""
@@ -185,9 +189,10 @@ class ContainerShell:
     def stop(self, heard: _Heard, ended: threading.Event) -> bool:
         """End a command; whether that took a restart, which ends what runs in the background, too."""
         pid = heard.error.partition(b"\n")[0].decode("ascii", "replace")
-        with contextlib.suppress(self._host.docker.errors.DockerException, OSError):
+        with contextlib.suppress(EnvironmentFault):
             if pid.isdigit():
-                self._container.exec_run(["bash", "-c", f"kill -KILL -- -{pid}"], user="0", detach=True)
+                kill = ["bash", "-c", f"kill -KILL -- -{pid}"]
+                self._host.call(lambda: self._container.exec_run(kill, user="0", detach=True))
                 if ended.wait(_KILL_SECONDS):
                     return False
         self._host.call(lambda: self._container.restart(timeout=0))
@@ -195,7 +200,8 @@ class ContainerShell:
 
     def written(self) -> int:
         """Bytes in the container's own layer."""
-        found = self._host.client.api.containers(size=True, filters={"id": self._container.id})
+        listed = self._host.client.api.containers
+        found = self._host.call(lambda: listed(size=True, filters={"id": self._container.id}))
         return int(found[0].get("SizeRw") or 0) if found else 0
 
     def put(self, archive: bytes, folder: str) -> None:
@@ -293,16 +299,16 @@ class ContainerShell:
             self._lock.release()
 
     def close(self) -> None:
-        """Remove the container."""
-        container, self._container = self._container, None
-        if container is not None:
-            self._host.remove(container)
+        """Remove the container: nobody else holds it."""
+        self._container = None
 
 
+# git's index holds times
 _DIGEST = r"""
 for path; do
   if [ -L "$path" ]; then stat -c "%n %F %u %g" -- "$path"; readlink -- "$path"
   elif [ -e "$path" ]; then stat -c "%n %F %a %u %g" -- "$path"; fi
+  case $path in */.git/index) git -c core.fsmonitor=false --git-dir="${path%/index}" ls-files --stage && continue; esac
   if [ -f "$path" ] && [ ! -L "$path" ]; then sha256sum <"$path"; fi
 done | sha256sum"""
 _SAVED = re.compile(r"\d+\n(.*)#(\d+) (\d+) ([^\n]*)\n", re.DOTALL)
@@ -339,25 +345,32 @@ class _Heard:
 class _Watch:
     """Stops a command at a limit, in a thread of its own, while another one listens to it."""
 
-    def __init__(self, shell: ContainerShell, heard: _Heard, seconds: float) -> None:
-        self._shell, self._heard, self._seconds = shell, heard, seconds
+    def __init__(self, host: ContainerHost, shell: ContainerShell, heard: _Heard, seconds: float) -> None:
+        self._host, self._shell, self._heard, self._seconds = host, shell, heard, seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="container", daemon=True)
         self.stopped: str | None = None
         self.problem: BaseException | None = None
 
     def __enter__(self) -> _Watch:
+        self._see_room()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self._see_room()
+
+    def _see_room(self) -> None:
+        if self._host.full():
+            self.problem = EnvironmentFault("the disk of the container store is full")
 
     def _look(self) -> None:
         limits, until = self._shell.limits, time.monotonic() + self._seconds
         while not self._ended.wait(min(1.0, max(0.0, until - time.monotonic()))):
             try:
+                self._see_room()
                 if time.monotonic() >= until:
                     self.stopped = _SLOW
                 elif self._heard.total > _FLOOD:
