@@ -75,9 +75,9 @@ class Policy(Weights):
         """The number of tokens that it knows."""
         return vocabulary_size(self.model)
 
-    def trains_on_trees(self, tokens: int, *, field: str) -> bool:
+    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1) -> bool:
         """Whether trees of paths of up to `tokens` tokens are packed (`isolation.shares_prefixes`)."""
-        return shares_prefixes(self.model, tokens, self.prefixes, field=field)
+        return shares_prefixes(self.model, tokens, self.prefixes, field=field, ranks=ranks)
 
     def trainee(self, shared: bool, group: ProcessGroup) -> Trainee:
         """The policy under training."""
