@@ -41,7 +41,7 @@ from turntree.train.config import SFTConfig
 from turntree.train.forward import set_checkpointing
 from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Trainee
-from turntree.train.lora import add_adapter
+from turntree.train.lora import add_adapter, freeze
 from turntree.train.ranks import ProcessGroup
 from turntree.train.sft import SFT, Example, check_head
 
@@ -164,6 +164,7 @@ def load_policy(source: str, device: Device) -> Policy:
     model = load_model(folder, dtype=device.dtype, device=device.name)
     set_threads(model, device.threads)
     weights = policy_hash(model)
+    freeze(model, device.frozen)
     if device.lora is not None:
         add_adapter(model, device.lora)
     loaded = Weights(source, model, tokenizer, renderer_of(device.renderer, tokenizer, folder), device.prefixes)
