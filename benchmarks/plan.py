@@ -15,6 +15,7 @@ import ctypes
 import multiprocessing
 import os
 import socket
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def main() -> None:
     if asked.published:
         for name in PUBLISHED if "all" in asked.published else asked.published:
             rows.append(published(name))
-            print(name, *rows[-1]["full"]["lines"], *rows[-1]["LoRA"]["lines"], sep="\n", flush=True)
+            print(name, *rows[-1]["full"]["lines"], *rows[-1]["LoRA"]["lines"], sep="\n", file=sys.stderr)
     else:
         for name in asked.cell or CELLS:
             rows.append(row := compared(name))
@@ -188,7 +189,7 @@ def main() -> None:
                 f"({row[which]['off']:+.1%})"
                 for which in ("other", "first")
             )
-            print(f"{name} ({row['parameters'] / 1e6:.0f} M): MiB of a rank: {told}", flush=True)
+            print(f"{name} ({row['parameters'] / 1e6:.0f} M): MiB of a rank: {told}", file=sys.stderr)
     finish({"rows": rows}, asked.json, [])
 
 

@@ -13,7 +13,7 @@ from turntree.train.plan import Memory, Planned
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 2000}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
-SMALL = ("--set", "train.max_tokens=256", "--max-context", 128, "--groups", 2)
+SMALL = ("--set", "train.max_tokens=256", "--set", "train.rollouts.episodes.max_context=128", "--groups", 2)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,8 @@ def test_the_first_change_that_makes_a_run_fit_is_named(room: float, said: str) 
     assert said in lines[-1] and len(lines) == (1 if room == 100 else 2)
 
 
-def test_a_dry_run_tells_the_plan_of_a_named_model(turntree, folder, tmp_path) -> None:
+def test_a_dry_run_tells_the_plan_of_a_named_model(turntree, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("turntree.train.plan.memory", lambda config, plan: needing(plan))
     command = ("train", "online", "--environment", "household", "--out", tmp_path / "run", "--dry-run", *SMALL)
     told = turntree(*command, "--model", folder).stderr
     assert "B parameters, all weights, one process, passes of 256 tokens" in told
