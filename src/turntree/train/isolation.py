@@ -7,6 +7,7 @@ architectures, one small random tree is scored both ways and the difference is m
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -153,9 +154,11 @@ def _probe(model: PreTrainedModel, path_tokens: int, seed: int) -> tuple[Rollout
     draw = generator(seed, "path isolation")
     vocabulary = vocabulary_size(model)
     part = max(2, path_tokens // 3)
+    numbers = itertools.count()
 
     def sampled(tree: RolloutTree, parent: int, length: int) -> int:
-        ids = tuple(draw.randrange(vocabulary) for _ in range(length))
+        # siblings begin with different tokens: else they would share slots, which plain rows do not
+        ids = (next(numbers) % vocabulary, *(draw.randrange(vocabulary) for _ in range(length - 1)))
         zeros = (0.0,) * length
         return tree.add(parent, NodeKind.COMPLETION, ids, logprobs=zeros, entropies=zeros).id
 
