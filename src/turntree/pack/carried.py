@@ -71,7 +71,8 @@ def carried_states(decoder: PreTrainedModel, batch: PackedBatch) -> Tensor:
 
 def _begun(decoder: PreTrainedModel) -> _State:
     state = _State(config=decoder.config)
-    for layer in state.layers:
+    layers: list[Any] = state.layers
+    for layer in layers:
         if hasattr(layer, "conv_states"):
             layer.activate_past_recording()  # which keeps the states of a convolution as they are given, too
     return state
@@ -79,8 +80,9 @@ def _begun(decoder: PreTrainedModel) -> _State:
 
 def _copied(state: _State) -> _State:
     copied = copy.copy(state)
-    copied.layers = [copy.copy(layer) for layer in state.layers]
-    for layer in copied.layers:
+    layers: list[Any] = [copy.copy(layer) for layer in state.layers]
+    copied.layers = layers
+    for layer in layers:
         for name, value in vars(layer).items():
             if isinstance(value, dict):
                 setattr(layer, name, dict(value))

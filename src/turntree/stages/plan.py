@@ -65,7 +65,7 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
     )
 
 
-def _sampled(config: TrainOnlineConfig | TrainPivotConfig) -> dict[str, int]:
+def _sampled(config: Any) -> dict[str, int]:
     """Sequences that the embedded engine holds at once, of what length, and how many of them share a prompt."""
     train = config.train
     if isinstance(config, TrainOnlineConfig):

@@ -160,10 +160,11 @@ def batches(vocabulary: int, asked: Planned) -> list[list[PackedBatch]]:
     the second beside the gradient of the first."""
     few = max(4, min(64, asked.tokens // 4))
     small, large = (_tree(tokens, asked.branches, vocabulary) for tokens in (few, asked.tokens))
-    return [
-        pack_ranks(*zip(*[one] * count * asked.ranks, strict=True), asked.ranks, max_tokens=asked.tokens)[0]
-        for one, count in ((small, 1), (large, 2))
-    ]
+    found: list[list[PackedBatch]] = []
+    for (tree, credit), count in ((small, 1), (large, 2)):
+        many = count * asked.ranks
+        found.append(pack_ranks([tree] * many, [credit] * many, asked.ranks, max_tokens=asked.tokens)[0])
+    return found
 
 
 def _tree(tokens: int, branches: int, vocabulary: int) -> tuple[RolloutTree, Credit]:
@@ -251,4 +252,5 @@ class _Tracker(MemTracker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._mod_tracker.register_user_hooks = lambda *hooks: None
+        modules: Any = self._mod_tracker
+        modules.register_user_hooks = lambda *hooks: None
