@@ -64,7 +64,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
         "attention sinks",
     ),
-    "DeepSeek-V3": ("DeepseekV3Config", _LATENT, "latent attention, in sampling"),
+    "DeepSeek-V3": ("DeepseekV3Config", _LATENT, "latent attention"),
     "Gemma 2": ("Gemma2Config", {"sliding_window": WINDOW}, "capped scores"),
     "Gemma 3": ("Gemma3TextConfig", {"sliding_window": WINDOW}, "windows"),
     "Gemma 4": (
@@ -99,6 +99,9 @@ WITH_VISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 SHARED = [name for name, (_, _, why) in FAMILIES.items() if not why]
 REPEATED = [name for name in FAMILIES if name not in SHARED]
+# of these, in the update: shared, a row per rollout because a state is overwritten; the others are carried
+SHARED_IN_UPDATE = ["DeepSeek-V3"]
+ROWS = ["Nemotron-H (Nemotron 3)", "Falcon-H1", "Granite 4 hybrid"]
 
 
 _SIZES = {

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tiny_models import tiny_model
+from tiny_models import tiny_mixture, tiny_model
 from turntree.pack.attention import set_tree_attention
 from turntree.train import forward, trainer
 from turntree.train.config import LoRAConfig
 from turntree.train.forward import set_checkpointing
 from turntree.train.launch import open_ranks
-from turntree.train.lora import add_adapter
+from turntree.train.lora import add_adapter, freeze
 from turntree.train.sharded import whole
 from turntree.train.trainer import Trainer, follow
 
@@ -32,7 +32,11 @@ SAVING = 2 * VOCABULARY  # logits of a chunk of the head, where memory is saved
 def policy(kind: str) -> PreTrainedModel:
     """A tiny policy; `kind` names what is special about it."""
     dtype = torch.bfloat16 if "bfloat16" in kind else torch.float32
-    model = tiny_model("llama" if "untied" in kind else "qwen3", VOCABULARY, dtype=dtype)
+    if "mixture" in kind:
+        model = tiny_mixture(VOCABULARY).to(dtype)
+        freeze(model, ["mlp.gate"])
+    else:
+        model = tiny_model("llama" if "untied" in kind else "qwen3", VOCABULARY, dtype=dtype)
     if "adapter" in kind:
         add_adapter(model, LoRAConfig(rank=4))
     if "trained" in kind:

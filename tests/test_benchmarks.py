@@ -109,3 +109,12 @@ def test_what_is_run_on_a_gpu_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path, monkey
     page = gpu["page"](tmp_path)
     assert "**Not measured in this run:** trl, tests, commands." in page
     assert "## One update" in page and "## Ranks" in page
+
+
+def test_a_plan_is_within_a_tenth_of_what_ranks_take():
+    command = [sys.executable, str(BENCHMARKS / "plan.py"), "--cell", "dense middle, 2 ranks, full", "--json", "-"]
+    finished = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert finished.returncode == 0, finished.stderr
+    (row,) = json.loads(finished.stdout)["rows"]
+    for rank in ("first", "other"):
+        assert row[rank]["measured"] > 100 and row[rank]["off"] == pytest.approx(0, abs=0.1), row

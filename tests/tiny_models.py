@@ -11,7 +11,15 @@ from typing import Literal
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 VOCAB_SIZE = 384
@@ -70,6 +78,20 @@ def tiny_model(
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
     return model.to(dtype).eval()
+
+
+def tiny_mixture(vocab_size: int = VOCAB_SIZE, *, seed: int = 0) -> PreTrainedModel:
+    """A random mixture of experts in eval mode: two layers, two of four experts a token."""
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "initializer_range": 0.15}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3MoeConfig(vocab_size=vocab_size, num_experts=4, num_experts_per_tok=2, **sizes, **heads)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3MoeForCausalLM(config).eval()
+        for name, parameter in model.named_parameters():  # Transformers leaves routers at zero
+            if name.endswith("mlp.gate.weight"):
+                torch.nn.init.normal_(parameter)
+    return model
 
 
 def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> FastTokenizer:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from plain_model import ask, prompt, worst_error
 
-from model_families import FAMILIES, REPEATED, SHARED, WITH_VISION, family_model, seeing_model
+from model_families import FAMILIES, REPEATED, ROWS, SHARED, SHARED_IN_UPDATE, WITH_VISION, family_model, seeing_model
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.errors import InputError
 from turntree.engine import limits
@@ -18,6 +18,8 @@ from turntree.engine.checkpoint import load_model, save_model
 from turntree.engine.hf import HFEngine
 from turntree.engine.limits import EngineConfig, Prefixes
 from turntree.engine.plain import PlainEngine
+from turntree.pack.carried import is_carried
+from turntree.train.forward import set_checkpointing
 from turntree.train.isolation import check_rows, shares_prefixes
 
 STOPS = range(8, 16)
@@ -55,12 +57,25 @@ def test_a_family_that_cannot_share_says_why_and_refuses_only_where_it_is_told_t
     assert "sampling prefills every turn's prompt as a whole" in capsys.readouterr().err
     with pytest.raises(InputError):
         opened(model, "shared")
-    if shares_prefixes(model, 64, "auto", field="tokens"):
-        assert "in sampling" in FAMILIES[name][2]
+    assert shares_prefixes(model, 64, "auto", field="tokens") == (name not in ROWS)
+    assert is_carried(model) == (name not in ROWS + SHARED_IN_UPDATE)
+    if name in SHARED_IN_UPDATE:
         return
-    assert "a row per rollout, which computes shared prefixes again" in capsys.readouterr().err
+    how = "a row per rollout, which" if name in ROWS else "trees go through the model chain by chain"
+    assert how in capsys.readouterr().err
     with pytest.raises(InputError):
-        shares_prefixes(model, 64, "shared", field="tokens")
+        shares_prefixes(family_model(name), 64, "shared", field="tokens")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_state_is_carried_in_one_process_and_where_it_is_kept(ranks: int, capsys) -> None:
+    model = family_model("Qwen3-Next")
+    if ranks == 1:
+        set_checkpointing(model)
+    assert not shares_prefixes(model, 64, "auto", field="tokens", ranks=ranks) and not is_carried(model)
+    told = capsys.readouterr().err
+    assert "a row per rollout, which computes shared prefixes again" in told
+    assert ("gradient_checkpointing" if ranks == 1 else "on several ranks") in told
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -71,7 +86,9 @@ def test_rows_of_a_batch_are_scored_as_they_are_alone(name: str) -> None:
 def test_the_guide_has_every_family_with_what_is_done_for_it() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "your-model.md").read_text()
     for name, (_, _, why) in FAMILIES.items():
-        assert f"| {name} | {f'repeated: {why}' if why else 'shared'} |" in guide
+        sampled = f"repeated: {why}" if why else "shared"
+        trained = "repeated" if name in ROWS else "shared" if name in SHARED + SHARED_IN_UPDATE else "carried"
+        assert f"| {name} | {sampled} | {trained} |" in guide
 
 
 @pytest.mark.parametrize("name", WITH_VISION)
@@ -83,7 +100,8 @@ def test_a_model_that_also_sees_is_loaded_and_trained_on_text(name: str, tmp_pat
     loaded = load_model(save_model(load_model(tmp_path / "hub"), tiny_tokenizer(), tmp_path / "saved"))
     assert torch.equal(loaded(input_ids=ids).logits, expected)
     assert isinstance(opened(loaded), PlainEngine if name in REPEATED else HFEngine)
-    assert shares_prefixes(loaded, 64, "auto", field="tokens") == (name not in REPEATED)
+    assert shares_prefixes(loaded, 64, "auto", field="tokens")
+    assert is_carried(loaded) == (name in REPEATED)
 
 
 def test_prefixes_can_be_repeated_by_a_model_that_could_share_them() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.progress import notice
 from turntree.engine.scripted import ScriptedEngine
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
@@ -91,12 +92,19 @@ def test_paths_within_the_window_are_not(
 
 
 @pytest.mark.parametrize(("run", "config", "field"), STAGES, ids=["online", "pivot"])
-def test_longer_paths_have_a_row_per_rollout_where_the_choice_is_ours(
-    run: Callable, config: Callable, field: str, model: str, tmp_path: Path, monkeypatch, capsys
+@pytest.mark.parametrize("carried", [True, False])
+def test_longer_paths_go_chain_by_chain_or_else_row_by_row_where_the_choice_is_ours(
+    run: Callable, config: Callable, field: str, carried: bool, model: str, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setattr("turntree.train.isolation.check_rows", reached)
     asked = config(model, WINDOW + 1)
+    device = replace(asked.device, prefixes="auto", gradient_checkpointing=not carried)
+    monkeypatch.setattr("turntree.train.isolation.check_rows", reached)
+    if carried:
+        monkeypatch.setattr("turntree.train.isolation.notice", lambda said: reached(notice(said)))
     with pytest.raises(Reached):
-        run(replace(asked, device=replace(asked.device, prefixes="auto")), tmp_path / "run")
-    said = f"a row per rollout, which computes shared prefixes again: Qwen3ForCausalLM attends to the last {WINDOW}"
-    assert f"{said} tokens only ({field}: use at most {WINDOW})" in capsys.readouterr().err
+        run(replace(asked, device=device), tmp_path / "run")
+    how = "trees go through the model chain by chain"
+    said = how if carried else "a row per rollout, which computes shared prefixes again"
+    told = capsys.readouterr().err
+    assert f"{said}: Qwen3ForCausalLM attends to the last {WINDOW} tokens only ({field}: use at most {WINDOW})" in told
+    assert ("gradient_checkpointing" in told) is not carried

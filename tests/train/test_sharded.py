@@ -125,6 +125,7 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
     "adapter, saving memory": (LOSS, 24),
     "bfloat16 weights": (LOSS, 24),
     "bfloat16 adapter": (LOSS, 4096),
+    "bfloat16 mixture with a frozen router": (LOSS, 4096),
     "trained adapter": (LOSS, 4096),
     "trained bfloat16 adapter": (LOSS, 24),
 }

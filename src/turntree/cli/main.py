@@ -32,6 +32,7 @@ from turntree.cli import (
     gateway,
     models,
     pipeline,
+    plan,
     results,
     serve,
     traces,
@@ -57,6 +58,7 @@ cli.add_command(pipeline.rescore)
 cli.add_command(pipeline.importance)
 cli.add_command(pipeline.select)
 cli.add_command(pipeline.train)
+cli.add_command(plan.plan)
 cli.add_command(export.export)
 cli.add_command(experiment.experiment)
 cli.add_command(results.evaluate)

@@ -169,8 +169,9 @@ class StageCommand(OutputCommand):
             described = {"stage": self.stage, "config": to_mapping(config)}
             print(json.dumps(described, indent=2))
             # by its name, as `config_class`: what only wants options does not import the stages
-            for line in importlib.import_module("turntree.stages.carriers").told(config):
-                print(f"turntree: {line}", file=sys.stderr)
+            for name in ("carriers", "plan"):
+                for line in importlib.import_module(f"turntree.stages.{name}").told(config):
+                    print(f"turntree: {line}", file=sys.stderr)
             out = ctx.params.get("out")
             where = f" and write to {out}" if out else ""
             print(f"turntree: would run {self.stage!r} ({self.short_help}){where}; nothing was done", file=sys.stderr)

@@ -6,6 +6,8 @@ dense   SDPA with the boolean mask [B, 1, L, L]; also what a model on stock "sdp
 pieces  plain calls over slices of the row: no score of a pair that nobody may see, no copied keys (CPU)
 flex    FlexAttention with a block mask (CUDA; on CPU it has no backward pass)
 
+carried models that keep a state (`pack.carried`): no attention over a tree at all
+
 With `TREE_SDPA` the cheaper of the first two is chosen for each batch; `TREE_FLEX` is the third. A call without a tree
 runs stock SDPA, so the same model can sample.
 
@@ -22,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -36,8 +37,10 @@ from transformers.masking_utils import sdpa_mask
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.engine.compatibility import check_window
+from turntree.pack.carried import is_carried
 from turntree.pack.head import decoder_of
 from turntree.pack.packing import PackedBatch
+from turntree.pack.slots import chains
 
 # The side of a block of FlexAttention's mask, in slots, and how many graphs its compiled kernel may have. One policy
 # needs nine: one row or several, less than a block of slots or more, with a gradient or without. PyTorch stops at
@@ -50,7 +53,7 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 TREE_SDPA, TREE_FLEX = "turntree_sdpa", "turntree_flex"
-Layout = Literal["dense", "pieces", "flex"]
+Layout = Literal["dense", "pieces", "flex", "carried"]
 _LAYOUTS: dict[str, tuple[Layout, ...]] = {
     "sdpa": ("dense",),
     TREE_SDPA: ("dense", "pieces"),
@@ -104,6 +107,8 @@ def _hands_pieces_on(model: PreTrainedModel) -> bool:
 def layouts(model: PreTrainedModel) -> tuple[Layout, ...]:
     """The layouts that packed batches of `model` may take. Raises `InputError` for a backend that would misread a tree:
     eager attention adds a boolean mask as 0 and 1 instead of masking with it, silently wrong."""
+    if is_carried(model):
+        return ("carried",)
     backend = model.config._attn_implementation
     if backend not in _LAYOUTS:
         raise InputError(
@@ -239,8 +244,7 @@ def plan(last: Sequence[int], call: float = CALL) -> tuple[float, list[tuple[int
     """The cheapest cover found of a row with these ends of subtrees, and its cost in query-key pairs, `call` for each
     piece. The pieces of a slot's own chain or square come before rectangles."""
     parts: dict[int, _Part] = {}  # finished subtrees, by their start
-    starts = [slot for slot in range(len(last)) if slot == 0 or last[slot] != last[slot - 1]]
-    for start, end in reversed(list(pairwise([*starts, len(last)]))):
+    for start, end in reversed(chains(last)):
         stop = last[start]
         below = _siblings(parts, end, stop, call)
         size = end - start

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
@@ -201,6 +202,12 @@ def cut(segment: Segment, max_tokens: int) -> list[Segment] | None:
         replace(_part(segment, start, end), flat_tokens=flat[i + 1] - flat[i], share=segment.share / count)
         for i, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
+
+
+def chains(last: Sequence[int]) -> list[tuple[int, int]]:
+    """The chains [start, end) of a row with these ends of subtrees, in order: slots without a fork between them."""
+    starts = [slot for slot in range(len(last)) if slot == 0 or last[slot] != last[slot - 1]]
+    return list(pairwise([*starts, len(last)]))
 
 
 def longest_path(segment: Segment) -> int:

@@ -49,6 +49,8 @@ class Device:
     """Recompute activations in the backward pass instead of keeping them."""
     lora: LoRAConfig | None = None
     """Train a fresh adapter instead of the weights."""
+    frozen: tuple[str, ...] = ()
+    """Modules whose weights training leaves as they are, by the end of their names: mlp.gate, a mixture's router."""
     engine: Part = HF
     """The sampling engine: hf (in this process), vllm (servers), or your own module:object."""
     carrier: Part | None = None
@@ -58,8 +60,11 @@ class Device:
 
     def __post_init__(self) -> None:
         at_least(self, threads=1)
+        if self.frozen and self.lora is not None:
+            hint = "leave it out: an adapter leaves all weights as they are"
+            raise ConfigError("has no effect beside device.lora", field="device.frozen", hint=hint)
         if self.carrier is not None:
-            idle = ("name", "dtype", "threads", "attention", "prefixes", "gradient_checkpointing")
+            idle = ("name", "dtype", "threads", "attention", "prefixes", "gradient_checkpointing", "frozen")
             changed = [name for name in idle if getattr(self, name) != getattr(Device, name)]
             if changed := changed + ["engine"] * (self.engine.name != HF.name):
                 problem, hint = "has no effect where a carrier computes", "leave it out, or the carrier"

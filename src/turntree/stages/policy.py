@@ -41,7 +41,7 @@ from turntree.train.config import SFTConfig
 from turntree.train.forward import set_checkpointing
 from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Trainee
-from turntree.train.lora import add_adapter
+from turntree.train.lora import add_adapter, freeze
 from turntree.train.ranks import ProcessGroup
 from turntree.train.sft import SFT, Example, check_head
 
@@ -75,9 +75,9 @@ class Policy(Weights):
         """The number of tokens that it knows."""
         return vocabulary_size(self.model)
 
-    def trains_on_trees(self, tokens: int, *, field: str) -> bool:
+    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1) -> bool:
         """Whether trees of paths of up to `tokens` tokens are packed (`isolation.shares_prefixes`)."""
-        return shares_prefixes(self.model, tokens, self.prefixes, field=field)
+        return shares_prefixes(self.model, tokens, self.prefixes, field=field, ranks=ranks)
 
     def trainee(self, shared: bool, group: ProcessGroup) -> Trainee:
         """The policy under training."""
@@ -164,6 +164,7 @@ def load_policy(source: str, device: Device) -> Policy:
     model = load_model(folder, dtype=device.dtype, device=device.name)
     set_threads(model, device.threads)
     weights = policy_hash(model)
+    freeze(model, device.frozen)
     if device.lora is not None:
         add_adapter(model, device.lora)
     loaded = Weights(source, model, tokenizer, renderer_of(device.renderer, tokenizer, folder), device.prefixes)

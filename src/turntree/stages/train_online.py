@@ -70,7 +70,7 @@ def run_train_online(
     filters, estimator = config.build_filters(), config.build_estimator()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
-    shared = _trains_on_trees(policy, config)
+    shared = _trains_on_trees(policy, config, group.size)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
         playing = stack.enter_context(_open_playing(config, policy.source, policy.vocabulary, workers))
@@ -179,7 +179,7 @@ def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) 
             require_steppable(tasks, key)
 
 
-def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
+def _trains_on_trees(policy: Policy, config: TrainOnlineConfig, ranks: int) -> bool:
     """Whether trees are packed. Raises where an episode may be too long to train on, which would end the run hours
     later (`ConfigError`), and what `shares_prefixes` raises."""
     longest = min(config.train.rollouts.episodes.max_context, policy.engine.max_context)
@@ -187,7 +187,7 @@ def _trains_on_trees(policy: Policy, config: TrainOnlineConfig) -> bool:
         problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
         hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
         raise ConfigError(problem, field="train.max_tokens", hint=hint)
-    return policy.trains_on_trees(longest, field="train.rollouts.episodes.max_context")
+    return policy.trains_on_trees(longest, field="train.rollouts.episodes.max_context", ranks=ranks)
 
 
 @contextlib.contextmanager

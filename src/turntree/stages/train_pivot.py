@@ -75,7 +75,7 @@ def run_train_pivot(
     policy = load_policy(config.model, config.device)
     given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
-    shared = policy.trains_on_trees(longest, field="train.max_tokens")
+    shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size)
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(given.verifier, config.environment, policy, episodes_of(config)))
         if given.header is not None:

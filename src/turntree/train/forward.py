@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turntree.pack.attention import Layout, decoder_inputs
+from turntree.pack.carried import carried_states, is_carried
 from turntree.pack.head import decoder_of, head_logits, token_scores, vocabulary_size
 from turntree.pack.packing import PackedBatch
 from turntree.train.lora import Reference, reference_model
@@ -63,11 +64,17 @@ def _slot_scores(
     model: PreTrainedModel, batch: PackedBatch, temperature: float, layout: Layout | None
 ) -> tuple[Tensor, Tensor]:
     predecessor_U, row_S = torch.unique(batch.predecessor_S, return_inverse=True)
+    hidden_UD = _hidden(model, batch, layout).flatten(0, 1).index_select(0, predecessor_U)
+    return head_scores(model, hidden_UD, row_S, batch.target_S, temperature)
+
+
+def _hidden(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None) -> Tensor:
+    """The last hidden states, [B, L, D]."""
+    if is_carried(model) and not batch.is_flat:
+        return carried_states(decoder_of(model), batch)
     inputs = decoder_inputs(model, batch, layout)
     with _checkpointing(model):
-        output = decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs)
-    hidden_UD = output.last_hidden_state.flatten(0, 1).index_select(0, predecessor_U)
-    return head_scores(model, hidden_UD, row_S, batch.target_S, temperature)
+        return decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs).last_hidden_state
 
 
 def head_scores(

@@ -2,11 +2,12 @@
 
 Sliding windows, chunked attention, ALiBi, length-dependent RoPE, state-space layers, attention sinks, dropout and
 unknown head scalings all break the packed forward pass in their own way: branches see each other. Instead of a list of
-architectures, one random three-leaf tree is scored both ways and the difference is measured.
+architectures, one small random tree is scored both ways and the difference is measured.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.engine.compatibility import check_positions, check_window
 from turntree.engine.limits import Prefixes
 from turntree.pack.attention import Layout, layouts
+from turntree.pack.carried import set_carried
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, pack
 from turntree.train.forward import policy_logprobs
@@ -49,9 +51,10 @@ class IsolationReport:
     gradient_error: float
 
 
-def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, field: str) -> bool:
+def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, field: str, ranks: int = 1) -> bool:
     """Whether trees are packed, or have a row per rollout because the model computes only those exactly on paths of up
-    to `tokens` tokens, which `field` bounds. Says the reason. Raises `InputError` for a model that does not even
+    to `tokens` tokens, which `field` bounds. A model that keeps a state goes through a tree chain by chain
+    (`pack.carried`), but not on several `ranks`. Says the reason. Raises `InputError` for a model that does not even
     compute padded rows exactly, or that is to be packed (`prefixes` is "shared") and cannot."""
     check_positions(model, tokens, field=field)
     if prefixes != "repeated":
@@ -64,10 +67,29 @@ def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, 
             if prefixes == "shared":
                 raise
             advice = f" ({field}: {error.hint})" if error.field == field else ""
-            notice(f"a row per rollout, which computes shared prefixes again: {error.problem}{advice}")
+            if not (why := _carried(model, ranks)):
+                notice(f"trees go through the model chain by chain: {error.problem}{advice}")
+                return True
+            notice(f"a row per rollout, which computes shared prefixes again: {error.problem}{advice}; {why}")
     with _named(model, "trained in padded batches"):
         check_rows(model)
     return False
+
+
+def _carried(model: PreTrainedModel, ranks: int) -> str:
+    """Let trees go through the model chain by chain; where it cannot, why not."""
+    if ranks > 1:
+        return "its state is not carried over forks on several ranks"
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        return "its state is not carried over forks with device.gradient_checkpointing"
+    set_carried(model, True)
+    try:
+        with _named(model, "carried over forks"):
+            check_path_isolation(model)
+    except InputError as error:
+        set_carried(model, False)
+        return error.problem[:160]
+    return ""
 
 
 @contextmanager
@@ -84,13 +106,13 @@ def check_rows(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) 
     """As `check_path_isolation`, for rows of unequal length in one batch: they must not see each other or the
     padding."""
     tree, credit = _probe(model, path_tokens, seed)
-    batch = pack([tree], [credit], max_tokens=3 * path_tokens, shared=False)[0].to(model.device)
+    batch = pack([tree], [credit], max_tokens=5 * path_tokens, shared=False)[0].to(model.device)
     alone_S = torch.cat([_row_alone(model, batch, row) for row in range(len(batch.tokens_BL))])
     return _compared(model, batch, None, alone_S, _gradient(alone_S, model))
 
 
 def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
-    """Score a random three-leaf tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
+    """Score a small random tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
 
     Every attention layout that a batch may take (`pack.attention.layouts`) is checked, with the model as it is
     set up: its mode, gradient checkpointing, adapter. `path_tokens` is the length of the longest path. A sliding window
@@ -128,23 +150,28 @@ def _compared(
 
 
 def _probe(model: PreTrainedModel, path_tokens: int, seed: int) -> tuple[RolloutTree, Credit]:
-    """Two branches below a prompt, one of which forks again: three leaves, the longest path `path_tokens` long."""
+    """Two branches below a prompt, one of which forks again and again; the longest path is `path_tokens` long."""
     draw = generator(seed, "path isolation")
     vocabulary = vocabulary_size(model)
     part = max(2, path_tokens // 3)
+    numbers = itertools.count()
 
     def sampled(tree: RolloutTree, parent: int, length: int) -> int:
-        ids = tuple(draw.randrange(vocabulary) for _ in range(length))
+        # siblings begin with different tokens: else they would share slots, which plain rows do not
+        ids = (next(numbers) % vocabulary, *(draw.randrange(vocabulary) for _ in range(length - 1)))
         zeros = (0.0,) * length
         return tree.add(parent, NodeKind.COMPLETION, ids, logprobs=zeros, entropies=zeros).id
 
     tree = RolloutTree("probe")
     root = tree.add(None, NodeKind.PROMPT, tuple(draw.randrange(vocabulary) for _ in range(part))).id
     fork = sampled(tree, root, part)
-    for leaf in (sampled(tree, fork, part), sampled(tree, fork, max(1, part // 2)), sampled(tree, root, part)):
+    one = sampled(tree, fork, 1)  # chains of one token, which models with a state compute by other code
+    two = sampled(tree, one, 1)
+    lengths = ((fork, part), (two, 2), (two, 3), (one, max(1, part // 2 - 1)), (root, part))
+    for leaf in [sampled(tree, parent, length) for parent, length in lengths]:
         tree.stop(leaf, StopReason.COMPLETED)
     nodes = {node.id: NodeCredit(1.0, 0.0, 1.0) for node in tree if node.sampled}
-    return tree, Credit(nodes, rollout_tokens=1.0, rollouts=3.0, zero_variance=False)
+    return tree, Credit(nodes, rollout_tokens=1.0, rollouts=5.0, zero_variance=False)
 
 
 def _plain_logprobs(model: PreTrainedModel, tree: RolloutTree, batch: PackedBatch) -> Tensor:

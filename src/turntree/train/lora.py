@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -64,6 +64,20 @@ def is_fresh(model: PreTrainedModel) -> bool:
     return (
         has_adapter(model) and only_lora and not any(value.any() for name, value in trained.items() if "lora_B" in name)
     )
+
+
+def freeze(model: PreTrainedModel, names: Sequence[str]) -> None:
+    """Leave the weights of the modules of these names (a mixture's router: `mlp.gate`) as they are in training. Raises
+    `ConfigError` for a name that no module has, and where nothing would be left to train."""
+    for name in names:
+        found = [p for key, p in model.named_parameters() if f".{name}." in f".{key}"]
+        if not found:
+            problem = f"{type(model).__name__} has no module {name!r} with weights"
+            raise ConfigError(problem, field="device.frozen", hint="a mixture's router is often mlp.gate")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError("leaves nothing to train", field="device.frozen", hint="name fewer modules")
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

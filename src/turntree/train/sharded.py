@@ -44,9 +44,14 @@ def shard(model: PreTrainedModel | None, group: ProcessGroup, *, frozen: bool = 
     layers = [module for module in copied.modules() if type(module).__name__ in layer_names]
     names = {id(parameter): name for name, parameter in copied.named_parameters()}
     for module in (*layers, copied):
+        filled: dict[int, Parameter] = {}
         for parameter in [p for p in module.parameters() if not isinstance(p, DTensor)]:
             source = None if model is None else model.get_parameter(names[id(parameter)])
-            _fill(parameter, source, device, group, widened=narrow and parameter.requires_grad)
+            filled[id(parameter)] = _filled(
+                parameter, source, device, group, widened=narrow and parameter.requires_grad
+            )
+        for part in copied.modules():  # all of them, so that ties hold
+            part._parameters.update({name: filled.get(id(p), p) for name, p in part._parameters.items()})
         fully_shard(module, mesh=group.mesh, mp_policy=policy, reshard_after_forward=True)
         module = cast(Any, module)
         module.set_force_sum_reduction_for_comms(True)
@@ -66,14 +71,13 @@ def _outline(model: PreTrainedModel, frozen: bool) -> PreTrainedModel:
     return copied
 
 
-def _fill(
+def _filled(
     parameter: Parameter, source: Tensor | None, device: torch.device, group: ProcessGroup, *, widened: bool
-) -> None:
-    """Give a parameter without values those of rank 0's `source`, in place, so that ties hold."""
+) -> Parameter:
+    """A parameter without values with those of rank 0's `source`."""
     value = torch.empty_like(parameter, device=device) if source is None else source.detach().to(device, copy=True)
     group.broadcast(value)
-    value = value.float() if widened else value
-    torch.utils.swap_tensors(parameter, Parameter(value, parameter.requires_grad))
+    return Parameter(value.float() if widened else value, parameter.requires_grad)
 
 
 def gather(weights: Iterable[Tensor], into: Sequence[Tensor] | None, group: ProcessGroup) -> None:

@@ -122,12 +122,12 @@ def open_trainers(
         return Trainers(Trainer(model, reference, Optimizer(model.parameters(), config, total_steps)))
     threads = max(1, torch.get_num_threads() // group.here)
     fresh = referred and is_fresh(model)
-    opened = partial(_joined, None, referred, fresh, config, total_steps, threads)
+    opened = partial(joined, None, referred, fresh, config, total_steps, threads)
     group.scatter([opened] * group.size)
-    return Trainers(_joined(model, referred, fresh, config, total_steps, threads, group))
+    return Trainers(joined(model, referred, fresh, config, total_steps, threads, group))
 
 
-def _joined(
+def joined(
     model: PreTrainedModel | None,
     referred: bool,
     fresh: bool,

@@ -1,0 +1,169 @@
+"""What a training run will need on every GPU, from the model's config.json alone (`turntree plan`, `--dry-run`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turntree.core import parts
+from turntree.core.config import from_mapping
+from turntree.core.errors import InputError, first_line
+from turntree.engine.limits import EngineConfig
+from turntree.stages.config import HF, SFTStageConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.train.config import LoRAConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from turntree.train.plan import Memory, Planned
+
+GB = 10**9
+FREE = 0.08  # of a card: the libraries, and what torch's allocator cannot use between its blocks
+
+
+def read_config(model: str) -> PreTrainedConfig:
+    """The config.json of a folder, or of a model on the Hub. Raises `InputError`."""
+    from transformers import AutoConfig
+
+    from turntree.engine.checkpoint import base_of, quiet
+    from turntree.stages.policy import resolve
+
+    folder = resolve(model, weights=False)
+    if (folder / "adapter_config.json").is_file():
+        folder = Path(base_of(folder))
+    if not (folder / "config.json").is_file():
+        raise InputError("has no config.json", path=folder, hint="give a folder in Hugging Face format")
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+    except Exception as error:  # the boundary to foreign files
+        raise InputError(f"cannot be read ({first_line(error)})", path=folder / "config.json") from error
+
+
+def asked(config: Any, ranks: int, saved: str) -> Planned:
+    """The sizes of a run on so many ranks, of a model that is `saved` in a dtype."""
+    from turntree.train.plan import Planned
+
+    device = config.device
+    sampling = {"rows": 0, "context": 1, "branches": 1} if isinstance(config, SFTStageConfig) else _sampled(config)
+    if device.prefixes == "repeated" or device.attention == "flex_attention":  # no mask, as for one long path
+        sampling["branches"] = 1
+    train = config.sft if isinstance(config, SFTStageConfig) else config.train
+    return Planned(
+        ranks=ranks,
+        bfloat16="bfloat16" in (saved if device.dtype == "auto" else device.dtype),
+        frozen=device.frozen,
+        lora=device.lora,
+        checkpointing=device.gradient_checkpointing,
+        dense=device.name.startswith("cuda") and device.attention == "sdpa",
+        referred=not isinstance(config, SFTStageConfig) and train.loss.needs_reference_logprobs,
+        tokens=train.max_tokens,
+        **sampling,
+    )
+
+
+def _sampled(config: Any) -> dict[str, int]:
+    """Sequences that the embedded engine holds at once, of what length, and how many of them share a prompt."""
+    train = config.train
+    if isinstance(config, TrainOnlineConfig):
+        group, context = train.rollouts.group_size, train.rollouts.episodes.max_context
+        alive = train.rollouts.max_live_rollouts or train.groups * group
+    else:
+        group, context, alive = train.group_size, train.max_tokens, train.states * train.group_size
+    if config.device.engine.name != HF.name:
+        return {"rows": 0, "context": context, "branches": group}
+    engine = from_mapping(EngineConfig, config.device.engine.options)
+    return {"rows": min(alive, engine.max_batch_rows), "context": context, "branches": group}
+
+
+# what could be changed where it does not fit, the cheapest first: the key, and the plan with it
+
+
+def _knobs(plan: Planned, context: int) -> Iterator[tuple[str, Planned]]:
+    if not plan.bfloat16:
+        yield "device.dtype=bfloat16", (plan := replace(plan, bfloat16=True))
+    if plan.dense:
+        yield "device.attention=flex_attention", (plan := replace(plan, dense=False))
+    if not plan.checkpointing:
+        yield "device.gradient_checkpointing=true", (plan := replace(plan, checkpointing=True))
+    if plan.rows:
+        yield "device.engine=vllm, on GPUs of its own", (plan := replace(plan, rows=0))
+    if plan.tokens > context > 1:
+        yield f"train.max_tokens={context}", (plan := replace(plan, tokens=context))
+    if plan.lora is None:
+        yield 'device.lora={"rank": 16}', (plan := replace(plan, lora=LoRAConfig()))
+    for ranks in (2 * plan.ranks, 4 * plan.ranks):
+        yield f"{ranks} GPUs", replace(plan, ranks=ranks)
+
+
+def told(config: Any, ranks: int | None = None, gigabytes: float | None = None) -> list[str]:
+    """The plan of a run as lines; none where no model is named. Without `ranks` they are those of the launcher."""
+    if not isinstance(config, SFTStageConfig | TrainOnlineConfig | TrainPivotConfig):
+        return []
+    model = config.model
+    if model in (parts.DEFAULT.name, *parts.names("policies")) or config.device.carrier is not None:
+        return []
+    from turntree.train.plan import memory
+
+    ranks = ranks or int(os.environ.get("WORLD_SIZE") or 1)
+    found = read_config(model)
+    plan = asked(config, ranks, str(found.dtype))
+    need = memory(found, plan)
+    lines = [*shown(need, plan), *_tokens(config, plan)]
+    if gigabytes is not None:
+        lines += advice(plan, need, gigabytes, lambda other: memory(found, other))
+    return lines
+
+
+def shown(need: Memory, plan: Planned) -> Iterator[str]:
+    kind = f"LoRA of rank {plan.lora.rank}" if plan.lora else "all weights"
+    ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "one process"
+    yield f"{need.parameters / 1e9:.2f} B parameters, {kind}, {ranks}, passes of {plan.tokens:,} tokens; GB on each:"
+    names = ("weights", "masters", "moments", "gradients", "reference", "passes")
+    yield "  " + ", ".join(f"{name} {getattr(need, name) / GB:.2f}" for name in names)
+    yield f"  together {need.peak / GB:.2f}"
+    if plan.rows or plan.ranks > 1:
+        sampled = f"{plan.rows} sequences of {plan.context:,} tokens {need.caches / GB:.2f} (freed before a pass)"
+        first = f"; all weights {need.whole / GB:.2f}, to sample with" if need.whole and plan.rows else ""
+        yield (
+            f"  rank 0 samples: {sampled}{first}; together {_first(need, plan) / GB:.2f}"
+            if plan.rows
+            else ("  rank 0 reads the model; its whole weights are then in its main memory")
+        )
+
+
+def _first(need: Memory, plan: Planned) -> int:
+    """Of rank 0; where a server samples, its whole weights are in main memory."""
+    return need.first if plan.rows else need.peak
+
+
+def _tokens(config: Any, plan: Planned) -> Iterator[str]:
+    if isinstance(config, SFTStageConfig):
+        return
+    train = config.train
+    if isinstance(config, TrainOnlineConfig):
+        rollouts, longest = train.groups * train.rollouts.group_size, train.rollouts.episodes.max_context
+    else:
+        rollouts, longest = train.states * train.group_size, train.max_tokens
+    most = rollouts * longest
+    passes = -(-most // (plan.ranks * plan.tokens))
+    yield f"  a step: {rollouts:,} rollouts, at most {most:,} tokens without sharing, {passes:,} passes a rank"
+
+
+def advice(plan: Planned, need: Memory, gigabytes: float, measure: Callable[[Planned], Memory]) -> Iterator[str]:
+    room = gigabytes * GB * (1 - FREE)
+    if _first(need, plan) <= room:
+        yield f"  fits on {plan.ranks} x {gigabytes:g} GB ({FREE:.0%} left free)"
+        return
+    yield f"  does not fit on {plan.ranks} x {gigabytes:g} GB ({FREE:.0%} left free)"
+    tried: list[str] = []
+    for key, other in _knobs(plan, plan.context):
+        tried.append(key)
+        found = measure(other)
+        if _first(found, other) <= room:
+            yield f"  fits with {', '.join(tried)}: {_first(found, other) / GB:.2f} GB"
+            return
+    yield f"  nor with {', '.join(tried)}: use a carrier (docs/scale.md), or a smaller model"

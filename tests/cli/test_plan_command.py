@@ -1,0 +1,68 @@
+"""What a run needs on every GPU, told from config.json alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3Config
+
+from turntree.stages.plan import advice
+from turntree.train.plan import Memory, Planned
+
+SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 2000}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
+SMALL = ("--set", "train.max_tokens=256", "--set", "train.rollouts.episodes.max_context=128", "--groups", 2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A config.json and nothing else."""
+    path = tmp_path_factory.mktemp("outline")
+    Qwen3Config(**SIZES, **HEADS).save_pretrained(path)
+    return path
+
+
+def test_a_plan_names_its_parts_and_says_whether_it_fits(turntree, folder) -> None:
+    told = turntree.json("plan", folder, "--gpus", 2, "--memory", 1, *SMALL)["lines"]
+    parts = dict(re.findall(r"(\w+) (\d+\.\d+)", told[1]))
+    assert list(parts) == ["weights", "masters", "moments", "gradients", "reference", "passes"]
+    assert re.search(r"together \d", told[2]) and "rank 0 samples" in told[3]
+    assert "a step: 16 rollouts" in told[4] and "fits on 2 x 1 GB" in told[5]
+
+
+def needing(plan: Planned) -> Memory:
+    """As if weights of 1 GB were all."""
+    size = 10**9 * (1 if plan.bfloat16 else 2) // plan.ranks
+    rest = {"masters": 0, "moments": 4 * size, "gradients": 2 * size, "reference": 0, "passes": 0, "caches": plan.rows}
+    adapter = {"moments": 0, "gradients": 0} if plan.lora else {}
+    return Memory(parameters=1, weights=size, whole=0, **{**rest, **adapter})
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        (100, "fits on 2 x"),
+        (5, "fits with device.dtype=bfloat16: 3.50 GB"),
+        (1, "device.gradient_checkpointing=true, device.engine=vllm"),
+        (0.1, "nor with"),
+    ],
+)
+def test_the_first_change_that_makes_a_run_fit_is_named(room: float, said: str) -> None:
+    asked = Planned(ranks=2, bfloat16=False, rows=1, context=8192)
+    lines = list(advice(asked, needing(asked), room, needing))
+    assert said in lines[-1] and len(lines) == (1 if room == 100 else 2)
+
+
+def test_a_dry_run_tells_the_plan_of_a_named_model(turntree, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("turntree.train.plan.memory", lambda config, plan: needing(plan))
+    command = ("train", "online", "--environment", "household", "--out", tmp_path / "run", "--dry-run", *SMALL)
+    told = turntree(*command, "--model", folder).stderr
+    assert "B parameters, all weights, one process, passes of 256 tokens" in told
+    assert "B parameters" not in turntree(*command).stderr, "the embedded policies are small"
+
+
+def test_a_folder_without_a_config_is_refused_in_one_line(turntree, tmp_path) -> None:
+    assert "has no config.json" in turntree.error("plan", tmp_path)
+    assert "MODEL" in turntree.error("plan")
