@@ -72,7 +72,9 @@ def litellm() -> str:
     messages: list = [{"role": "user", "content": TASK}]
     tools = [{"type": "function", "function": {**CALLED, "parameters": SCHEMA}}]
     for model in ("openai/policy", "anthropic/policy"):
-        message = litellm.completion(model, messages=messages, tools=tools, max_tokens=300, num_retries=2).choices[0].message
+        message = (
+            litellm.completion(model, messages=messages, tools=tools, max_tokens=300, num_retries=2).choices[0].message
+        )
         messages.append(message)
         for call in message.tool_calls or ():
             found = search(**json.loads(call.function.arguments))
@@ -204,19 +206,13 @@ def codex() -> str:
 
 
 def opencode() -> str:
-    """It takes another server only from its configuration. It sums up what does not fit the context that it is told,
-    which the second command says is small."""
-
-    def config(context: int) -> str:
-        options = {"baseURL": os.environ["OPENAI_BASE_URL"], "apiKey": os.environ["OPENAI_API_KEY"]}
-        models = {"policy": {"name": "policy", "limit": {"context": context, "output": 500}}}
-        own = {"npm": "@ai-sdk/openai-compatible", "name": "own", "options": options, "models": models}
-        return json.dumps({"provider": {"own": own}, "model": "own/policy", "autoupdate": False})
-
+    """It takes another server only from its configuration. It sums up what does not fit the context that it is told."""
+    options = {"baseURL": os.environ["OPENAI_BASE_URL"], "apiKey": os.environ["OPENAI_API_KEY"]}
+    model = {"name": "policy", "limit": {"context": 30_000, "output": 500}}
+    own = {"npm": "@ai-sdk/openai-compatible", "name": "own", "options": options, "models": {"policy": model}}
+    config = json.dumps({"provider": {"own": own}, "model": "own/policy", "autoupdate": False})
     with tempfile.TemporaryDirectory() as home:
-        quiet = {"OPENCODE_DISABLE_MODELS_FETCH": "1"}
-        Terminal(home, OPENCODE_CONFIG_CONTENT=config(200_000), **quiet)("opencode", "run", SAY)
-        return Terminal(home, OPENCODE_CONFIG_CONTENT=config(20_000), **quiet)("opencode", "run", "--continue", AGAIN)
+        return Terminal(home, OPENCODE_CONFIG_CONTENT=config, OPENCODE_DISABLE_MODELS_FETCH="1")("opencode", "run", SAY)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def scripted(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
         return saying("It is Paris.")
     if any(words in last for words in ASKED_TO_SUM_UP):
         return saying(f"<summary>{SUMMARY}</summary>")
-    answered = last.endswith("<tool_call>") or "<|tool|>" in last
+    answered = any(words in last for words in RESULTS)
     if "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in text:
         if "No tool calls found" not in text:
             return saying("I would look around.")
@@ -163,13 +163,14 @@ def scripted(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
 
 TOOLS: dict[str, dict[str, Any]] = {
     "Bash": {"command": "echo hello", "description": "Say hello"},
-    "bash": {"command": "echo hello", "description": "Say hello"},
+    "bash": {"command": "seq 3000", "description": "Fill the context"},
     "exec_command": {"cmd": "echo hello"},
     "shell_command": {"command": "echo hello"},
     "run_shell_command": {"command": "echo hello", "is_background": False},
     "librarian": {"input": "the capital of France"},
     "search": {"query": "capital of France"},
 }
+RESULTS = ("<|tool|>", "<|user|>Observation:\n")  # how the result of a tool is told; smolagents says it as a user
 SUMMARY = "The shell said hello; the capital is Paris."
 # how clients begin or end a request to sum up: Claude Code, Codex, OpenCode, the Anthropic SDK
 ASKED_TO_SUM_UP = (
@@ -240,7 +241,9 @@ CLIENTS = {
     "langgraph_anthropic": Client("langgraph", MESSAGES, "nothing"),
     "pydantic_ai": Client("pydantic-ai-slim", CHAT, "nothing"),
     "pydantic_ai_anthropic": Client("pydantic-ai-slim", MESSAGES, "nothing"),
-    "smolagents": Client("smolagents", CHAT, "stop texts; a final answer that is a call"),
+    "smolagents": Client(
+        "smolagents", CHAT, "stop texts; it writes its calls into its history as text: a fork a turn", ("edited",)
+    ),
     "mini_swe_agent": Client(
         "mini-swe-agent", CHAT, "an answer without a call, left out of its history: a fork", ("compaction",)
     ),
@@ -283,7 +286,8 @@ def failing_once() -> Watched:
     failed = list[bool]()
 
     def fault(request: GenerationRequest) -> str | None:
-        first = not failed and "<|tool|>" in tokenizer().decode(request.prompt_ids)
+        text = tokenizer().decode(request.prompt_ids)
+        first = not failed and any(words in text for words in RESULTS)
         failed.extend([True] if first else [])
         return "out of luck" if first else None
 
@@ -304,7 +308,8 @@ def test_a_client_plays_a_whole_session_unmodified_and_its_calls_are_one_tree(na
     assert done.returncode == 0, done.stderr[-2000:]
     assert ("Submitted" in done.stdout) if name == "mini_swe_agent" else ("Paris" in done.stdout)
     assert Counter(one.status for one in session.calls) == {"kept": len(session.calls) - 1, "failed": 1}
-    assert any(call.goes_on and call.added[0].role == "tool" for call in session.calls) or "tools" in client.forks
+    goes_on = any(call.goes_on and call.added[0].role == "tool" for call in session.calls)
+    assert goes_on or {"tools", "edited"} & set(client.forks)
     found = merge("t", [session])
     assert sampled_in(found.tree) == engine.sampled
     made = causes(found.tree)
