@@ -296,15 +296,6 @@ def test_what_cannot_be_is_refused_in_one_line(agent, tmp_path):
             player_of(opened.of("train"), engine(), renderer(), SchedulerConfig(), gate=gate)
 
 
-@pytest.mark.parametrize("parts_given", [{"gate": Part("divergence")}, {"brancher": Part("random")}])
-def test_a_gate_or_a_brancher_is_refused_before_there_is_a_run(agent, tmp_path, parts_given):
-    """The corrected command would not take the folder of a run with other settings."""
-    config = TrainOnlineConfig(environment=Part(agent), model="household", **parts_given)
-    with pytest.raises(ConfigError, match=rf"'{next(iter(parts_given))}': steps environments, and these .* agents"):
-        run_train_online(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_policy_that_spells_is_seen_as_it_sampled(agent, tmp_path):
     (group,) = played(agent, tmp_path, ["number"], policy=engine(lambda prompt, seed: spelled("one")))
     assert {node.token_ids for node in group.tree if node.sampled} == {spelled("one")}

@@ -30,7 +30,6 @@ from turntree.rollout.live import EpisodeConfig, judged
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 
-
 DECIDING = ("gate", "brancher")
 
 
