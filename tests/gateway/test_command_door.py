@@ -18,7 +18,6 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.players import grow, player_of
 from turntree.rollout.rewards import RewardSum, WeightedReward, build_rewards
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 
 AGENT = """
 import json, os, pathlib, signal, subprocess, sys, time, urllib.error, urllib.request
