@@ -146,7 +146,10 @@ def test_a_fork_is_a_new_agent_that_is_told_again_what_the_first_was(tmp_path: P
     assert all(verdict.reward in (0.0, 1.0) for verdict in group.rewards.verdicts.values())
     assert tree.cost.tool_calls >= 4  # the replayed turn is paid for
     rewards = Rewards({end: Verdict(float(number), "by number") for number, end in enumerate(tree.ends())})
-    model, config = tiny_model(vocab_size=len(tokenizer()), layers=1, dtype=torch.float64), LossConfig(kl_coefficient=0.0)
+    model, config = (
+        tiny_model(vocab_size=len(tokenizer()), layers=1, dtype=torch.float64),
+        LossConfig(kl_coefficient=0.0),
+    )
     credit = config.estimator(CreditConfig())(tree, rewards)
     (packed_loss, packed), (flat_loss, flat) = (
         library_gradient(model, None, batches([tree], [credit], max_tokens=4096), config)
