@@ -9,9 +9,8 @@ import time
 import pytest
 from gateway_world import SAMPLING, engine, renderer, spelled, tokenizer
 
-from turntree.core import parts
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.tree import StopReason
 from turntree.env.tasks import open_tasks
 from turntree.rollout.live import EpisodeConfig
@@ -290,9 +289,6 @@ def test_what_cannot_be_is_refused_in_one_line(agent, tmp_path):
         task = opened.of("train")[0]
         with pytest.raises(InputError, match="train online or evaluate"):
             task.reset()
-        gate = parts.build("gates", Part("divergence"), seed=0)
-        with pytest.raises(ConfigError, match="gate"):
-            player_of(opened.of("train"), engine(), renderer(), SchedulerConfig(), gate=gate)
 
 
 def test_a_policy_that_spells_is_seen_as_it_sampled(agent, tmp_path):
