@@ -80,7 +80,7 @@ test-agents: install  ## Agents of other packages through the gateway (installs 
 	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
 	$(AGENTS)/bin/python -m pip install --quiet openai anthropic litellm openai-agents langgraph langchain-openai \
 	  langchain-anthropic 'pydantic-ai-slim[openai,anthropic]' 'smolagents[openai]' mini-swe-agent
-	npm install --silent --prefix $(AGENTS) @anthropic-ai/claude-code @openai/codex
+	npm install --silent --prefix $(AGENTS) @anthropic-ai/claude-code @openai/codex opencode-ai
 	cd $(AGENTS)/node_modules/@anthropic-ai/claude-code && node install.cjs
 	TURNTREE_AGENTS=$(abspath $(AGENTS)/bin/python) TURNTREE_NODE_AGENTS=$(abspath $(AGENTS)/node_modules/.bin) \
 	  $(BIN)/python -m pytest -s tests/gateway/test_agents.py

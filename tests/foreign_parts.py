@@ -624,7 +624,7 @@ def _(behave: Behave) -> str:
 
 @part("estimator")
 def _(behave: Behave) -> str:
-    from turntree.credit.credit import credit_of
+    from turntree.credit.checked import credit_of
 
     return f"{credit_of(lambda tree, rewards: behave(), RolloutTree('a'), Rewards({}))}"
 

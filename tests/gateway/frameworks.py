@@ -50,12 +50,10 @@ def openai_sdk() -> str:
 
 
 def anthropic_sdk() -> str:
-    """Streams, and asks one prompt twice, as a client does that lost an answer."""
     from anthropic import Anthropic
 
     client, messages = Anthropic(), [{"role": "user", "content": TASK}]
     asked = {"model": "claude", "max_tokens": 300, "tools": [{**CALLED, "input_schema": SCHEMA}]}
-    client.messages.create(messages=messages, **asked)
     while True:
         with client.messages.stream(messages=messages, **asked) as stream:
             reply = stream.get_final_message()
@@ -74,7 +72,9 @@ def litellm() -> str:
     messages: list = [{"role": "user", "content": TASK}]
     tools = [{"type": "function", "function": {**CALLED, "parameters": SCHEMA}}]
     for model in ("openai/policy", "anthropic/policy"):
-        message = litellm.completion(model, messages=messages, tools=tools, max_tokens=300).choices[0].message
+        message = (
+            litellm.completion(model, messages=messages, tools=tools, max_tokens=300, num_retries=2).choices[0].message
+        )
         messages.append(message)
         for call in message.tool_calls or ():
             found = search(**json.loads(call.function.arguments))
@@ -114,7 +114,7 @@ def langgraph() -> str:
     from langchain_openai import ChatOpenAI
     from langgraph.prebuilt import create_react_agent
 
-    graph = create_react_agent(ChatOpenAI(model="policy", max_retries=0), [search])
+    graph = create_react_agent(ChatOpenAI(model="policy"), [search])
     return graph.invoke({"messages": [("user", TASK)]})["messages"][-1].content
 
 
@@ -122,7 +122,7 @@ def langgraph_anthropic() -> str:
     from langchain_anthropic import ChatAnthropic
     from langgraph.prebuilt import create_react_agent
 
-    graph = create_react_agent(ChatAnthropic(model="claude", max_tokens=300, max_retries=0), [search])
+    graph = create_react_agent(ChatAnthropic(model="claude", max_tokens=300), [search])
     return graph.invoke({"messages": [("user", TASK)]})["messages"][-1].content
 
 
@@ -160,35 +160,59 @@ def mini_swe_agent() -> str:
 # clients of a terminal
 
 SAY = "Say hello with the shell, then tell me the capital of France."
+AGAIN = "Which capital was it?"
 
 
-def _command(*words: str, **variables: str) -> str:
-    """Runs a command from npm in an empty folder with an empty home."""
-    with tempfile.TemporaryDirectory() as folder:
+class Terminal:
+    """Runs commands from npm in an empty folder with an empty home, which a later command finds as they were left."""
+
+    def __init__(self, home: str, **variables: str) -> None:
+        self.home = home
+        self._env = {**os.environ, "HOME": home, "IS_SANDBOX": "1", **variables}
+
+    def __call__(self, *words: str) -> str:
         program = str(Path(os.environ["TURNTREE_NODE_AGENTS"]) / words[0])
-        env = {
-            **os.environ,
-            "HOME": folder,
-            "IS_SANDBOX": "1",
-            **{k: v.format(home=folder) for k, v in variables.items()},
-        }
-        env["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
-        done = subprocess.run([program, *words[1:]], env=env, cwd=folder, text=True, capture_output=True, timeout=500)
+        done = subprocess.run(
+            [program, *words[1:]],
+            env=self._env,
+            cwd=self.home,
+            text=True,
+            capture_output=True,
+            timeout=500,
+            stdin=subprocess.DEVNULL,
+        )
         if done.returncode:
             raise SystemExit(f"code {done.returncode}: {done.stdout[-1000:]}\n{done.stderr[-1000:]}")
         return done.stdout
 
 
 def claude_code() -> str:
-    return _command("claude", "-p", SAY, "--allowedTools", "Bash")
+    """Three commands of one conversation, the second of which has it summed up."""
+    with tempfile.TemporaryDirectory() as home:
+        run = Terminal(home)
+        run("claude", "-p", SAY, "--allowedTools", "Bash")
+        run("claude", "-p", "--continue", "/compact")
+        return run("claude", "-p", "--continue", AGAIN)
 
 
 def codex() -> str:
-    """It takes another server only from its configuration."""
+    """It takes another server only from its configuration. It sums up what is longer than its limit."""
     base = os.environ["OPENAI_BASE_URL"]
     provider = f'model_providers.own={{name="own",base_url="{base}",env_key="OPENAI_API_KEY",wire_api="responses"}}'
     options = ["-c", provider, "-c", 'model_provider="own"', "-c", 'model="policy"', "--skip-git-repo-check"]
-    return _command("codex", "exec", *options, "--dangerously-bypass-approvals-and-sandbox", SAY, CODEX_HOME="{home}")
+    options += ["-c", "model_auto_compact_token_limit=1000", "--dangerously-bypass-approvals-and-sandbox"]
+    with tempfile.TemporaryDirectory() as home:
+        return Terminal(home, CODEX_HOME=home)("codex", "exec", *options, SAY)
+
+
+def opencode() -> str:
+    """It takes another server only from its configuration. It sums up what does not fit the context that it is told."""
+    options = {"baseURL": os.environ["OPENAI_BASE_URL"], "apiKey": os.environ["OPENAI_API_KEY"]}
+    model = {"name": "policy", "limit": {"context": 30_000, "output": 500}}
+    own = {"npm": "@ai-sdk/openai-compatible", "name": "own", "options": options, "models": {"policy": model}}
+    config = json.dumps({"provider": {"own": own}, "model": "own/policy", "autoupdate": False})
+    with tempfile.TemporaryDirectory() as home:
+        return Terminal(home, OPENCODE_CONFIG_CONTENT=config, OPENCODE_DISABLE_MODELS_FETCH="1")("opencode", "run", SAY)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ it) that policy drives the frameworks too.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,35 +140,137 @@ def agrees_with_the_trainer(model: Any, found: Merged) -> None:
 
 
 def scripted(prompt: tuple[int, ...], seed: int) -> tuple[int, ...]:
-    """Calls the tool that the prompt shows, and answers once that has."""
+    """Calls the tool that the prompt shows, answers once that has, and sums up what it is asked to."""
     text = tokenizer().decode(prompt)
-    answered = text.rsplit("<|", 3)[1].startswith("tool|>")
-    if '"bash"' in text:
+    last = text.split("<|end|>")[-2].strip()
+    if SUMMARY in text:
+        return saying("It is Paris.")
+    if any(words in last for words in ASKED_TO_SUM_UP):
+        return saying(f"<summary>{SUMMARY}</summary>")
+    answered = any(words in last for words in RESULTS)
+    if "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in text:
         if "No tool calls found" not in text:
-            return renderer().completion(Message("assistant", "I would look around."))
+            return saying("I would look around.")
         command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" if answered else "echo hello"
         return renderer().completion(calling("bash", command=command))
     if '"final_answer"' in text and answered:  # smolagents ends with a call
         return renderer().completion(calling("final_answer", answer="It is Paris."))
-    if answered:
-        return renderer().completion(Message("assistant", "It is Paris."))
-    for tool, more in TERMINAL.items():
-        if f'"name": "{tool}"' in text:
-            return renderer().completion(calling(tool, **more))
-    if '"librarian"' in text:
-        return renderer().completion(calling("librarian", input="the capital of France"))
-    return renderer().completion(calling("search", query="capital of France"))
+    for tool, arguments in TOOLS.items():
+        if f'"name": "{tool}"' in text and not answered:
+            return renderer().completion(calling(tool, **arguments))
+    return saying("It is Paris.")
 
 
-TERMINAL: dict[str, dict[str, Any]] = {  # the shells of the clients of a terminal
+TOOLS: dict[str, dict[str, Any]] = {
     "Bash": {"command": "echo hello", "description": "Say hello"},
+    "bash": {"command": "seq 3000", "description": "Fill the context"},
     "exec_command": {"cmd": "echo hello"},
     "shell_command": {"command": "echo hello"},
+    "run_shell_command": {"command": "echo hello", "is_background": False},
+    "librarian": {"input": "the capital of France"},
+    "search": {"query": "capital of France"},
 }
+RESULTS = ("<|tool|>", "<|user|>Observation:\n")  # how the result of a tool is told; smolagents says it as a user
+SUMMARY = "The shell said hello; the capital is Paris."
+# how clients begin or end a request to sum up: Claude Code, Codex, OpenCode, the Anthropic SDK
+ASKED_TO_SUM_UP = (
+    "followed by a <summary> block",
+    "CONTEXT CHECKPOINT",
+    "anchored summary",
+    "<summary></summary>",
+)
+
+
+def saying(text: str) -> tuple[int, ...]:
+    return renderer().completion(Message("assistant", text))
 
 
 def calling(name: str, **arguments: Any) -> Message:
     return Message("assistant", "", tool_calls=(ToolCall(name, arguments),))
+
+
+@dataclass(frozen=True)
+class Client:
+    """A row of the table of clients: where its version is, what it speaks, what the gateway had to learn for it, and
+    the forks that it makes by itself, beside the retry."""
+
+    package: str
+    speaks: str
+    needed: str
+    forks: tuple[str, ...] = ()
+    title: str = ""
+
+
+CHAT, RESPONSES, MESSAGES = "chat completions", "Responses", "Messages"
+CLIENTS = {
+    "claude_code": Client(
+        "@anthropic-ai/claude-code",
+        f"{MESSAGES}, streamed",
+        "`thinking`, `context_management` and effort recorded; system messages in the middle; marks of caches that "
+        "move from call to call; 24 tools",
+        ("another continuation", "compaction"),
+        "Claude Code (`claude -p`, `/compact`)",
+    ),
+    "codex": Client(
+        "@openai/codex",
+        f"{RESPONSES}, streamed",
+        "tools of a namespace; its web search is not shown; several developer messages; it takes a server only from "
+        "its configuration",
+        ("compaction", "tools"),
+        "Codex (`codex exec`)",
+    ),
+    "opencode": Client(
+        "opencode-ai",
+        f"{CHAT}, streamed",
+        "nothing; it takes a server only from its configuration, and asks for a title beside the task",
+        ("another conversation", "compaction"),
+        "OpenCode (`opencode run`)",
+    ),
+    "openai_sdk": Client("openai", CHAT, "`parsed_arguments`, which it sends back beside the arguments"),
+    "anthropic_sdk": Client("anthropic", f"{MESSAGES}, streamed", "counting of tokens, errors in its form"),
+    "litellm": Client("litellm", f"{CHAT}, then {MESSAGES}", "one conversation in two dialects"),
+    "agents_sdk": Client(
+        "openai-agents",
+        CHAT,
+        "a second agent as a tool: another conversation of the same session",
+        ("another conversation",),
+        "OpenAI Agents SDK",
+    ),
+    "agents_sdk_responses": Client("openai-agents", f"{RESPONSES}, streamed", "nothing", (), "OpenAI Agents SDK"),
+    "langgraph": Client("langgraph", CHAT, "nothing"),
+    "langgraph_anthropic": Client("langgraph", MESSAGES, "nothing"),
+    "pydantic_ai": Client("pydantic-ai-slim", CHAT, "nothing"),
+    "pydantic_ai_anthropic": Client("pydantic-ai-slim", MESSAGES, "nothing"),
+    "smolagents": Client(
+        "smolagents",
+        CHAT,
+        "stop texts; every call is forced, so under a grammar and not trained; its history tells calls as text: a fork "
+        "a turn",
+        ("edited",),
+    ),
+    "mini_swe_agent": Client(
+        "mini-swe-agent", CHAT, "an answer without a call, left out of its history: a fork", ("compaction",)
+    ),
+}
+TERMINALS = ("claude_code", "codex", "opencode")
+FRAMEWORKS = [name for name in CLIENTS if name not in TERMINALS]
+
+
+def version(package: str) -> str:
+    assert INTERPRETER is not None
+    if NODE is not None and (found := Path(NODE).parent / package / "package.json").exists():
+        return json.loads(found.read_text())["version"]
+    asked = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.run([INTERPRETER, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[str]]:
+    """Rows of docs/results/gateway.md, printed at the end."""
+    rows: list[str] = []
+    yield rows
+    print("\n\n| client | version | API | calls | forks in the tree | what it needed of the gateway |")
+    print("|---|---|---|---|---|---|", *rows, sep="\n")
 
 
 def play(name: str, interpreter: str, engine: Watched, **more: Any) -> tuple[Session, subprocess.CompletedProcess[str]]:
@@ -177,67 +282,51 @@ def play(name: str, interpreter: str, engine: Watched, **more: Any) -> tuple[Ses
         command = [interpreter, str(Path(__file__).with_name("frameworks.py")), name]
         done = subprocess.run(command, env=environment_with(variables), capture_output=True, text=True, timeout=600)
         session = over(at, opened["session"], 1.0)
-    assert {one.status for one in session.calls} == {"kept"}
     return session, done
 
 
-# The forks that each framework makes by itself: the agents SDK asks its second agent in a new conversation, and
-# mini-swe-agent leaves an answer without a tool call out of its history, with a complaint in its place.
-FORKS: dict[str, dict[str, int]] = {
-    "openai_sdk": {},
-    "anthropic_sdk": {"retry": 1},
-    "litellm": {},
-    "agents_sdk": {"another conversation": 1},
-    "agents_sdk_responses": {},
-    "langgraph": {},
-    "langgraph_anthropic": {},
-    "pydantic_ai": {},
-    "pydantic_ai_anthropic": {},
-    "smolagents": {},
-    "mini_swe_agent": {"compaction": 1},
-}
-TERMINALS = ("claude_code", "codex")
+def failing_once() -> Watched:
+    """The script, in an engine that gives no answer to the first prompt that holds the result of a tool."""
+    failed = list[bool]()
+
+    def fault(request: GenerationRequest) -> str | None:
+        text = tokenizer().decode(request.prompt_ids)
+        first = not failed and any(words in text for words in RESULTS)
+        failed.extend([True] if first else [])
+        return "out of luck" if first else None
+
+    length = len(tokenizer())
+    return Watched(ScriptedEngine(scripted, renderer().stop_ids, vocab_size=length, max_context=400_000, fault=fault))
 
 
-def scripted_engine() -> Watched:
-    return Watched(ScriptedEngine(scripted, renderer().stop_ids, vocab_size=len(tokenizer()), max_context=400_000))
-
-
-@pytest.mark.skipif(INTERPRETER is None, reason="needs the frameworks of make test-agents (TURNTREE_AGENTS)")
-@pytest.mark.parametrize("name", FORKS)
-def test_frameworks_run_unmodified_and_their_calls_are_one_tree(name: str) -> None:
+@pytest.mark.skipif(INTERPRETER is None, reason="needs the clients of make test-agents (TURNTREE_AGENTS)")
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_plays_a_whole_session_unmodified_and_its_calls_are_one_tree(name: str, table: list[str]) -> None:
+    """With all that it sends by default: a tool, a call that fails on the server and that the client makes again by
+    itself, and a compaction where it has one."""
+    if name in TERMINALS and NODE is None:
+        pytest.skip("needs TURNTREE_NODE_AGENTS")
     assert INTERPRETER is not None
-    engine = scripted_engine()
-    session, done = play(name, INTERPRETER, engine, sampling=Sampling(max_tokens=400))
+    client, engine = CLIENTS[name], failing_once()
+    session, done = play(name, INTERPRETER, engine, sampling=Sampling(max_tokens=400), retries=0)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = merge("t", [session])
-    assert sampled_in(found.tree) == engine.sampled
     assert ("Submitted" in done.stdout) if name == "mini_swe_agent" else ("Paris" in done.stdout)
-    assert causes(found.tree) == FORKS[name]
-    assert len(found.tree.leaves()) == 1 + len(FORKS[name])
-    print(name, len(found.tree), "nodes")
-
-
-@pytest.mark.skipif(None in (INTERPRETER, NODE), reason="needs TURNTREE_AGENTS and TURNTREE_NODE_AGENTS")
-@pytest.mark.parametrize("name", TERMINALS)
-def test_a_client_of_a_terminal_plays_a_whole_session_with_a_tool(name: str) -> None:
-    """Unmodified, with all that it sends by default. Whatever else it asks beside (titles) is in the tree too."""
-    assert INTERPRETER is not None
-    engine = scripted_engine()
-    session, done = play(name, INTERPRETER, engine, sampling=Sampling(max_tokens=400))
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "Paris" in done.stdout
+    assert Counter(one.status for one in session.calls) == {"kept": len(session.calls) - 1, "failed": 1}
+    goes_on = any(call.goes_on and call.added[0].role == "tool" for call in session.calls)
+    assert goes_on or {"tools", "edited"} & set(client.forks)
     found = merge("t", [session])
     assert sampled_in(found.tree) == engine.sampled
-    main = [call for call in session.calls if call.turn is not None]
-    assert any(call.goes_on and call.added[0].role == "tool" for call in session.calls)
+    made = causes(found.tree)
+    assert set(made) == {"retry", *client.forks}
     credit = CreditRule()(found.tree, found.rewards)
-    assert set(credit.nodes) == {node.id for node in found.tree if node.sampled}
-    print(name, len(session.calls), "calls,", len(main), "in the first conversation,", dict(causes(found.tree)))
+    assert set(credit.nodes) == {node.id for node in found.tree if node.sampled} - found.tree.untrained()
+    shown = [client.title or client.package, version(client.package), client.speaks, str(len(session.calls))]
+    forks = ", ".join(f"{count} {cause}" for cause, count in sorted(made.items()))
+    table.append(f"| {' | '.join([*shown, forks, client.needed])} |")
 
 
 @pytest.mark.skipif(None in (INTERPRETER, MODEL), reason="needs TURNTREE_AGENTS and TURNTREE_AGENTS_MODEL")
-@pytest.mark.parametrize("name", FORKS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_pretrained_policy_drives_the_frameworks_and_is_recorded_as_sampled(name: str) -> None:
     """It may answer anything, also what makes an agent give up: what it said is kept all the same."""
     assert INTERPRETER is not None and MODEL is not None

@@ -9,16 +9,14 @@ import time
 import pytest
 from gateway_world import SAMPLING, engine, renderer, spelled, tokenizer
 
-from turntree.core import parts
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.tree import StopReason
 from turntree.env.tasks import open_tasks
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.players import grow, player_of
 from turntree.rollout.rewards import RewardSum, WeightedReward, build_rewards
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 
 AGENT = """
 import json, os, pathlib, signal, subprocess, sys, time, urllib.error, urllib.request
@@ -291,18 +289,6 @@ def test_what_cannot_be_is_refused_in_one_line(agent, tmp_path):
         task = opened.of("train")[0]
         with pytest.raises(InputError, match="train online or evaluate"):
             task.reset()
-        gate = parts.build("gates", Part("divergence"), seed=0)
-        with pytest.raises(ConfigError, match="gate"):
-            player_of(opened.of("train"), engine(), renderer(), SchedulerConfig(), gate=gate)
-
-
-@pytest.mark.parametrize("parts_given", [{"gate": Part("divergence")}, {"brancher": Part("random")}])
-def test_a_gate_or_a_brancher_is_refused_before_there_is_a_run(agent, tmp_path, parts_given):
-    """The corrected command would not take the folder of a run with other settings."""
-    config = TrainOnlineConfig(environment=Part(agent), model="household", **parts_given)
-    with pytest.raises(ConfigError, match=rf"'{next(iter(parts_given))}': steps environments, and these .* agents"):
-        run_train_online(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_policy_that_spells_is_seen_as_it_sampled(agent, tmp_path):

@@ -11,7 +11,7 @@ An estimator is a `CreditRule`, which composes four functions: how much a leaf w
 compared and how the rewards of one comparison become advantages (`comparisons`), and how the leaves below a node
 become its three numbers (an attribution, here). To write another estimator, replace one of them. A prefix that rollouts
 share weighs what the leaves below it weigh together: `scored` gives their weights, the attribution sums them at the
-node, `train.losses` reads P and N of each token. Called by `rollout.service` and `train.pivot` (`credit_of`).
+node, `train.losses` reads P and N of each token. Called by `rollout.service` and `train.pivot` (`credit.checked`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import call_part
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.outcome import is_zero_variance
-from turntree.core.protocols import Estimator
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
@@ -227,29 +224,3 @@ def _check_gate(tree: RolloutTree, scored: dict[int, float]) -> None:
     """A gated tree censors all its leaves, completed ones too: which ones had completed depended on the outcome."""
     if scored and any(tree.stop_reason(leaf) is StopReason.GATED for leaf in tree.leaves()):
         raise ValueError(f"{tree.task_id!r} was gated: its completed leaves must not carry rewards either")
-
-
-# estimators of one's own
-
-
-def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Credit:
-    """What an estimator says of a tree. Raises `ConfigError` for what is no credit, or has no finite numbers: nothing
-    would be trained with it, or nothing would be left of the policy."""
-    credit: Any = call_part("estimator", estimator, tree, rewards)
-    if not isinstance(credit, Credit):
-        hint = "return a turntree.Credit"
-        raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
-    for node, one in credit.nodes.items():
-        try:
-            wrong = not math.isfinite(one.positive + one.negative + one.multiplicity)
-        except TypeError:
-            wrong = True
-        if wrong:
-            raise ConfigError(f"gave node {node} of {tree.task_id!r} the credit {one}", field="estimator")
-    return credit
-
-
-def over_batch(estimator: Estimator, batch: Sequence[Rewards]) -> Estimator:
-    """The estimator for the groups of a batch: the same, but for one that compares over it (`CreditRule.over`)."""
-    over = getattr(estimator, "over", None)
-    return estimator if over is None else call_part("estimator", over, batch)

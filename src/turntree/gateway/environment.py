@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import secrets
 import shutil
 import sys
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,15 +36,16 @@ from turntree.gateway.calls import Call, Session, Thoughts, digest_of
 from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
 from turntree.gateway.merge import Merged, merge
 from turntree.gateway.process import Exit, command_of, run_agent, variables_of
-from turntree.gateway.sampling import EngineDriver, LiveSession
+from turntree.gateway.sampling import EngineDriver, LiveSession, Sampler
 from turntree.gateway.server import Gateway, Served, serving
 from turntree.gateway.sessions import Sessions
+from turntree.gateway.stepped import AgentPool, Dialogue, Relay, SteppedAgent
 from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import Ending, ended, judged
 from turntree.rollout.players import PlayedTask
 from turntree.rollout.rewards import OF_THE_ENVIRONMENT, RewardSum
-from turntree.rollout.scheduler import SchedulerConfig
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.run.files import tree_hash, write_json
 
 _MODEL = "policy"
@@ -105,6 +107,8 @@ class AgentTasks:
 class AgentTask(PlayedTask):
     """A task (protocol `Environment`) that only its `player` can play."""
 
+    replays = True
+
     task_id: str
     row: dict[str, Any]
     player: Any
@@ -144,8 +148,9 @@ class AgentPlayer:
         renderer: Renderer,
         config: SchedulerConfig,
         rewards: RewardSum | None,
+        **deciding: Any,
     ) -> None:
-        episodes = config.episodes
+        episodes, self._deciding = config.episodes, deciding
         self._settings, self._command, self._engine, self._renderer = settings, command, engine, renderer
         self._config, self._rewards = config, rewards
         self._places = min(settings.agents, config.places)
@@ -168,18 +173,17 @@ class AgentPlayer:
         begun: Counter[str] | None = None,
     ) -> Iterator[GrownGroup]:
         """Yields each task once, in order. The seeds of sessions depend on (seed, iteration, task, sample) only."""
-        driver, started = EngineDriver(self._engine), time.perf_counter()
-        sessions = Sessions(driver, self._renderer, self._serving)
-        gateway = Gateway(sessions, model=_MODEL, admin_key=secrets.token_urlsafe(24))
-        begun, live = Counter[str]() if begun is None else begun, list[_Group]()
+        begun, started = Counter[str]() if begun is None else begun, time.perf_counter()
+        if self._deciding:
+            yield from self._stepped(tasks, seed, iteration, begun)
+            return
         try:
             with contextlib.ExitStack() as held:
-                folder = held.enter_context(_folder(self._settings.folder))
-                served = held.enter_context(serving(gateway.app, most=self._serving.limits.connections))
+                playing = held.enter_context(self._serve(Sampler))
                 pool = concurrent.futures.ThreadPoolExecutor(self._places, thread_name_prefix="turntree-agent")
                 held.callback(pool.shutdown, cancel_futures=True)
-                playing = _Playing(self, sessions, served, folder, threading.Event())
                 held.callback(playing.stop.set)  # leaving the block stops every agent
+                live = list[_Group]()
                 for index, task in enumerate(tasks):
                     assert isinstance(task, AgentTask)
                     own = seeds.again(seed, iteration, begun[task.task_id])
@@ -192,8 +196,49 @@ class AgentPlayer:
                     yield from self._over(live)
                 self._require_answered(groups=1)
         finally:
-            driver.close()
             self.usage.seconds += time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def _serve(self, sampler: type[Sampler]) -> Iterator[_Playing]:
+        """A gateway for agents while the block lasts."""
+        driver = EngineDriver(self._engine)
+        sessions = Sessions(driver, self._renderer, self._serving, sampler=sampler)
+        gateway = Gateway(sessions, model=_MODEL, admin_key=secrets.token_urlsafe(24))
+        try:
+            with (
+                _folder(self._settings.folder) as folder,
+                serving(gateway.app, most=self._serving.limits.connections) as served,
+            ):
+                yield _Playing(self, sessions, served, folder, threading.Event())
+        finally:
+            driver.close()
+
+    def _stepped(
+        self, tasks: Iterable[Environment], seed: int, iteration: int, begun: Counter[str]
+    ) -> Iterator[GrownGroup]:
+        """With a gate or a brancher the scheduler plays the agents, which it steps as environments."""
+        config = replace(self._config, max_live_rollouts=self._places)
+        with self._serve(Relay) as playing, AgentPool(self._places) as pool:
+            relay, numbers = playing.sessions.sampler, itertools.count()
+            assert isinstance(relay, Relay)
+
+            def plays(task: AgentTask, number: int, dialogue: Dialogue) -> Session:
+                opened = partial(relay.attend, dialogue)
+                return replace(playing, stop=dialogue.stop).play(task, number, seed, opened)
+
+            scheduler = Scheduler(
+                self._engine, self._renderer, config, pool=pool, rewards=self._rewards, **self._deciding
+            )
+            scheduler.usage, scheduler.rendered = self.usage, self.rendered
+            stepped = (SteppedAgent(task, plays, numbers, []) for task in tasks)
+            for group in scheduler.run(stepped, seed=seed, iteration=iteration, begun=begun):
+                if group.tree.starts():
+                    self.rendered = True
+                else:
+                    self._silent.append(_unanswered(group.task, next(iter(group.rewards.verdicts.values())).reason))
+                    self._require_answered(groups=_SILENT)
+                yield group
+            self._require_answered(groups=1)
 
     def _over(self, live: list[_Group]) -> Iterator[GrownGroup]:
         """The groups that are to be given, in order, after at least one more rollout has ended."""
@@ -208,7 +253,7 @@ class AgentPlayer:
         if any(call.completion for session in sessions for call in session.calls):
             self.rendered = True
         else:
-            self._silent.append(f"no agent of task {group.task.task_id!r} was answered: {sessions[0].reason}")
+            self._silent.append(_unanswered(group.task, sessions[0].reason))
             self._require_answered(groups=_SILENT)
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
@@ -288,9 +333,13 @@ class _Playing:
     folder: Path
     stop: threading.Event
 
-    def play(self, task: AgentTask, sample: int, seed: int) -> Session:
+    def play(
+        self, task: AgentTask, sample: int, seed: int, opened: Callable[[LiveSession], None] | None = None
+    ) -> Session:
         """One rollout: a session with the agent's own word on what it is worth."""
         live, keys = self.served.call(self._open(task, sample, seed))
+        if opened is not None:
+            opened(live)
         # a held-out check, a greedy evaluation or a resumed run plays a session again, whose folder may have been kept
         folder = Path(tempfile.mkdtemp(prefix=f"{live.session_id}.", dir=self.folder))
         write_json(folder / "task.json", {"id": task.task_id, **task.row})
@@ -335,6 +384,10 @@ class _Playing:
         if live.limit and exit_.stopped is None and self.player._settings.limit_reward is not None:
             return replace(session, reward=self.player._settings.limit_reward, success=False, reason=live.limit)
         return replace(session, reward=None, reason=f"{problem} ({live.limit})" if live.limit else problem)
+
+
+def _unanswered(task: Environment, reason: str) -> str:
+    return f"no agent of task {task.task_id!r} was answered: {reason}"
 
 
 def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str, dict[str, Any]]]:

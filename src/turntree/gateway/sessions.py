@@ -40,13 +40,14 @@ class Sessions:
         config: ServingConfig,
         *,
         store: SessionStore | None = None,
+        sampler: type[Sampler] = Sampler,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.driver, self.config, self.ledger = driver, config, Counter[str]()
         self._renderer, self._store, self._clock = renderer, store, clock
         self._open: dict[str, LiveSession] = {}
         self._over = OrderedDict[str, LiveSession]()  # those that ended last, without their calls
-        self.sampler = Sampler(
+        self.sampler = sampler(
             driver,
             renderer,
             config,

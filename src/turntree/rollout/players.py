@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
@@ -30,6 +30,8 @@ from turntree.rollout.live import EpisodeConfig, judged
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 
+DECIDING = ("gate", "brancher")
+
 
 class Player(Protocol):
     """Turns tasks into finished groups: the law of `Scheduler.run`."""
@@ -51,12 +53,24 @@ class Plays(Protocol):
     """The attribute `player` of tasks that are played by a program of their own."""
 
     def __call__(
-        self, engine: StreamingEngine, renderer: Renderer, config: SchedulerConfig, rewards: RewardSum | None
-    ) -> Player: ...
+        self,
+        engine: StreamingEngine,
+        renderer: Renderer,
+        config: SchedulerConfig,
+        rewards: RewardSum | None,
+        *,
+        gate: Gate | None = None,
+        brancher: Brancher | None = None,
+    ) -> Player:
+        """A gate and a brancher are given where there are any, and only to a task that `replays`."""
+        ...
 
 
 class PlayedTask(Task, ABC):
     """A task (protocol `Environment`) that only its `player` can play: whoever steps it gets its `refusal`."""
+
+    replays: bool = False
+    """Whether its player can cut its groups, and fork its rollouts by playing them again."""
 
     @abstractmethod
     def refusal(self) -> InputError:
@@ -73,11 +87,11 @@ class PlayedTask(Task, ABC):
 
 
 def require_steppable(tasks: Sequence[Environment], needed: str) -> None:
-    """Raise `ConfigError` for tasks that play themselves, where the configuration key `needed` steps environments."""
-    if tasks and task_of(tasks[0]).player is not None:
-        problem = (
-            "steps environments, and these tasks are agents: processes that turntree cannot stop or copy at a turn"
-        )
+    """Raise `ConfigError` for tasks that play themselves, where the configuration key `needed` steps environments. A
+    gate and a brancher also take tasks whose player `replays` them."""
+    decides = needed in DECIDING and tasks and isinstance(tasks[0], PlayedTask) and tasks[0].replays
+    if tasks and task_of(tasks[0]).player is not None and not decides:
+        problem = "steps environments, and these tasks play themselves: turntree cannot stop or copy them at a turn"
         raise ConfigError(problem, field=needed, hint="leave it out")
 
 
@@ -102,14 +116,14 @@ def player_of(
     rewards: RewardSum | None = None,
 ) -> Player:
     """The tasks' own player where they have one, else the scheduler. Raises `ConfigError` for a gate or a brancher with
-    tasks that play themselves: nobody can stop or copy such a rollout at a turn."""
+    tasks whose player can neither cut nor fork them."""
     own: Plays | None = task_of(tasks[0]).player if tasks else None
     if own is None:
         return Scheduler(engine, renderer, config, pool=pool, gate=gate, brancher=brancher, rewards=rewards)
-    for name, part in (("gate", gate), ("brancher", brancher)):
-        if part is not None:
-            require_steppable(tasks, name)
-    return own(engine, renderer, config, rewards)
+    deciding: dict[str, Any] = {n: p for n, p in zip(DECIDING, (gate, brancher), strict=True) if p is not None}
+    for name in deciding:
+        require_steppable(tasks, name)
+    return own(engine, renderer, config, rewards, **deciding)
 
 
 @dataclass(frozen=True, kw_only=True)

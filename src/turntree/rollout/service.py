@@ -34,7 +34,8 @@ from turntree.core.protocols import (
     StreamingEngine,
 )
 from turntree.core.tree import RolloutTree
-from turntree.credit.credit import credit_of, with_turns
+from turntree.credit.checked import credit_of
+from turntree.credit.credit import with_turns
 from turntree.credit.scored import path_weighted
 from turntree.decide.filters.dapo import DapoFilter, refill
 from turntree.decide.gates.audited import GateMonitor

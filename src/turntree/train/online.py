@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit
-from turntree.credit.credit import credit_of, over_batch
+from turntree.credit.checked import credit_of, over_batch
 from turntree.decide.filters.dapo import DapoFilter
 from turntree.rollout import service as rollouts
 from turntree.rollout.accounting import TreeAccount, account

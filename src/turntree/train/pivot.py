@@ -21,7 +21,7 @@ from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Renderer, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
-from turntree.credit.credit import credit_of, over_batch
+from turntree.credit.checked import credit_of, over_batch
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
