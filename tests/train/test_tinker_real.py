@@ -161,7 +161,7 @@ def test_log_probabilities_are_ours_and_seeds_decide_the_draws(server: Server) -
 
 
 def grown(policy: Any) -> RolloutTree:
-    """A branched group of two turns, with one rollout that a gate stopped."""
+    """A branched group of two turns, with one rollout that was stopped."""
     draw, sampling = random.Random(0), Sampling(max_tokens=8)
     tree = RolloutTree("t")
     root = tree.add(None, NodeKind.PROMPT, policy.renderer.prompt(room(1).history)).id
@@ -180,19 +180,19 @@ def grown(policy: Any) -> RolloutTree:
         ids[observed] = ids[first] + seen
         for branch in range(2 if seed else 1):
             leaf = turn(observed, 10 * seed + branch + 5)
-            tree.stop(leaf, StopReason.GATED if (seed, branch) == (2, 1) else StopReason.COMPLETED)
+            tree.stop(leaf, StopReason.CANCELLED if (seed, branch) == (2, 1) else StopReason.COMPLETED)
     return tree
 
 
 def test_an_adam_step_there_is_the_step_here(server: Server, tmp_path: Path) -> None:
-    """On a branched, gated group, from the same adapter: the log-probabilities of all rows afterwards."""
+    """On a branched group with a censored leaf, from the same adapter: the log-probabilities of all rows afterwards."""
     policy = load_policy(str(server.base), device(rank=8, alpha=32))
     assert isinstance(policy, TinkerPolicy)
     loss = LossConfig(kl_coefficient=0.0, old_logprobs="engine")
     config = ReinforcedConfig(loss=loss, optimizer=OptimizerConfig(learning_rate=1e-3, max_grad_norm=float("inf")))
     tree = grown(policy)
     verdicts = {
-        leaf: Verdict(None if tree.stop_reason(leaf) is StopReason.GATED else float(number % 2), "")
+        leaf: Verdict(None if tree.stop_reason(leaf) is StopReason.CANCELLED else float(number % 2), "")
         for number, leaf in enumerate(tree.leaves())
     }
     credit: Credit = loss.estimator(CreditConfig())(tree, Rewards(verdicts))
