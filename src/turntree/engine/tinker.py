@@ -96,6 +96,9 @@ class TinkerSession:
         """Write a saved adapter (tinker://.../sampler_weights/...) into a folder, in PEFT's format."""
         import httpx
 
+        run, _, rest = path.removeprefix("tinker://").partition("/")
+        if "/" not in rest:  # SkyRL names samplers' weights so, and the SDK asks for the long form
+            path = f"tinker://{run}/sampler_weights/{rest}"
         found = self.guarded(self._service.create_rest_client().get_checkpoint_archive_url_from_tinker_path, path)
         try:
             answer = httpx.get(found.url, timeout=self.config.timeout, follow_redirects=True).raise_for_status()
