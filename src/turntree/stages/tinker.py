@@ -17,10 +17,10 @@ from typing import Any
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
-from turntree.engine.checkpoint import load_tokenizer
 from turntree.engine.hub import context_of
 from turntree.engine.limits import TinkerConfig
 from turntree.engine.tinker import ALPHA, TinkerAdapter, TinkerEngine, TinkerSession
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.run.files import replace_folder, write_json, writing
 from turntree.run.jsonl import read_config
 from turntree.stages.config import Device
@@ -110,12 +110,6 @@ def _require_lora(lora: LoRAConfig, found: Trained | None) -> None:
             raise ConfigError(f"is {getattr(lora, name)}", field=f"device.lora.{name}", hint=hint)
 
 
-def _require_one(group: ProcessGroup) -> None:
-    if group.size > 1:
-        problem = "trains on its own machines, and this is one of several ranks"
-        raise ConfigError(problem, field="device.carrier", hint="start the command once, without a launcher")
-
-
 def _is_trained(folder: Path) -> bool:
     return (folder / STATE).is_file()
 
@@ -145,12 +139,10 @@ class TinkerPolicy(Policy):
         return self.engine.max_context
 
     def trainee(self, shared: bool, group: ProcessGroup) -> TinkerTrainee:
-        _require_one(group)
         start = partial(self.adapter.session.sampler, self.start)
         return TinkerTrainee(self.model, self.engine, self.renderer, shared, group, start)
 
     def imitation(self, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup) -> TinkerSFT:
-        _require_one(group)
         return TinkerSFT(self.adapter, examples, config)
 
     def save(self, folder: Path) -> None:
