@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from random_trees import sampled_near, scored_trees
+from safetensors.torch import save_file
 
 import turntree as tt
 from completions_server import serve
@@ -38,6 +39,7 @@ from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import evaluate
 from turntree.stages.policy import load_policy
 from turntree.stages.sft import run_sft
+from turntree.stages.tinker import adapted
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import (
     CheckpointConfig,
@@ -334,6 +336,14 @@ def test_a_request_that_changes_the_adapter_reaches_the_server_once(path: str, l
 def _hang_up(handler: Any) -> None:
     handler.close_connection = True
     handler.connection.shutdown(2)
+
+
+def test_the_modules_of_a_fetched_adapter_are_those_of_its_weights(tmp_path: Path) -> None:
+    """SkyRL's config names none, and PEFT would drop all but q and v."""
+    layer = "base_model.model.model.layers.0"
+    names = [f"{layer}.{module}.lora_{end}.weight" for module in ("self_attn.q_proj", "mlp.up_proj") for end in "AB"]
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "adapter_model.safetensors")
+    assert adapted(tmp_path / "adapter_model.safetensors") == ["q_proj", "up_proj"]
 
 
 # without torch

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
@@ -89,12 +91,21 @@ def fetch_adapter(folder: Path, out: Path, config: TinkerConfig) -> None:
             session.fetch(found.sampler, fresh)
             base = resolve(found.base)
             settings = read_config(fresh / "adapter_config.json") | {"base_model_name_or_path": str(base)}
+            settings["target_modules"] = settings.get("target_modules") or adapted(fresh / "adapter_model.safetensors")
             write_json(fresh / "adapter_config.json", settings)
             load_tokenizer(folder).save_pretrained(fresh)
             replace_folder(fresh, out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         session.close()
+
+
+def adapted(weights: Path) -> list[str]:
+    """The names of the modules that an adapter's file has weights of. SkyRL's config leaves them open, and PEFT would
+    then take those that are usual for the architecture (q and v) and drop the weights of all others."""
+    with safe_open(weights, framework="np") as held:
+        names: list[str] = held.keys()
+    return sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in names})
 
 
 def _require_lora(lora: LoRAConfig, found: Trained | None) -> None:
