@@ -39,8 +39,8 @@ import httpx
 from turntree.cli.common import finish
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
-from turntree.engine.checkpoint import load_tokenizer
 from turntree.engine.scripted import ScriptedEngine
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.sampling import EngineDriver
 from turntree.gateway.server import Gateway, Served, serving

@@ -46,9 +46,10 @@ from update_step import arguments_of, interleaved, random_qwen3, ratio
 from turntree.cli.common import finish
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.seeds import derive
-from turntree.engine.checkpoint import load_model, load_tokenizer
+from turntree.engine.checkpoint import load_model
 from turntree.engine.hf import HFEngine
 from turntree.engine.limits import VllmConfig
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.engine.vllm import VllmEngine
 
 BESIDE = 3  # repeats of the sides that are reported beside the first baseline

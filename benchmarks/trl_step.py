@@ -11,7 +11,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
-from turntree.engine.checkpoint import load_tokenizer
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.train.losses import LossConfig
 from turntree.train.optimizer import OptimizerConfig
 from turntree_worlds.household.entry import POLICY as EMBEDDED

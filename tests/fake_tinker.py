@@ -7,19 +7,17 @@ says, for the name of a request that changes an adapter, whether its "request" o
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from scripted_tinker import AdamParams, Datum, ModelInput, SamplingParams, TensorData, done, path
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.engine.plain import PlainEngine
 from turntree.train.config import LoRAConfig
@@ -28,64 +26,10 @@ from turntree.train.lora import add_adapter
 BASE = "base"
 
 
-@dataclass
-class TensorData:
-    data: list[float]
-
-    @classmethod
-    def from_numpy(cls, values: np.ndarray) -> TensorData:
-        return cls(values.tolist())
-
-
-@dataclass
-class ModelInput:
-    tokens: list[int]
-
-    @classmethod
-    def from_ints(cls, tokens: Sequence[int]) -> ModelInput:
-        return cls(list(tokens))
-
-
-@dataclass
-class Datum:
-    model_input: ModelInput
-    loss_fn_inputs: dict[str, TensorData]
-
-
-@dataclass
-class AdamParams:
-    learning_rate: float
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 0.0
-
-
-@dataclass
-class SamplingParams:
-    max_tokens: int
-    seed: int
-    stop: list[int]
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-
-
-def done(value: Any = None, error: Exception | None = None) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(value) if error is None else future.set_exception(error)
-    return future
-
-
 def refused(text: str) -> Exception:
     error = ValueError(text)
     error.status_code = 404  # type: ignore[attr-defined]
     return error
-
-
-def path(**named: Any) -> Future[Any]:
-    return done(SimpleNamespace(**named))
 
 
 class Adapter:
@@ -250,25 +194,3 @@ class FakeTinker:
     @property
     def holder(self) -> Any:
         return SimpleNamespace(close=lambda: None)
-
-
-@contextlib.contextmanager
-def installed(server: FakeTinker, version: str = "0.19.0") -> Iterator[FakeTinker]:
-    """`import tinker` gives an SDK whose only server is this one."""
-    module: Any = ModuleType("tinker")
-    module.__version__, module.ServiceClient = version, lambda **settings: server
-    module.types = SimpleNamespace(
-        TensorData=TensorData,
-        ModelInput=ModelInput,
-        Datum=Datum,
-        AdamParams=AdamParams,
-        SamplingParams=SamplingParams,
-    )
-    before = sys.modules.get("tinker")
-    sys.modules["tinker"] = module
-    try:
-        yield server
-    finally:
-        del sys.modules["tinker"]
-        if before is not None:
-            sys.modules["tinker"] = before

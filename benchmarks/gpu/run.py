@@ -35,12 +35,14 @@ from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 from update_step import LOSS, Shape, error, gradient, interleaved, ratio, sampled_tree  # noqa: E402
 
-from turntree.engine.checkpoint import load_model, load_tokenizer, save_model  # noqa: E402
+from turntree.engine.checkpoint import load_model, save_model  # noqa: E402
+from turntree.engine.tokenizer import load_tokenizer  # noqa: E402
 from turntree.pack.attention import set_tree_attention, tree_block_mask  # noqa: E402
 from turntree.pack.packing import PackedBatch, flat_batches, pack  # noqa: E402
 from turntree.train.forward import set_checkpointing  # noqa: E402
+from turntree.train.launch import DistributedGroup  # noqa: E402
 from turntree.train.optimizer import OptimizerConfig, build_optimizer  # noqa: E402
-from turntree.train.ranks import SINGLE, DistributedGroup  # noqa: E402
+from turntree.train.ranks import SINGLE  # noqa: E402
 from turntree.train.sharded import shard  # noqa: E402
 from turntree.train.update import update_step  # noqa: E402
 from turntree_worlds.household.entry import POLICY  # noqa: E402

@@ -34,7 +34,8 @@ from turntree.core.protocols import Renderer
 from turntree.run.files import write_json
 from turntree.stages.config import Device
 from turntree.stages.policy import Policy, load_policy
-from turntree.train.sft import Example, negative_log_likelihood
+from turntree.train.likelihood import negative_log_likelihood
+from turntree.train.sft import Example
 
 PASSAGE = 128  # tokens
 REPLY, SOLUTION = 64, 256

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_tinker import BASE, FakeTinker, installed
+from fake_tinker import BASE, FakeTinker
 from fake_vllm import FakeVllm, running
 from model_families import family_model
+from scripted_tinker import installed
 from tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST

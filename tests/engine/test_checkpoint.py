@@ -15,15 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from tiny_models import save_tiny_checkpoint, tiny_model, tiny_tokenizer
 from turntree.core.errors import ConfigError, InputError
-from turntree.engine.checkpoint import (
-    base_of,
-    load_model,
-    load_tokenizer,
-    policy_hash,
-    save_model,
-    template_hash,
-    tokenizer_hash,
-)
+from turntree.engine.checkpoint import load_model, policy_hash, save_model
+from turntree.engine.tokenizer import base_of, load_tokenizer, template_hash, tokenizer_hash
 from turntree.render.choice import renderer_of
 
 

@@ -12,9 +12,10 @@ from huggingface_hub.utils import filter_repo_objects
 
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
-from turntree.engine.checkpoint import load_model, load_tokenizer, merged, policy_hash, save_model
+from turntree.engine.checkpoint import load_model, merged, policy_hash, save_model
 from turntree.engine.hub import folder_of, push
 from turntree.engine.limits import EndpointConfig
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.stages.policy import Device, load_policy, load_renderer, open_speaker
 from turntree.train.lora import LoRAConfig, add_adapter
 

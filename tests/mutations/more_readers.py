@@ -135,7 +135,8 @@ def model_file(name: str) -> Callable[[Path], None]:
     def make(folder: Path) -> Path:
         base = save_tiny_checkpoint(folder / "base")
         if name.startswith("adapter"):
-            from turntree.engine.checkpoint import load_model, load_tokenizer, save_model
+            from turntree.engine.checkpoint import load_model, save_model
+            from turntree.engine.tokenizer import load_tokenizer
             from turntree.train.lora import LoRAConfig, add_adapter
 
             model = load_model(base)
@@ -150,8 +151,9 @@ def model_file(name: str) -> Callable[[Path], None]:
 
 def loading(name: str) -> Callable[[Path], object]:
     def read(path: Path) -> object:
-        from turntree.engine.checkpoint import load_model, load_tokenizer
+        from turntree.engine.checkpoint import load_model
         from turntree.engine.hub import context_of
+        from turntree.engine.tokenizer import load_tokenizer
         from turntree.render.choice import choose
 
         folder = path.parent / f"{path.name}.made" / "model"

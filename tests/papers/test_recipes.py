@@ -43,22 +43,24 @@ def test_what_a_recipe_calls_stated_is_in_the_paper_and_what_it_chose_has_a_reas
     recipe = runner.read(name)
     groups = [*recipe["settings"].values(), *recipe["step"]]
     stated = [(key, told) for group in groups for key, told in group.get("stated", {}).items()]
-    chosen = [told for group in groups for told in group.get("chosen", {}).values()]
+    chosen = [told for group in groups for kind in ("chosen", "tinker") for told in group.get(kind, {}).values()]
     assert len(stated) >= 5 and recipe["not_stated"]
     assert all(told["where"] and told["words"] for _, told in stated) and all(told["why"] for told in chosen)
     text = paper_rows.text(recipe["text"])
     assert not [(key, told["words"]) for key, told in stated if paper_rows.plain(told["words"]) not in text]
 
 
-@pytest.mark.parametrize("small", [False, True], ids=["full", "small"])
+@pytest.mark.parametrize("form", ["full", "small", "tinker"])
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_dry_run_prints_every_command_and_turntree_would_take_it(name: str, small: bool, tmp_path, capsys) -> None:
-    runner.run([name, str(tmp_path / "none"), "--dry-run", *(["--small"] if small else [])])
+def test_a_dry_run_prints_every_command_and_turntree_would_take_it(name: str, form: str, tmp_path, capsys) -> None:
+    words = {"full": [], "small": ["--small"], "tinker": ["--tinker", "--prices", "1", "2", "3"]}[form]
+    runner.run([name, str(tmp_path / "none"), "--dry-run", *words])
     said = capsys.readouterr().out
     recipe = runner.read(name)
-    steps = [told["name"] for told in recipe["step"] if not (small and told.get("only_full"))]
+    steps = [told["name"] for told in recipe["step"] if form not in told.get("without", ())]
     assert all(f"\n# {step}" in said for step in steps) and all(what in said for what in recipe["not_stated"])
-    assert ("machine" in said) != small and not (tmp_path / "none").exists()
+    assert ("machine" in said) == (form == "full") and not (tmp_path / "none").exists()
+    assert ("by your prices" in said) == (form == "tinker")
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -74,7 +76,7 @@ def test_the_small_form_goes_from_the_first_step_to_the_last(name: str, tmp_path
 
     monkeypatch.setattr(subprocess, "run", in_process)
     runner.run([name, str(tmp_path), "--small"])
-    steps = list(runner.steps(runner.read(name), {"model": "m"}, small=True))
+    steps = list(runner.steps(runner.read(name), {"model": "m"}, runner.Form("small")))
     assert all((tmp_path / step.stage.result).exists() for step in steps)
     assert all(read_json(tmp_path / f"stages/{step.stage.name}.json")["finished"] for step in steps)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.messages import Message, ToolCall
-from turntree.engine.checkpoint import load_tokenizer
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.render.choice import renderer_of
 from turntree.rollout.teachers import labelled
 from turntree.stages.policy import resolve

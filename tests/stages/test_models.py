@@ -19,7 +19,8 @@ from turntree.cli.main import cli
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.engine.checkpoint import load_model, load_tokenizer, save_model
+from turntree.engine.checkpoint import load_model, save_model
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.render.template import ChatRenderer
 from turntree.stages import models
 from turntree.stages.models import check_tool_loop, get_model, merge_adapter, push_model

@@ -21,7 +21,7 @@ from turntree.core.errors import ConfigError
 from turntree.pack.attention import layouts
 from turntree.render import choice
 from turntree.render.choice import Choice
-from turntree.stages import policy
+from turntree.stages import local, policy
 from turntree.stages.config import AUTO
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.train.isolation import check_path_isolation
@@ -72,12 +72,12 @@ def test_threads_go_by_the_model_and_the_machine_and_are_said(
     for name in ("OMP_NUM_THREADS", "TURNTREE_THREADS"):
         monkeypatch.setenv(name, machine.get(name, ""))
     (tmp_path / "cpu.max").write_text(machine.get("quota", "max 100000"))
-    monkeypatch.setattr(policy, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(local, "_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    policy._say.cache_clear()
+    policy.say.cache_clear()
     size = torch.nn.Linear(100, 100) if model == "tiny" else SimpleNamespace(parameters=lambda: [_Weight(40_000_000)])
-    assert policy.set_threads(size, asked) == expected
+    assert local.set_threads(size, asked) == expected
     assert f"turntree: {expected} thread" in capsys.readouterr().err
 
 
@@ -85,7 +85,7 @@ def test_threads_go_by_the_model_and_the_machine_and_are_said(
 def test_the_command_s_own_setting_does_not_bound_the_threads_and_the_user_s_does(said, expected: int) -> None:
     """The command sets OMP_NUM_THREADS itself before torch is loaded."""
     code = "import os; os.sched_getaffinity = lambda pid: range(8); import turntree.cli.main; "
-    code += "from turntree.stages import policy; policy._quota = lambda: None; print(policy.available())"
+    code += "from turntree.stages import local; local._quota = lambda: None; print(local.available())"
     clean = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
     shown = subprocess.run([sys.executable, "-c", code], env=clean | said, capture_output=True, text=True, check=True)
     assert shown.stdout == f"{expected}\n"

@@ -9,7 +9,7 @@ import pytest
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.engine.checkpoint import load_tokenizer
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.render.template import ChatRenderer
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.sft import run_sft

@@ -19,10 +19,11 @@ from turntree.pack.attention import set_tree_attention
 from turntree.pack.packing import flat_batches, pack
 from turntree.train.config import LoRAConfig
 from turntree.train.forward import set_checkpointing, with_old_logprobs
+from turntree.train.likelihood import check_head, negative_log_likelihood
 from turntree.train.lora import add_adapter, frozen_reference
 from turntree.train.losses import LossConfig
 from turntree.train.optimizer import OptimizerConfig, build_optimizer
-from turntree.train.sft import Example, check_head, negative_log_likelihood
+from turntree.train.sft import Example
 from turntree.train.update import update_step
 
 

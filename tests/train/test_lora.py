@@ -18,7 +18,8 @@ from packed_gradient import relative_error
 from tiny_models import save_tiny_checkpoint, tiny_model
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.credit import CreditRule
-from turntree.engine.checkpoint import load_model, load_tokenizer, merged, policy_hash, save_model
+from turntree.engine.checkpoint import load_model, merged, policy_hash, save_model
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.pack.attention import set_tree_attention
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy

@@ -17,16 +17,18 @@ from test_lora import adapted
 import turntree.train.forward as forward
 from tiny_models import save_tiny_checkpoint, tiny_model, tiny_tokenizer
 from turntree.core.errors import ConfigError
-from turntree.engine.checkpoint import load_model, load_tokenizer, policy_hash, save_model
+from turntree.engine.checkpoint import load_model, policy_hash, save_model
 from turntree.engine.hf import HFEngine
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.pack.attention import set_tree_attention
 from turntree.pack.packing import pack
 from turntree.render.template import ChatRenderer
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.forward import set_checkpointing
+from turntree.train.likelihood import negative_log_likelihood
 from turntree.train.losses import LossConfig
 from turntree.train.optimizer import Optimizer, OptimizerConfig, build_optimizer
-from turntree.train.sft import Example, negative_log_likelihood
+from turntree.train.sft import Example
 from turntree.train.trainer import Trainer, Trainers
 from turntree.train.update import batch_loss, loss_normalizer
 

@@ -13,8 +13,9 @@ from tiny_models import tiny_model
 from turntree.core.errors import InputError
 from turntree.train import forward
 from turntree.train.config import LoRAConfig
+from turntree.train.likelihood import check_head, negative_log_likelihood
 from turntree.train.lora import add_adapter
-from turntree.train.sft import Example, check_head, negative_log_likelihood
+from turntree.train.sft import Example
 
 ROWS = [
     Example(tuple(range(1, 10)), (False,) * 4 + (True,) * 2 + (False,) * 3),

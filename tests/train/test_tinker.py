@@ -7,6 +7,8 @@ import copy
 import json
 import math
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 from random_trees import sampled_near, scored_trees
+from safetensors.torch import save_file
 
 import turntree as tt
 from completions_server import serve
-from fake_tinker import BASE, FakeTinker, installed
+from fake_tinker import BASE, FakeTinker
+from scripted_tinker import installed
 from tiny_models import tiny_model
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
@@ -35,6 +39,7 @@ from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import evaluate
 from turntree.stages.policy import load_policy
 from turntree.stages.sft import run_sft
+from turntree.stages.tinker import adapted
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import (
     CheckpointConfig,
@@ -124,6 +129,23 @@ def test_a_step_there_is_the_step_here(averages: bool, loss: LossConfig, updates
     assert told["clip_fraction"] == pytest.approx(ours["clip_fraction"], abs=1e-4) or loss.ratio == "action"
     sent = sum(len(datum.model_input.tokens) for name, (data, *_) in server.carried_out[-2:-1] for datum in data)
     assert cost.trained_tokens == updates * sent == updates * sum(len(row) - 1 for row in tt.rows(trees, credits))
+
+
+def test_minibatches_there_are_minibatches_here() -> None:
+    """A step on every group, each with its own normaliser and the old policy of the batch, in two rounds."""
+    loss = LossConfig(kl_coefficient=0.0, old_logprobs="engine")
+    config = ReinforcedConfig(loss=loss, updates=2, minibatch=1, optimizer=ADAM)
+    trees, credits = batch(5, loss)
+    with installed(FakeTinker(MODEL)) as server:
+        told, cost = there(server, config).learn(trees, credits)
+        moved, steps = scores(server.clients[-1].adapter.model), server.steps
+    local = here(config)
+    ours, _ = local.learn(trees, credits)
+    assert steps == 2 * sum(bool(credit.nodes) for credit in credits) == 2 * told["trained_groups"] > 2
+    assert float((moved - scores(local.model)).abs().max()) < 2e-4
+    assert cost.trained_tokens == 2 * sum(len(row) - 1 for row in tt.rows(trees, credits))
+    assert told["ratio_mean"] == pytest.approx(ours["ratio_mean"], abs=1e-4)
+    assert "difference" not in told
 
 
 @pytest.mark.parametrize("kind", ["k2", "k3"])
@@ -316,6 +338,60 @@ def _hang_up(handler: Any) -> None:
     handler.connection.shutdown(2)
 
 
+def test_the_modules_of_a_fetched_adapter_are_those_of_its_weights(tmp_path: Path) -> None:
+    """SkyRL's config names none, and PEFT would drop all but q and v."""
+    layer = "base_model.model.model.layers.0"
+    names = [f"{layer}.{module}.lora_{end}.weight" for module in ("self_attn.q_proj", "mlp.up_proj") for end in "AB"]
+    save_file({name: torch.zeros(1) for name in names}, tmp_path / "adapter_model.safetensors")
+    assert adapted(tmp_path / "adapter_model.safetensors") == ["q_proj", "up_proj"]
+
+
+# without torch
+
+
+ALONE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        lacking = name.partition(".")[0] in ("torch", "peft", "accelerate")
+        return None if lacking else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+sys.path.insert(0, sys.argv[1])
+from scripted_tinker import ScriptedTinker, installed
+from turntree.cli.main import main
+
+with installed(ScriptedTinker(["household"], 64)) as server:
+    for words in sys.argv[2].split(";"):
+        try:
+            main(words.split())
+        except SystemExit as ended:
+            assert not ended.code, words
+print(server.steps, [name for name in ("torch", "peft") if name in sys.modules])
+"""
+
+
+def test_a_machine_without_torch_trains_there(tmp_path: Path) -> None:
+    """`--dry-run`, a whole run that gates and takes steps on parts of its batches, and the evaluation of what came of
+    it, in an interpreter to which torch is not installed."""
+    short = "--set train.rollouts.episodes.max_turns=2 --set train.rollouts.episodes.sampling.max_tokens=6"
+    size = "--set train.iterations=2 --set train.groups=2 --set train.minibatch=1 --set train.rollouts.group_size=3"
+    train = f"train online --environment household --carrier tinker --gate divergence --set gate.turn=1 {short} {size}"
+    train += f" --set held_out_count=1 --set count=2 --out {tmp_path / 'run'}"
+    play = f"evaluate --environment household --carrier tinker --model {tmp_path / 'run' / 'model'} --set count=1"
+    play += " --set max_turns=2 --set max_tokens=6"
+    tests = str(Path(__file__).resolve().parents[1])
+    command = [sys.executable, "-c", ALONE, tests, f"{train} --dry-run;{train};{play}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    steps, loaded = done.stdout.splitlines()[-1].split(maxsplit=1)
+    assert loaded == "[]" and 0 < int(steps) <= 4
+    assert json.loads((tmp_path / "run" / "model" / "tinker.json").read_text())["base_model"] == "household"
+
+
 # what is refused before anything is sampled
 
 
@@ -324,6 +400,7 @@ def _hang_up(handler: Any) -> None:
     [
         ({"sampling": Sampling(temperature=0.7)}, "sampling.temperature"),
         ({"updates": 2, "loss": LossConfig(ratio="action", kl_coefficient=0)}, "loss.ratio"),
+        ({"minibatch": 2, "loss": LossConfig(ratio="action", kl_coefficient=0)}, "loss.ratio"),
     ],
 )
 def test_what_the_api_cannot_train_is_refused(change: dict[str, Any], field: str) -> None:

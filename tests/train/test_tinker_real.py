@@ -5,22 +5,18 @@ TURNTREE_TINKER is the virtual environment that the server runs in.
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import signal
-import socket
-import subprocess
 import time
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from skyrl_server import VENV, Server, opened
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import Part
 from turntree.core.labels import Credit, Rewards
@@ -29,89 +25,30 @@ from turntree.core.protocols import TurnState
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.config import CreditConfig
-from turntree.engine.checkpoint import load_model, load_tokenizer, save_model
+from turntree.engine.checkpoint import load_model
 from turntree.stages.config import Device, EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
 from turntree.stages.models import get_model
-from turntree.stages.policy import load_policy, resolve
+from turntree.stages.policy import load_policy
 from turntree.stages.tinker import TinkerPolicy
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import LoRAConfig, OnlineConfig, OptimizerConfig, ReinforcedConfig
 from turntree.train.loss_config import LossConfig
 from turntree.train.ranks import SINGLE
 
-VENV = os.environ.get("TURNTREE_TINKER")
 pytestmark = [
     pytest.mark.tinker,
     pytest.mark.skipif(VENV is None, reason="TURNTREE_TINKER names no environment with SkyRL (make test-tinker)"),
     pytest.mark.timeout(3000),
     pytest.mark.filterwarnings("ignore"),  # of the SDK
 ]
-BACKEND = {
-    "max_lora_adapters": 8,
-    "max_lora_rank": 32,
-    "train_micro_batch_size": 4,
-    "sample_max_num_sequences": 16,
-}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@dataclass
-class Server:
-    """A server in a process group of its own, which may be killed and started again over the same checkpoints."""
-
-    folder: Path
-    base: Path
-    port: int
-    process: Any = None
-
-    def start(self) -> None:
-        environment = {**os.environ, "VIRTUAL_ENV": str(VENV), "PATH": f"{VENV}/bin:{os.environ['PATH']}"}
-        environment.pop("PYTHONPATH", None)
-        environment |= {
-            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "jax"),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        }
-        command = [
-            *("uv", "run", "--active", "--no-project", "-m", "skyrl.tinker.api", "--backend", "jax"),
-            *("--base-model", str(self.base), "--backend-config", json.dumps(BACKEND)),
-            *("--checkpoints-base", str(self.folder / "checkpoints")),
-            *("--database-url", f"sqlite:///{self.folder / 'server.db'}"),
-            *("--session-timeout-sec", "60", "--session-cleanup-interval-sec", "10"),
-            *("--host", "127.0.0.1", "--port", str(self.port)),
-        ]
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=self.folder
-            )
-        deadline = time.monotonic() + 600
-        while time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/healthz", timeout=5).read()
-                return
-            except OSError:
-                assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
-                time.sleep(0.5)
-        raise TimeoutError((self.folder / "server.log").read_text()[-2000:])
-
-    def kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("tinker")
-    found = resolve("household")
-    save_model(load_model(found, dtype="float32"), load_tokenizer(found), folder / "base", "float32")
-    running = Server(folder, folder / "base", free_port())
-    running.start()
-    os.environ["TINKER_BASE_URL"] = f"http://127.0.0.1:{running.port}"
+    running = opened(folder)
+    os.environ["TINKER_BASE_URL"] = running.url
     yield running
     running.kill()
 
@@ -161,7 +98,7 @@ def test_log_probabilities_are_ours_and_seeds_decide_the_draws(server: Server) -
 
 
 def grown(policy: Any) -> RolloutTree:
-    """A branched group of two turns, with one rollout that a gate stopped."""
+    """A branched group of two turns, with one rollout that was stopped."""
     draw, sampling = random.Random(0), Sampling(max_tokens=8)
     tree = RolloutTree("t")
     root = tree.add(None, NodeKind.PROMPT, policy.renderer.prompt(room(1).history)).id
@@ -180,19 +117,19 @@ def grown(policy: Any) -> RolloutTree:
         ids[observed] = ids[first] + seen
         for branch in range(2 if seed else 1):
             leaf = turn(observed, 10 * seed + branch + 5)
-            tree.stop(leaf, StopReason.GATED if (seed, branch) == (2, 1) else StopReason.COMPLETED)
+            tree.stop(leaf, StopReason.CANCELLED if (seed, branch) == (2, 1) else StopReason.COMPLETED)
     return tree
 
 
 def test_an_adam_step_there_is_the_step_here(server: Server, tmp_path: Path) -> None:
-    """On a branched, gated group, from the same adapter: the log-probabilities of all rows afterwards."""
+    """On a branched group with a censored leaf, from the same adapter: the log-probabilities of all rows afterwards."""
     policy = load_policy(str(server.base), device(rank=8, alpha=32))
     assert isinstance(policy, TinkerPolicy)
     loss = LossConfig(kl_coefficient=0.0, old_logprobs="engine")
     config = ReinforcedConfig(loss=loss, optimizer=OptimizerConfig(learning_rate=1e-3, max_grad_norm=float("inf")))
     tree = grown(policy)
     verdicts = {
-        leaf: Verdict(None if tree.stop_reason(leaf) is StopReason.GATED else float(number % 2), "")
+        leaf: Verdict(None if tree.stop_reason(leaf) is StopReason.CANCELLED else float(number % 2), "")
         for number, leaf in enumerate(tree.leaves())
     }
     credit: Credit = loss.estimator(CreditConfig())(tree, Rewards(verdicts))

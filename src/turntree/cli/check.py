@@ -91,7 +91,7 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
 
     Example: turntree check model models/my-model
     """
-    from turntree.engine.checkpoint import load_tokenizer
+    from turntree.engine.tokenizer import load_tokenizer
     from turntree.render.choice import TEMPLATE, Choice, choose
     from turntree.render.examine import LOOP, LOOPS, TALK, examine, shown
     from turntree.stages.policy import resolve

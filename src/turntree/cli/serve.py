@@ -31,7 +31,7 @@ def serve(config: Any, json_path: str | None) -> None:
     Example: turntree serve --model models/mine --port 8000
              turntree train online --model models/mine --engine vllm --set device.engine.url=http://127.0.0.1:8000
     """
-    from turntree.engine.checkpoint import base_of
+    from turntree.engine.tokenizer import base_of
     from turntree.engine.vllm_server import KEY, command, rank_of, settings
     from turntree.stages.policy import resolve
 

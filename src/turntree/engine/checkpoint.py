@@ -7,12 +7,9 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,26 +22,20 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.integrations import peft as peft_integration
-from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import ConfigError, InputError, first_line
 from turntree.core.progress import notice
-from turntree.engine.hub import folder_of
+from turntree.engine.tokenizer import ADAPTER, GET_FOLDER, base_of, checked_folder, quiet
 from turntree.run.files import replace_folder, writing
-from turntree.run.jsonl import read_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAVED = _DTYPES | {"float16": torch.float16}
 _SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")  # of an adapter
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-_ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
-_GET_FOLDER = "give the folder of a checkpoint on this machine (config.json, *.safetensors, tokenizer.json)"
 
 
 def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
@@ -54,15 +45,15 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
     "bfloat16" or "auto" (as saved); adapters are float32. Raises `InputError` in one line for a folder that is
     missing, incomplete or unreadable, or lacks weights of its config; weights beyond these are named in a warning.
     """
-    folder = _checked_folder(path)
-    if (folder / _ADAPTER).is_file():
+    folder = checked_folder(path)
+    if (folder / ADAPTER).is_file():
         return _load_adapted(folder, dtype=dtype, device=device)
     if dtype not in (*_DTYPES, "auto"):
         raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint="use float32, bfloat16 or auto")
     if not (folder / "config.json").is_file():
-        raise InputError("has no config.json", path=folder, hint=_GET_FOLDER)
+        raise InputError("has no config.json", path=folder, hint=GET_FOLDER)
     if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise InputError(f"has no weights ({' or '.join(_WEIGHTS)})", path=folder, hint=_GET_FOLDER)
+        raise InputError(f"has no weights ({' or '.join(_WEIGHTS)})", path=folder, hint=GET_FOLDER)
     try:
         with quiet():
             config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -100,7 +91,7 @@ def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -
     """The base of the adapter in `folder` with the adapter added into its weights: an ordinary model."""
     from peft import PeftModel
 
-    path = _checked_folder(folder)
+    path = checked_folder(folder)
     base = load_model(base_of(path), dtype=dtype, device=device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie")  # PEFT would add what it learned of one end to both
@@ -140,45 +131,6 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return model.eval()
-
-
-def base_of(folder: Path) -> str:
-    """The folder of the model that the adapter in `folder` belongs to, fetched where it names one of the Hub."""
-    config = folder / _ADAPTER
-    name = read_config(config).get("base_model_name_or_path")
-    if not isinstance(name, str):
-        raise InputError("is missing", path=config, field="base_model_name_or_path", hint="name the base's folder")
-    if not (folder / _ADAPTER_WEIGHTS).is_file():
-        raise InputError(f"has no {_ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
-    try:
-        base = str(folder_of(name))
-    except InputError as error:
-        problem, field = f"{name!r} {error.problem}", "base_model_name_or_path"
-        raise InputError(problem, path=config, field=field, hint=error.hint) from error
-    if (Path(base) / _ADAPTER).is_file() or not (Path(base) / "config.json").is_file():
-        raise InputError(
-            f"{base!r} is not the folder of a whole model here",
-            path=config,
-            field="base_model_name_or_path",
-            hint="name the folder of the base that the adapter was trained on",
-        )
-    return base
-
-
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in folder `path`, for an adapter without one that of its base. Raises `InputError` when it is
-    missing."""
-    folder = _checked_folder(path)
-    if (folder / _ADAPTER).is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
-        folder = _checked_folder(base_of(folder))
-    if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=_GET_FOLDER)
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the boundary to foreign files and foreign code
-        raise InputError(f"the tokenizer cannot be loaded ({first_line(error)})", path=folder) from error
-    return tokenizer
 
 
 def save_model(
@@ -230,29 +182,6 @@ def policy_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of everything in a tokenizer that decides token ids: vocabulary, merges, normaliser, added and special
-    tokens, but not the chat template. Saving and loading keeps it."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        rules: dict[str, Any] = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    else:
-        rules = json.loads(backend.to_str())
-        for setting in ("truncation", "padding"):  # of a call, not of the tokenizer
-            rules.pop(setting, None)
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return _named([rules, special])
-
-
-def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of the chat template (or templates)."""
-    return _named(tokenizer.chat_template)
-
-
-def _named(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
-
-
 def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None) -> None:
     """Write the weights and their config into an empty folder: of a model with an adapter, only that."""
     if getattr(model, "_hf_peft_config_loaded", False):
@@ -284,34 +213,9 @@ def _write_adapter(model: PreTrainedModel, folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Could not find a config file")  # of a base on the Hub, when offline
         model.save_pretrained(folder)
-    config = json.loads((folder / _ADAPTER).read_text())
+    config = json.loads((folder / ADAPTER).read_text())
     if isinstance(config["target_modules"], list):  # else one regular expression
         config["target_modules"] = sorted(config["target_modules"])
     if (base := Path(config["base_model_name_or_path"])).exists():  # else a name on the Hub
         config["base_model_name_or_path"] = str(base.resolve())
-    (folder / _ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-
-
-def _checked_folder(path: str | Path) -> Path:
-    folder = Path(path)
-    if not folder.exists():
-        raise InputError("does not exist", path=folder, hint=_GET_FOLDER)
-    if not folder.is_dir():
-        raise InputError("is not a folder", path=folder, hint=_GET_FOLDER)
-    return folder
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No progress bars and only errors from Transformers inside; its settings are as before afterwards."""
-    bars = transformers_logging.is_progress_bar_enabled()
-    logger = transformers_logging.get_logger("transformers")
-    level = logger.level
-    transformers_logging.disable_progress_bar()
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
+    (folder / ADAPTER).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

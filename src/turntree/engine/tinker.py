@@ -96,7 +96,12 @@ class TinkerSession:
         """Write a saved adapter (tinker://.../sampler_weights/...) into a folder, in PEFT's format."""
         import httpx
 
-        found = self.guarded(self._service.create_rest_client().get_checkpoint_archive_url_from_tinker_path, path)
+        run, _, saved = path.removeprefix("tinker://").partition("/")
+        archives = self._service.create_rest_client()
+        if "/" in saved:
+            found = self.guarded(archives.get_checkpoint_archive_url_from_tinker_path, path)
+        else:  # SkyRL, which names samplers' weights in short, and their archives too
+            found = self.guarded(archives.get_checkpoint_archive_url, run, saved)
         try:
             answer = httpx.get(found.url, timeout=self.config.timeout, follow_redirects=True).raise_for_status()
             with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:

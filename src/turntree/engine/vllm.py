@@ -413,7 +413,8 @@ def _written(model: PreTrainedModel, above: Path) -> _Weights:
     """The weights in a new folder, as vLLM reads them. A tied head is written too, for servers that hold it apart."""
     from safetensors.torch import save_file
 
-    from turntree.engine.checkpoint import quiet, share, write_weights
+    from turntree.engine.checkpoint import share, write_weights
+    from turntree.engine.tokenizer import quiet
 
     name = f"turntree-{uuid.uuid4().hex[:12]}"
     folder = above / name

@@ -28,15 +28,14 @@ def most(config: Any) -> Cost | None:
         rollouts = train.iterations * train.groups * train.rollouts.group_size
         turns, new = rollouts * episodes.max_turns, episodes.sampling.max_tokens
         return Cost(
-            prefilled_tokens=turns * (episodes.max_context - new),
+            prefilled_tokens=turns * episodes.max_context,
             decoded_tokens=turns * new,
             trained_tokens=rollouts * episodes.max_context * train.updates,
             scored_tokens=rollouts * episodes.max_context * bool(train.loss.kl_coefficient),
         )
     if isinstance(config, EvaluateConfig):
         turns = config.count * (config.samples + config.greedy) * config.max_turns
-        new = config.max_tokens
-        return Cost(prefilled_tokens=turns * (config.max_context - new), decoded_tokens=turns * new)
+        return Cost(prefilled_tokens=turns * config.max_context, decoded_tokens=turns * config.max_tokens)
     if isinstance(config, ProfileStageConfig) and config.limit:
         rollouts, new = config.limit * config.profile.rollouts, config.profile.sampling.max_tokens
         return Cost(prefilled_tokens=rollouts * (config.profile.max_path - new), decoded_tokens=rollouts * new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from turntree.core.errors import ConfigError
 from turntree.rollout.cluster.config import WorkersConfig
+from turntree.train.ranks import SINGLE
 
 _HINT = "set cluster.workers to the number of rollout workers"
 
@@ -26,10 +28,15 @@ class ClusterConfig(WorkersConfig):
 
 def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """`stage(config, out, overwrite=..., group=...)` on all ranks that a launcher started: rank 0 runs it, the others
-    take part in its updates, and all return its result."""
+    take part in its updates, and all return its result. A carrier trains on its own machines, without ranks."""
 
     @functools.wraps(stage)
     def run(config: Any, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+        if config.device.carrier is not None:
+            if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
+                problem = "trains on its own machines, and this is one of several ranks"
+                raise ConfigError(problem, field="device.carrier", hint="start the command once, without a launcher")
+            return stage(config, out, overwrite=overwrite, group=SINGLE)
         from turntree.train.launch import open_ranks
         from turntree.train.trainer import end, follow
 

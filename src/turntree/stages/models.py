@@ -18,18 +18,10 @@ from transformers import (
 
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
-from turntree.engine.checkpoint import (
-    SAVED,
-    base_of,
-    load_model,
-    load_tokenizer,
-    merged,
-    policy_hash,
-    quiet,
-    save_model,
-)
+from turntree.engine.checkpoint import SAVED, load_model, merged, policy_hash, save_model
 from turntree.engine.hub import push
 from turntree.engine.limits import TinkerConfig
+from turntree.engine.tokenizer import base_of, load_tokenizer, quiet
 from turntree.render.examine import examine
 from turntree.render.template import ChatRenderer
 from turntree.run.jsonl import read_config

@@ -1,4 +1,5 @@
-"""Load a policy with its tokenizer, renderer and engine."""
+"""A policy with its tokenizer, renderer and engine. No torch, which a carrier does without: `stages.local` loads one
+into this process."""
 
 from __future__ import annotations
 
@@ -6,44 +7,32 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, StreamingEngine
-from turntree.engine.checkpoint import (
-    load_model,
-    load_tokenizer,
-    policy_hash,
-    save_model,
-    template_hash,
-    tokenizer_hash,
-)
-from turntree.engine.compatibility import check_positions, positions_of
 from turntree.engine.endpoint import EndpointEngine
 from turntree.engine.hub import folder_of
 from turntree.engine.limits import EndpointConfig, Prefixes
-from turntree.pack.attention import set_tree_attention
-from turntree.pack.head import vocabulary_size
+from turntree.engine.tokenizer import load_tokenizer, template_hash, tokenizer_hash
 from turntree.render.families import FamilyRenderer
 from turntree.render.template import ChatRenderer
 from turntree.stages.config import AUTO, HF, Device
 from turntree.train.config import SFTConfig
-from turntree.train.forward import set_checkpointing
-from turntree.train.isolation import shares_prefixes
 from turntree.train.loop import Trainee
-from turntree.train.lora import add_adapter, freeze
 from turntree.train.ranks import ProcessGroup
-from turntree.train.sft import SFT, Example, check_head
+from turntree.train.sft import SFT, Example
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _OURS = (AUTO.name, "template", "family")
 
@@ -61,7 +50,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Policy(Weights):
+class Policy(Weights, ABC):
     """`hash` names the exact weights; a fresh adapter changes nothing yet and is not in it. `identity` names all that
     decides what is sampled from a prompt (weights, tokenizer, chat template, renderer): a profile records it, training
     and a run that goes on refuse another."""
@@ -71,33 +60,30 @@ class Policy(Weights):
     identity: dict[str, str]
 
     @property
+    @abstractmethod
     def vocabulary(self) -> int:
         """The number of tokens that it knows."""
-        return vocabulary_size(self.model)
 
+    @abstractmethod
     def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1) -> bool:
         """Whether trees of paths of up to `tokens` tokens are packed (`isolation.shares_prefixes`)."""
-        return shares_prefixes(self.model, tokens, self.prefixes, field=field, ranks=ranks)
 
     def trainee(self, shared: bool, group: ProcessGroup) -> Trainee:
         """The policy under training."""
         return Trainee(self.model, self.engine, self.renderer, shared, group)
 
+    @abstractmethod
     def reads(self, tokens: int) -> int:
         """The most tokens that it can learn from in one sequence, of at most `tokens`. Raises `InputError` for a model
         that cannot be fine-tuned."""
-        check_head(self.model)
-        positions = positions_of(self.model) or tokens
-        check_positions(self.model, min(tokens, positions), field="sft.max_tokens")
-        return positions
 
     def imitation(self, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup) -> SFT:
         """Fine-tuning of the policy on examples."""
         return SFT(self.model, examples, config, group)
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write it as a folder that `load_policy` reads."""
-        save_model(self.model, self.tokenizer, folder)
 
     def bill(self, cost: Cost) -> dict[str, float] | None:
         """What a server asks for this cost; None where there is no server with prices."""
@@ -156,44 +142,18 @@ def load_renderer(source: str, renderer: Part = AUTO) -> tuple[PreTrainedTokeniz
 
 def load_policy(source: str, device: Device) -> Policy:
     """Raises `InputError` in one line when the folder, its weights or its chat template are missing, and for a model
-    on the Hub that cannot be fetched. Sets the threads of this process. A carrier opens its own."""
+    on the Hub that cannot be fetched. In this process it sets the threads. A carrier opens its own."""
     if device.carrier is not None:
         return parts.build("carriers", device.carrier, field="device.carrier", model=source, device=device)
-    folder = resolve(source)
-    tokenizer = load_tokenizer(folder)
-    model = load_model(folder, dtype=device.dtype, device=device.name)
-    set_threads(model, device.threads)
-    weights = policy_hash(model)
-    freeze(model, device.frozen)
-    if device.lora is not None:
-        add_adapter(model, device.lora)
-    loaded = Weights(source, model, tokenizer, renderer_of(device.renderer, tokenizer, folder), device.prefixes)
-    _check_stops(loaded, folder)
-    engine = parts.build("engines", device.engine, field="device.engine", policy=loaded)
-    _set_passes(model, device)
-    identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
-    return Policy(source, model, tokenizer, loaded.renderer, device.prefixes, engine, weights, identity)
+    from turntree.stages.local import open_local  # loads torch, which a carrier does without
 
-
-def _check_stops(loaded: Weights, folder: Path) -> None:
-    """Raises `InputError` where the policy cannot say what ends its turns."""
-    tokens = loaded.model.config.get_text_config().vocab_size
-    if unknown := sorted(stop for stop in loaded.renderer.stop_ids if stop >= tokens):
-        stop = loaded.tokenizer.convert_ids_to_tokens(unknown[0])
-        problem = f"{stop!r} ends a turn, and is token {unknown[0]} of a model with {tokens}"
-        raise InputError(problem, path=folder, hint="resize_token_embeddings, or use the tokenizer that came with it")
-
-
-def _set_passes(model: PreTrainedModel, device: Device) -> None:
-    set_tree_attention(model, device.attention)
-    if device.gradient_checkpointing:
-        set_checkpointing(model)
+    return open_local(source, device)
 
 
 def renderer_of(part: Part, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Renderer:
     renderer = parts.build("renderers", part, field="device.renderer", tokenizer=tokenizer, folder=folder)
     if part.name == AUTO.name:
-        _say(f"renderer {_named(renderer, part)}, by the model's folder (why: turntree check model {folder})")
+        say(f"renderer {_named(renderer, part)}, by the model's folder (why: turntree check model {folder})")
     return renderer
 
 
@@ -220,41 +180,7 @@ def _named(renderer: Renderer, part: Part) -> str:
     return f"{part.name} {parts.identity('renderers', part)}{said}"
 
 
-# the number of CPU threads: by the model's size and the machine, unless the configuration sets it
-
-# Number of parameters from which threads help. In small matrix products threads wait for each other longer than they
-# compute (measured: up to a hundred times longer on a shared machine).
-MANY = 30_000_000
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor in a period, or "max"
-
-
-def set_threads(model: PreTrainedModel, asked: int | None) -> int:
-    """Set the threads of this process and print their number: the same number gives the same bits."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    count = asked or (1 if parameters < MANY else available())
-    torch.set_num_threads(count)
-    _say(f"{count} thread{'s' if count > 1 else ''} for {parameters / 1e6:.1f} M parameters (key device.threads)")
-    return count
-
-
-def available() -> int:
-    """The CPUs that this process may use: by its affinity, its container's share, and at most the user's
-    OMP_NUM_THREADS (which the command keeps as TURNTREE_THREADS, 0 if unset, before it sets its own)."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    said = os.environ.get("TURNTREE_THREADS") or os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(own, _quota() or own, int(said) if said.isdecimal() and int(said) else own))
-
-
-def _quota() -> int | None:
-    """Whole processors of the container's share, one at least; None where it has no limit."""
-    try:
-        allowed, period = _QUOTA.read_text().split()
-        return max(1, int(allowed) // int(period))
-    except (OSError, ValueError):
-        return None
-
-
 @functools.cache
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Once in a process: a comparison loads many policies."""
     notice(text)

@@ -14,13 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
-from turntree.engine.checkpoint import load_tokenizer
 from turntree.engine.hub import context_of
 from turntree.engine.limits import TinkerConfig
 from turntree.engine.tinker import ALPHA, TinkerAdapter, TinkerEngine, TinkerSession
+from turntree.engine.tokenizer import load_tokenizer
 from turntree.run.files import replace_folder, write_json, writing
 from turntree.run.jsonl import read_config
 from turntree.stages.config import Device
@@ -89,12 +91,21 @@ def fetch_adapter(folder: Path, out: Path, config: TinkerConfig) -> None:
             session.fetch(found.sampler, fresh)
             base = resolve(found.base)
             settings = read_config(fresh / "adapter_config.json") | {"base_model_name_or_path": str(base)}
+            settings["target_modules"] = settings.get("target_modules") or adapted(fresh / "adapter_model.safetensors")
             write_json(fresh / "adapter_config.json", settings)
             load_tokenizer(folder).save_pretrained(fresh)
             replace_folder(fresh, out)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         session.close()
+
+
+def adapted(weights: Path) -> list[str]:
+    """The names of the modules that an adapter's file has weights of. SkyRL's config leaves them open, and PEFT would
+    then take those that are usual for the architecture (q and v) and drop the weights of all others."""
+    with safe_open(weights, framework="np") as held:
+        names: list[str] = held.keys()
+    return sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in names})
 
 
 def _require_lora(lora: LoRAConfig, found: Trained | None) -> None:
@@ -108,12 +119,6 @@ def _require_lora(lora: LoRAConfig, found: Trained | None) -> None:
     for name, (is_wrong, hint) in wrong.items():
         if is_wrong:
             raise ConfigError(f"is {getattr(lora, name)}", field=f"device.lora.{name}", hint=hint)
-
-
-def _require_one(group: ProcessGroup) -> None:
-    if group.size > 1:
-        problem = "trains on its own machines, and this is one of several ranks"
-        raise ConfigError(problem, field="device.carrier", hint="start the command once, without a launcher")
 
 
 def _is_trained(folder: Path) -> bool:
@@ -145,12 +150,10 @@ class TinkerPolicy(Policy):
         return self.engine.max_context
 
     def trainee(self, shared: bool, group: ProcessGroup) -> TinkerTrainee:
-        _require_one(group)
         start = partial(self.adapter.session.sampler, self.start)
         return TinkerTrainee(self.model, self.engine, self.renderer, shared, group, start)
 
     def imitation(self, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup) -> TinkerSFT:
-        _require_one(group)
         return TinkerSFT(self.adapter, examples, config)
 
     def save(self, folder: Path) -> None:

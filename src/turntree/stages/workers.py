@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from safetensors.torch import load, save
-
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
@@ -26,7 +23,6 @@ from turntree.rollout.cluster.worker import fetched
 from turntree.rollout.spread import lost, unlabelled
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.policy import Policy, load_policy
-from turntree.train.sharded import parameters_of
 
 Unit = dict[str, Any]
 
@@ -97,6 +93,10 @@ class Published:
     _last: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __call__(self) -> dict[str, Any]:
+        from safetensors.torch import save  # loads torch, which a carrier does without
+
+        from turntree.train.sharded import parameters_of
+
         version = self.policy.engine.policy_version
         if self._last.get("version") != version:
             held = {name: value.detach().contiguous() for name, value in parameters_of(self.policy.model).items()}
@@ -118,6 +118,11 @@ class Follower:
         if unit.get("version") == self.version:
             engine.clear_cache()
             return
+        import torch
+        from safetensors.torch import load
+
+        from turntree.train.sharded import parameters_of
+
         sent = load(fetched(unit["weights"]))
         held = parameters_of(self.policy.model)
         with torch.no_grad():

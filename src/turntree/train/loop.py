@@ -11,9 +11,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, cast
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
@@ -23,8 +21,9 @@ from turntree.core.tree import RolloutTree
 from turntree.train.checkpoints import Checkpoints, Saved
 from turntree.train.config import ReinforcedConfig
 from turntree.train.ranks import SINGLE, ProcessGroup
-from turntree.train.trainer import open_trainers
-from turntree.train.update import Learner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Row = dict[str, Any]  # of metrics.jsonl
 
@@ -165,6 +164,9 @@ class Trainee:
 
     def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> AnyLearner:
         """What learns from its rollouts, in so many optimizer steps."""
+        from turntree.train.trainer import open_trainers  # they load torch, which a carrier does without
+        from turntree.train.update import Learner
+
         referred = config.loss.needs_reference_logprobs
         trainers = open_trainers(self.model, config.optimizer, steps, self.group, referred=referred)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:

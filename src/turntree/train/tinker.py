@@ -2,8 +2,8 @@
 
 A clip is the loss `ppo` of the API, which takes token ratios; the old log-probabilities are the sampler's. The KL term
 becomes advantages: its gradient at a token with d = log pi_old - log pi_ref is that of -m beta d (k2) or of
--m beta (1 - exp(-d)) (k3), exact where a batch is learned from once. With several updates it has rows of its own, which
-the clip leaves alone, and d stays that of the sampler.
+-m beta (1 - exp(-d)) (k3), exact where a batch is learned from in one step. With several steps it has rows of its own,
+which the clip leaves alone, and d stays that of the sampler.
 
 Tinker adds up the losses of all tokens. Some servers divide by the rows of a step and by the length of each row
 (SkyRL's JAX back end), which is measured at the start by the norms of three gradients and taken back.
@@ -35,7 +35,6 @@ from turntree.run.identity import file_digest
 from turntree.run.jsonl import read_config
 from turntree.train.config import OptimizerConfig, ReinforcedConfig, SFTConfig
 from turntree.train.loop import Trainee
-from turntree.train.loss_config import LossConfig
 from turntree.train.sft import SFT, Example
 
 Figures = dict[str, float]
@@ -149,7 +148,7 @@ class TinkerTrainee(Trainee):
         adapter: Any = self.model
         weights = TinkerWeights(adapter, config.optimizer, steps)
         base = self.start() if self.start is not None and config.loss.needs_reference_logprobs else None
-        return TinkerLearner(weights, engine, config.loss, config.updates, base)
+        return TinkerLearner(weights, engine, config, base)
 
 
 def _require_loss(config: ReinforcedConfig, sampling: Sampling) -> None:
@@ -157,27 +156,82 @@ def _require_loss(config: ReinforcedConfig, sampling: Sampling) -> None:
     if sampling.temperature != 1:
         hint = "set it to 1: Tinker's log-probabilities are those of temperature 1"
         raise ConfigError(f"is {sampling.temperature:g}", field="sampling.temperature", hint=hint)
-    if config.minibatch is not None:
-        raise ConfigError("is not there with a carrier", field="train.minibatch", hint="leave it out: one step a batch")
-    if config.loss.ratio == "action" and config.updates > 1:
-        hint = "use ratio 'token', or train.updates=1, where both have the same gradient"
+    if config.loss.ratio == "action" and (config.updates > 1 or config.minibatch is not None):
+        hint = "use ratio 'token', or one step a batch, where both have the same gradient"
         raise ConfigError("'action' is no loss of Tinker's API", field="loss.ratio", hint=hint)
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What an optimizer step learns from: rows with their whole multiplicity, the distances of a KL term at their
+    tokens, and what is sent, for the loss with the clip and for the one without."""
+
+    rows: Sequence[Row]
+    multiplicity: float
+    pulls: Sequence[Sequence[float]] = ()
+    pushed: Sequence[Any] = ()
+    pulled: Sequence[Any] = ()
+
+    @property
+    def pull(self) -> float:
+        """The sum of the distances, by multiplicity."""
+        weights = (m for row in self.rows for m in row.multiplicities)
+        return math.fsum(m * d for m, d in zip(weights, itertools.chain(*self.pulls), strict=True))
 
 
 class TinkerLearner:
     """`loop.AnyLearner` over rows on a server. `base` scores for the KL term."""
 
     def __init__(
-        self, weights: TinkerWeights, engine: TinkerEngine, loss: LossConfig, updates: int, base: Any = None
+        self, weights: TinkerWeights, engine: TinkerEngine, config: ReinforcedConfig, base: Any = None
     ) -> None:
-        self.trainers, self.engine, self.loss, self.updates, self._base = weights, engine, loss, updates, base
+        self.trainers, self.engine, self.loss, self._base = weights, engine, config.loss, base
+        self.updates, self.minibatch = config.updates, config.minibatch
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[Figures, Cost]:
-        started = time.perf_counter()
-        made = rows(trees, credits, clipped=True)
-        if not made:
+        started, size = time.perf_counter(), self.minibatch or max(1, len(trees))
+        parts = [slice(start, start + size) for start in range(0, len(trees), size)]
+        windows = [found for part in parts if (found := self._window(trees[part], credits[part])).rows]
+        if not windows:
             return {"trained_groups": 0}, NO_COST
+        clip = {"clip_low_threshold": 1 - self.loss.clip_low, "clip_high_threshold": 1 + self.loss.clip_high}
+        metrics: Figures = {}
+        differences: list[float] = []
+        for window in windows * self.updates:
+            passes, told = self.trainers.step(
+                [("ppo", clip, window.pushed), ("importance_sampling", None, window.pulled)]
+            )
+            figures = self._figures(window, passes[0])
+            differences.append(figures.pop("difference"))
+            metrics = {**figures, **told}
+        if differences[0] > _LARGE:  # before the first step both have the same weights
+            off = f"{differences[0]:.2g} nats a token on average (weights of another dtype?)"
+            notice(f"warning: trainer and sampler differ by {off}")
+        self.engine.update_weights(self.trainers.adapter, self.engine.policy_version + 1)
+        data = [datum for window in windows for datum in (*window.pushed, *window.pulled)]
+        sent = sum(len(datum.loss_fn_inputs["target_tokens"].data) for datum in data)
+        cost = Cost(
+            trained_tokens=self.updates * sent,
+            scored_tokens=sum(len(row) for window in windows if window.pulls for row in window.rows),
+            training_seconds=time.perf_counter() - started,
+        )
+        if windows[0].pulls:
+            metrics["kl"] = math.fsum(w.pull for w in windows) / math.fsum(w.multiplicity for w in windows)
+        counted = {
+            "trained_groups": sum(bool(credit.nodes) for credit in credits),
+            "trees": float(len(trees)),
+            "rows": float(sum(len(window.rows) for window in windows)),
+            "trained_tokens": float(sent),
+            "zero_variance_fraction": sum(credit.zero_variance for credit in credits) / len(credits),
+            "sampler_difference": differences[0],
+        }
+        return {**counted, **metrics}, cost
+
+    def _window(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> _Window:
+        made = rows(trees, credits, clipped=True)
         multiplicity = math.fsum(m for row in made for m in row.multiplicities)
+        if not made:
+            return _Window(made, multiplicity)
         divisor = self.loss.divisor(
             multiplicity,
             rollout_tokens=math.fsum(credit.rollout_tokens for credit in credits),
@@ -185,39 +239,8 @@ class TinkerLearner:
         )
         pulls = self._pulls(made)
         data = list(self._data(made, pulls, divisor))
-        clip = {"clip_low_threshold": 1 - self.loss.clip_low, "clip_high_threshold": 1 + self.loss.clip_high}
-        metrics: Figures = {}
-        difference = 0.0
-        for number in range(self.updates):
-            pull = ("importance_sampling", None, [datum for loss, datum in data if loss != "ppo"])
-            passes, told = self.trainers.step([("ppo", clip, [d for loss, d in data if loss == "ppo"]), pull])
-            figures = self._figures(made, passes[0], multiplicity)
-            difference = figures.pop("difference") if number == 0 else difference
-            metrics = {**figures, **told}
-        if difference > _LARGE:
-            told = f"trainer and sampler differ by {difference:.2g} nats a token on average (weights of another dtype?)"
-            notice(f"warning: {told}")
-        version = self.engine.policy_version + 1
-        self.engine.update_weights(self.trainers.adapter, version)
-        sent = sum(len(datum.loss_fn_inputs["target_tokens"].data) for _, datum in data)
-        cost = Cost(
-            trained_tokens=self.updates * sent,
-            scored_tokens=sum(map(len, made)) if pulls else 0,
-            training_seconds=time.perf_counter() - started,
-        )
-        zero = sum(credit.zero_variance for credit in credits)
-        counted = {
-            "trained_groups": sum(bool(credit.nodes) for credit in credits),
-            "trees": float(len(trees)),
-            "rows": float(len(made)),
-            "trained_tokens": float(sent),
-            "zero_variance_fraction": zero / len(credits),
-            "sampler_difference": difference,
-        }
-        if pulls:
-            pairs = zip((m for row in made for m in row.multiplicities), itertools.chain(*pulls), strict=True)
-            metrics["kl"] = math.fsum(m * d for m, d in pairs) / multiplicity
-        return {**counted, **metrics}, cost
+        pushed, pulled = ([datum for loss, datum in data if loss == kind] for kind in ("ppo", "pull"))
+        return _Window(made, multiplicity, pulls, pushed, pulled)
 
     def _pulls(self, made: Sequence[Row]) -> list[list[float]]:
         """log pi_old - log pi_ref at every token of every row, where it is trained; nothing without a KL term."""
@@ -236,7 +259,7 @@ class TinkerLearner:
 
     def _data(self, made: Sequence[Row], pulls: Sequence[Sequence[float]], divisor: float) -> Iterator[tuple[str, Any]]:
         """Every row with its loss."""
-        apart = bool(pulls) and self.updates > 1
+        apart = bool(pulls) and (self.updates > 1 or self.minibatch is not None)
         count = len(made) * (1 + apart)
         for number, row in enumerate(made):
             scale = self.trainers.reduction.factor(len(row) - 1, count) / divisor
@@ -253,12 +276,12 @@ class TinkerLearner:
         d, weight = np.asarray(distance[1:]), self.loss.kl_coefficient * np.asarray(row.multiplicities[1:])
         return -weight * (d if self.loss.kl == "k2" else -np.expm1(-d))
 
-    def _figures(self, made: Sequence[Row], passed: Any, multiplicity: float) -> Figures:
+    def _figures(self, window: _Window, passed: Any) -> Figures:
         """Ratios of a pass over the trained tokens, and how far the log-probabilities were from the sampler's."""
         found = [output["logprobs"].data for output in passed.loss_fn_outputs]
         cells = [
             (m, a, math.exp(min(new - old, 20.0)), abs(new - old))
-            for row, scored in zip(made, found, strict=True)
+            for row, scored in zip(window.rows, found, strict=True)
             for m, a, old, new in zip(row.multiplicities[1:], row.advantages[1:], row.logprobs[1:], scored, strict=True)
             if m or a
         ]
@@ -268,10 +291,10 @@ class TinkerLearner:
         if not all(math.isfinite(r) for _, _, r, _ in cells):
             raise TurntreeError("the server's log-probabilities are not finite: the policy has diverged")
         return {
-            "ratio_mean": math.fsum(m * r for m, _, r, _ in cells) / multiplicity,
+            "ratio_mean": math.fsum(m * r for m, _, r, _ in cells) / window.multiplicity,
             "ratio_max": max((r for m, _, r, _ in cells if m), default=1.0),
             "clip_fraction": clipped / push if push else 0.0,
-            "difference": math.fsum(m * d for m, _, _, d in cells) / multiplicity,
+            "difference": math.fsum(m * d for m, _, _, d in cells) / window.multiplicity,
         }
 
 
