@@ -28,7 +28,7 @@ def read_config(model: str) -> PreTrainedConfig:
     """The config.json of a folder, or of a model on the Hub. Raises `InputError`."""
     from transformers import AutoConfig
 
-    from turntree.engine.checkpoint import base_of, quiet
+    from turntree.engine.tokenizer import base_of, quiet
     from turntree.stages.policy import resolve
 
     folder = resolve(model, weights=False)
@@ -51,7 +51,7 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
     sampling = {"rows": 0, "context": 1, "branches": 1} if isinstance(config, SFTStageConfig) else _sampled(config)
     if device.prefixes == "repeated" or device.attention == "flex_attention":  # no mask, as for one long path
         sampling["branches"] = 1
-    train = config.sft if isinstance(config, SFTStageConfig) else config.train
+    loss = None if isinstance(config, SFTStageConfig) else config.train.loss
     return Planned(
         ranks=ranks,
         bfloat16="bfloat16" in (saved if device.dtype == "auto" else device.dtype),
@@ -59,8 +59,8 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
         lora=device.lora,
         checkpointing=device.gradient_checkpointing,
         dense=device.name.startswith("cuda") and device.attention == "sdpa",
-        referred=not isinstance(config, SFTStageConfig) and train.loss.needs_reference_logprobs,
-        tokens=train.max_tokens,
+        referred=loss is not None and loss.needs_reference_logprobs,
+        tokens=(config.sft if isinstance(config, SFTStageConfig) else config.train).max_tokens,
         **sampling,
     )
 

@@ -104,7 +104,8 @@ def memory(config: PreTrainedConfig, asked: Planned) -> Memory:
         trainer = trained(model, asked, group)
         tracker = _Tracker()
         reference = trainer.reference if isinstance(trainer.reference, PreTrainedModel) else None
-        tracker.track_external(trainer.model, reference, *trainer.optimizer.masters)
+        known = [trainer.model, *trainer.optimizer.masters, *([] if reference is None else [reference])]
+        tracker.track_external(*known)
         loss = LossConfig(kl_coefficient=0.05 if asked.referred else 0.0)
         with _Known(), tracker:
             train_windows(trainer, windows, loss=loss, updates=1, rescores=False)
