@@ -439,7 +439,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
                 field="train.rollouts.initial_rollouts",
                 hint="set it below group_size together with brancher, or neither",
             )
-
         if self.estimator is None and self.train.credit.comparison == "starts" and rollouts.initial < 2:
             raise ConfigError(
                 f"{rollouts.initial} rollout begins independently, and 'starts' compares those that do: no gradient",
@@ -476,17 +475,12 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             hint = "use random, fixed or posthoc"
             raise ConfigError("decides by entropies, which the carrier does not tell", field="brancher", hint=hint)
         if brancher.splits_turns and self.train.loss.ratio == "action":
-            raise ConfigError(
-                "'action' takes the ratio of whole turns, and branches share a part of one",
-                field="train.loss.ratio",
-                hint="use ratio 'token', or brancher.probe_tokens 1",
-            )
+            problem = "'action' takes the ratio of whole turns, and branches share a part of one"
+            hint = "use ratio 'token', or brancher.probe_tokens 1"
+            raise ConfigError(problem, field="train.loss.ratio", hint=hint)
         if brancher.biased and self.train.credit.leaf_weights == "path_weighted":
-            raise ConfigError(
-                f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights",
-                field="train.credit.leaf_weights",
-                hint="use 'unit'",
-            )
+            problem = f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights"
+            raise ConfigError(problem, field="train.credit.leaf_weights", hint="use 'unit'")
         return brancher
 
     def build_filters(self) -> list[Filter]:
