@@ -36,7 +36,7 @@ def test_every_python_snippet_runs_as_it_stands(code, tmp_path):
     """In a fresh interpreter and an empty folder, as a reader would try it. A step that is shown teaches."""
     said = pages.run_python(code, tmp_path)
     if "update_step(" in code:
-        metrics = ast.literal_eval(said)
+        metrics = ast.literal_eval(said.splitlines()[0])
         assert metrics["grad_norm"] > 0 and metrics["zero_variance_fraction"] == 0
 
 
