@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from turntree.stages.policy import Policy
+from turntree.stages.local import LocalPolicy
 from turntree.train import trainer
 
 PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4",
@@ -33,7 +33,7 @@ def left_over(train, turntree, tmp_path_factory):
     """A run that came to its last step and no further (how a dead process leaves it: tests/train/test_restart)."""
     run = tmp_path_factory.mktemp("left") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Policy, "save", interrupt)
+        patch.setattr(LocalPolicy, "save", interrupt)
         assert "interrupted" in train(run, run=lambda *a: turntree(*a, code=130)).stderr
     return run
 
@@ -87,7 +87,7 @@ def test_fine_tuning_goes_on_too(monkeypatch, turntree, household, tmp_path) -> 
     command = ("sft", "--traces", household / "traces.jsonl", "--set", "sft.batch=4", *OFTEN, "--set", "check.tasks=2",
         "--set", "check.max_turns=3", "--set", "check.max_tokens=24", "--out")  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "save", interrupt)
+        patch.setattr(LocalPolicy, "save", interrupt)
         turntree(*command, tmp_path / "run", code=130)
     assert "resumes after step" in turntree(*command, tmp_path / "run").stderr
     turntree(*command, tmp_path / "whole")

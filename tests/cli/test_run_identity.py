@@ -10,7 +10,7 @@ import pytest
 
 from turntree.core.errors import InputError
 from turntree.env.processes import ProcessPool
-from turntree.stages.policy import Policy
+from turntree.stages.local import LocalPolicy
 from turntree_worlds.household.entry import POLICY as EMBEDDED
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
@@ -122,7 +122,7 @@ def test_a_run_does_not_go_on_with_another_template_or_tokenizer(
 ) -> None:
     command = ("sft", "--traces", household / "traces.jsonl", "--model", policy, "--out", tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "save", interrupt)
+        patch.setattr(LocalPolicy, "save", interrupt)
         turntree(*command, code=130)
     change(policy)
     assert f"differs in inputs.{key}" in turntree.error(*command)
@@ -143,7 +143,7 @@ def test_training_does_not_go_on_with_edited_questions_or_another_index(monkeypa
         *("--out", tmp_path / "run", *ONLINE),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "save", interrupt)
+        patch.setattr(LocalPolicy, "save", interrupt)
         turntree(*command, code=130)
     before = questions.read_text()
     questions.write_text(before.replace("Oslo", "Rome"))
@@ -163,7 +163,7 @@ def test_training_on_pivots_does_not_go_on_with_other_tasks_to_check_on(monkeypa
         *("--set", 'check.environment={"name": "my_checks:Checks"}', "--set", "check.tasks=1"),
     )
     with monkeypatch.context() as patch:
-        patch.setattr(Policy, "save", interrupt)
+        patch.setattr(LocalPolicy, "save", interrupt)
         turntree(*command, code=130)
     (tmp_path / "goals.txt").write_text("table")
     assert "differs in inputs.check.goals_hash" in turntree.error(*command)
@@ -198,7 +198,7 @@ def killed(turntree, tmp_path_factory):
     """An online run that came to its last iteration and no further."""
     run = tmp_path_factory.mktemp("online") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Policy, "save", interrupt)
+        patch.setattr(LocalPolicy, "save", interrupt)
         turntree("train", "online", "--out", run, *ONLINE, *CHECKED, code=130)
     return run
 

@@ -32,9 +32,9 @@ def plan(config: Any, gpus: int, memory: float | None, json_path: str | None) ->
 
     Example: turntree plan models/my-model --gpus 8 --memory 80 --set device.dtype=bfloat16
     """
-    from turntree.stages.plan import told
+    from turntree.stages.plan import plan_lines
 
-    lines = told(config, gpus, memory)
+    lines = plan_lines(config, gpus, memory)
     if not lines:
         raise InputError("names no model whose config.json can be read", field="MODEL", hint="give a folder")
     finish({"model": config.model, "gpus": gpus, "lines": lines}, json_path, lines)

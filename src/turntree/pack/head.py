@@ -9,13 +9,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from turntree.core.errors import InputError
 
 # Logits of one tile on a CPU (1 MiB in float32): the passes over it stay in cache. A GPU takes all rows in one: a tile
-# a row was 1.2 of the 1.4 seconds of an update at 4,096 rows of Qwen3's vocabulary on an H200.
+# a row was 1.2 of the 1.4 seconds of an update at 4,096 rows of Qwen3's vocabulary on an H200. So does a plan of its
+# memory (`train.plan`), whose tensors have no values.
 _TILE = 1 << 18
 
 
@@ -72,7 +74,8 @@ class _TokenScores(torch.autograd.Function):
         rows, vocabulary = logits_UV.shape
         kept_UV = logits_UV.new_empty((rows, vocabulary) if ctx.needs_input_grad[0] else (0, vocabulary), dtype=wide)
         top_U, total_U, mean_U = (logits_UV.new_empty(rows, dtype=wide) for _ in range(3))
-        tile = max(1, _TILE // vocabulary if logits_UV.device.type == "cpu" else rows)
+        cached = logits_UV.device.type == "cpu" and not isinstance(logits_UV, FakeTensor)
+        tile = max(1, _TILE // vocabulary if cached else rows)
         for start in range(0, rows, tile):
             here = slice(start, start + tile)
             scaled = logits_UV[here].to(wide)

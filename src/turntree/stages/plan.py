@@ -99,7 +99,15 @@ def _knobs(plan: Planned, context: int) -> Iterator[tuple[str, Planned]]:
         yield f"{ranks} GPUs", replace(plan, ranks=ranks)
 
 
-def told(config: Any, ranks: int | None = None, gigabytes: float | None = None) -> list[str]:
+def told(config: Any) -> list[str]:
+    """The plan under --dry-run, which a config that cannot be read does not end."""
+    try:
+        return plan_lines(config)
+    except InputError as error:
+        return [f"memory is not planned: {error}"]
+
+
+def plan_lines(config: Any, ranks: int | None = None, gigabytes: float | None = None) -> list[str]:
     """The plan of a run as lines; none where no model is named. Without `ranks` they are those of the launcher."""
     if not isinstance(config, SFTStageConfig | TrainOnlineConfig | TrainPivotConfig):
         return []
