@@ -29,6 +29,7 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "report/browser.py token_texts": "the tokenizer's library",
     "stages/forgetting.py _tasks": "lm-eval's loading of data",
     "env/tools/runtime.py work": "a thread, whose error is read by who waits for it",
+    "stages/plan.py read_config": "Transformers' reader of config.json",
     "train/checkpoints.py restore": "torch and safetensors reading a checkpoint",
     "verify/arguments.py *": "jsonschema",
     "verify/symbolic_worker.py answer": "SymPy, in a process of its own",
