@@ -1,4 +1,4 @@
-"""Models whose prefixes cannot be shared go through every stage, from demonstrations to a trained policy."""
+"""Models whose state is carried over forks go through every stage, from demonstrations to a trained policy."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_pivots_are_profiled_and_trained(turntree, begun):
         *("--set", "train.cut_turns=judge", "--set", "check.tasks=0", "--out", out),
     )
     trained = [row for row in rows(out / "metrics.jsonl") if row.get("trained_tokens")]
-    assert trained and all(row["rho"] == 1.0 for row in trained), "every rollout has a row of its own"
+    assert trained and all(row["rho"] > 2 for row in trained), "the prompt is computed once"
     assert all(abs(row["ratio_max"] - 1) < 1e-3 for row in trained), "and is scored as it was sampled"
 
 
@@ -53,7 +53,7 @@ def test_whole_episodes_are_trained_with_branching(turntree, begun):
         *("--set", "train.rollouts.initial_rollouts=2", "--set", "brancher.turns=[2]", "--out", out),
     )
     trained = [row for row in rows(out / "metrics.jsonl") if row.get("trained_tokens")]
-    assert len(trained) == 2 and all(row["rho"] == 1.0 for row in trained)
+    assert len(trained) == 2 and all(row["rho"] > 2 for row in trained)
     assert sum(row["trees"]["forks"] for row in trained) > 0
 
 
