@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 
 import turntree as tt
 from completions_server import serve
-from fake_tinker import BASE, FakeTinker
-from scripted_tinker import installed
+from fake_tinker import BASE, FakeTinker, SamplingClient
+from scripted_tinker import done, installed
 from tiny_models import tiny_model
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
@@ -148,9 +148,12 @@ def test_minibatches_there_are_minibatches_here() -> None:
     assert "difference" not in told
 
 
-@pytest.mark.parametrize("kind", ["k2", "k3"])
-def test_the_kl_term_pulls_as_here(kind: Any) -> None:
-    """From the second step on, when policy and base differ."""
+@pytest.mark.parametrize(("kind", "first"), [("k2", True), ("k3", True), ("k3", False)])
+def test_the_kl_term_pulls_as_here(kind: Any, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second step on, when policy and base differ. SkyRL leaves out the first token, which has no score."""
+    if not first:
+        scored = SamplingClient.compute_logprobs
+        monkeypatch.setattr(SamplingClient, "compute_logprobs", lambda *given: done(scored(*given).result()[1:]))
     loss = LossConfig(kl_coefficient=0.5, kl=kind, old_logprobs="engine")
     config = ReinforcedConfig(loss=loss, optimizer=ADAM)
     trees, credits = batch(7, loss)

@@ -251,8 +251,8 @@ class TinkerLearner:
         found = [session.guarded(lambda one=one: one) for one in asked]
         return [
             [
-                old - (ref or 0.0) if m else 0.0
-                for old, ref, m in zip(row.logprobs, scored, row.multiplicities, strict=True)
+                old - ref if m else 0.0
+                for old, ref, m in zip(row.logprobs, _of_all(scored, len(row)), row.multiplicities, strict=True)
             ]
             for row, scored in zip(made, found, strict=True)
         ]
@@ -331,3 +331,11 @@ class TinkerSFT(SFT):
 def _norm(metrics: Mapping[str, float]) -> float | None:
     """The norm of a step's gradient, where the server tells it."""
     return next((value for name, value in metrics.items() if "grad_norm" in name), None)
+
+
+def _of_all(scored: Sequence[float | None], tokens: int) -> list[float]:
+    """Log-probabilities of a sequence, token by token. The first has none: Tinker says None, SkyRL leaves it out."""
+    known = [value for value in scored if value is not None]
+    if len(known) < tokens - 1:
+        raise InputError(f"the server scored {len(known)} of {tokens} tokens, without saying which")
+    return [0.0, *known[len(known) - tokens + 1 :]]
