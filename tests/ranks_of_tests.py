@@ -67,7 +67,9 @@ def shares(trainer: Trainer, _: None) -> list[tuple[int, int]]:
 
 @contextlib.contextmanager
 def two_ranks(work: Callable[..., object], *arguments: Any) -> Iterator[None]:
-    """The environment that a launcher gives rank 0 of two, while another process calls `work(*arguments)` as rank 1."""
+    """The environment that a launcher gives rank 0 of two, while another process calls `work(*arguments)` as rank 1.
+    Not within others: rank 0 would go on in their group, and wait there for a rank that is not in it."""
+    assert not torch.distributed.is_initialized(), "this process is a rank already (a fixture of the module?)"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}

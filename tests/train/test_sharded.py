@@ -103,6 +103,24 @@ def test_a_pass_without_a_tree_adds_nothing(config: LossConfig) -> None:
 # two processes
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
+def test_a_rank_holds_no_more_than_its_shard_and_a_layer_while_it_gets_its_weights(monkeypatch) -> None:
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what is freed is given back
+    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 32, "vocab_size": 2000}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64, "tie_word_embeddings": True}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).to(torch.bfloat16)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
+    peaks = multiprocessing.get_context("spawn").Queue()
+    with two_ranks(measured, peaks), open_ranks() as group:
+        open_trainers(model, STEPS, 9, group, referred=True)
+        end(group, None)
+        trained, reference = peaks.get(timeout=60), peaks.get(timeout=60)
+    spare = 16 << 20  # of the libraries
+    assert trained <= 4 * count // 2 + 3 * 4 * layer + spare < 4 * count, "float32 masters, of half the weights"
+    assert reference <= 2 * count // 2 + 3 * 2 * layer + spare
+
+
 @pytest.fixture(scope="module")
 def pair() -> Iterator[ProcessGroup]:
     """The group of this process and one more."""
@@ -238,24 +256,6 @@ def test_a_checkpoint_is_resumed_by_any_number_of_ranks(pair: ProcessGroup, tmp_
         assert torch.equal(wanted, same)
         torch.testing.assert_close(near, wanted, rtol=1e-4, atol=1e-6)
         assert torch.equal(near, nothing_left), "what one process has saved, two ranks hold"
-
-
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from Linux's /proc")
-def test_a_rank_holds_no_more_than_its_shard_and_a_layer_while_it_gets_its_weights(monkeypatch) -> None:
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # so that what is freed is given back
-    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 32, "vocab_size": 2000}
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 64, "tie_word_embeddings": True}
-    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads)).to(torch.bfloat16)
-    count = sum(parameter.numel() for parameter in model.parameters())
-    layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
-    peaks = multiprocessing.get_context("spawn").Queue()
-    with two_ranks(measured, peaks), open_ranks() as group:
-        open_trainers(model, STEPS, 9, group, referred=True)
-        end(group, None)
-        trained, reference = peaks.get(timeout=60), peaks.get(timeout=60)
-    spare = 16 << 20  # of the libraries
-    assert trained <= 4 * count // 2 + 3 * 4 * layer + spare < 4 * count, "float32 masters, of half the weights"
-    assert reference <= 2 * count // 2 + 3 * 2 * layer + spare
 
 
 @pytest.mark.parametrize(
