@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from household_players import generate_games
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.messages import Message, ToolCall
@@ -11,7 +12,6 @@ from turntree.logs.groups import action_text
 from turntree.render.tool_calls import parse_message
 from turntree_worlds.household.environment import REACT, HouseholdEnvironment
 from turntree_worlds.household.experts import shortest_plan
-from turntree_worlds.household.generate import generate_games
 from turntree_worlds.household.world import NOTHING_HAPPENS
 
 GAME = next(iter(generate_games(3, 1))).parse()
