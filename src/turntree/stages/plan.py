@@ -28,11 +28,11 @@ def read_config(model: str) -> PreTrainedConfig:
     """The config.json of a folder, or of a model on the Hub. Raises `InputError`."""
     from transformers import AutoConfig
 
-    from turntree.engine.tokenizer import base_of, quiet
+    from turntree.engine.tokenizer import ADAPTER, base_of, quiet
     from turntree.stages.policy import resolve
 
     folder = resolve(model, weights=False)
-    if (folder / "adapter_config.json").is_file():
+    if (folder / ADAPTER).is_file():
         folder = Path(base_of(folder))
     if not (folder / "config.json").is_file():
         raise InputError("has no config.json", path=folder, hint="give a folder in Hugging Face format")
@@ -133,14 +133,12 @@ def shown(need: Memory, plan: Planned) -> Iterator[str]:
     names = ("weights", "masters", "moments", "gradients", "reference", "passes")
     yield "  " + ", ".join(f"{name} {getattr(need, name) / GB:.2f}" for name in names)
     yield f"  together {need.peak / GB:.2f}"
-    if plan.rows or plan.ranks > 1:
+    if plan.rows:
         sampled = f"{plan.rows} sequences of {plan.context:,} tokens {need.caches / GB:.2f} (freed before a pass)"
-        first = f"; all weights {need.whole / GB:.2f}, to sample with" if need.whole and plan.rows else ""
-        yield (
-            f"  rank 0 samples: {sampled}{first}; together {_first(need, plan) / GB:.2f}"
-            if plan.rows
-            else ("  rank 0 reads the model; its whole weights are then in its main memory")
-        )
+        first = f"; all weights {need.whole / GB:.2f}, to sample with" if need.whole else ""
+        yield f"  rank 0 samples: {sampled}{first}; together {_first(need, plan) / GB:.2f}"
+    elif plan.ranks > 1:
+        yield "  rank 0 reads the model; its whole weights are then in its main memory"
 
 
 def _first(need: Memory, plan: Planned) -> int:
