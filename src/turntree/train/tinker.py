@@ -15,7 +15,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,9 +238,7 @@ class TinkerLearner:
             rollouts=math.fsum(credit.rollouts for credit in credits),
         )
         pulls = self._pulls(made)
-        data = list(self._data(made, pulls, divisor))
-        pushed, pulled = ([datum for loss, datum in data if loss == kind] for kind in ("ppo", "pull"))
-        return _Window(made, multiplicity, pulls, pushed, pulled)
+        return _Window(made, multiplicity, pulls, *self._data(made, pulls, divisor))
 
     def _pulls(self, made: Sequence[Row]) -> list[list[float]]:
         """log pi_old - log pi_ref at every token of every row, where it is trained; nothing without a KL term."""
@@ -257,8 +255,12 @@ class TinkerLearner:
             for row, scored in zip(made, found, strict=True)
         ]
 
-    def _data(self, made: Sequence[Row], pulls: Sequence[Sequence[float]], divisor: float) -> Iterator[tuple[str, Any]]:
-        """Every row with its loss."""
+    def _data(
+        self, made: Sequence[Row], pulls: Sequence[Sequence[float]], divisor: float
+    ) -> tuple[list[Any], list[Any]]:
+        """Every row for the loss with the clip, and for the one without where the KL term has rows of its own."""
+        clipped: list[Any] = []
+        free: list[Any] = []
         apart = bool(pulls) and (self.updates > 1 or self.minibatch is not None)
         count = len(made) * (1 + apart)
         for number, row in enumerate(made):
@@ -266,11 +268,11 @@ class TinkerLearner:
             pushed = np.asarray(row.advantages[1:])
             pulled = self._pull(row, pulls[number]) if pulls else np.zeros(len(row) - 1)
             old = row.logprobs[1:]
-            if not apart:
-                yield "ppo", self.trainers.datum(row.tokens, logprobs=old, advantages=(pushed + pulled) * scale)
-                continue
-            yield "ppo", self.trainers.datum(row.tokens, logprobs=old, advantages=pushed * scale)
-            yield "pull", self.trainers.datum(row.tokens, logprobs=old, advantages=pulled * scale)
+            whole = pushed if apart else pushed + pulled
+            clipped.append(self.trainers.datum(row.tokens, logprobs=old, advantages=whole * scale))
+            if apart:
+                free.append(self.trainers.datum(row.tokens, logprobs=old, advantages=pulled * scale))
+        return clipped, free
 
     def _pull(self, row: Row, distance: Sequence[float]) -> Any:
         d, weight = np.asarray(distance[1:]), self.loss.kl_coefficient * np.asarray(row.multiplicities[1:])
