@@ -100,12 +100,13 @@ def test_what_is_run_on_a_gpu_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path, monkey
     subprocess.run(ranks, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     monkeypatch.setattr(sys, "path", list(sys.path))
     gpu = runpy.run_path(str(script))
-    for part in ("update", "generation", "weights", "attention"):
+    for part in ("update", "memory", "generation", "carried", "weights", "attention"):
         gpu["run_part"](part, tmp_path, True)
     for case in json.loads((tmp_path / "update.json").read_text()):
         assert 0 < case["gradient_difference"]["packed, dense mask"] < 1e-5 and case["rho"] > 2
     (found,) = json.loads((tmp_path / "ranks.json").read_text())
     assert found["plain"]["grad_norm"] == pytest.approx(found["sharded"]["grad_norm"])
+    assert all(0 < case["gradient_difference"] < 1e-4 for case in json.loads((tmp_path / "carried.json").read_text()))
     page = gpu["page"](tmp_path)
     assert "**Not measured in this run:** trl, tests, commands." in page
     assert "## One update" in page and "## Ranks" in page

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,16 @@ from update_step import LOSS, Shape, error, gradient, interleaved, ratio, sample
 from turntree.engine.checkpoint import load_model, save_model  # noqa: E402
 from turntree.engine.tokenizer import load_tokenizer  # noqa: E402
 from turntree.pack.attention import set_tree_attention, tree_block_mask  # noqa: E402
+from turntree.pack.carried import set_carried  # noqa: E402
 from turntree.pack.packing import PackedBatch, flat_batches, pack  # noqa: E402
+from turntree.train import plan  # noqa: E402
+from turntree.train.config import LoRAConfig  # noqa: E402
 from turntree.train.forward import set_checkpointing  # noqa: E402
 from turntree.train.launch import DistributedGroup  # noqa: E402
 from turntree.train.optimizer import OptimizerConfig, build_optimizer  # noqa: E402
 from turntree.train.ranks import SINGLE  # noqa: E402
 from turntree.train.sharded import shard  # noqa: E402
-from turntree.train.update import update_step  # noqa: E402
+from turntree.train.update import train_windows, update_step  # noqa: E402
 from turntree_worlds.household.entry import POLICY  # noqa: E402
 
 GPU = torch.cuda.is_available()
@@ -78,17 +82,27 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def random_model(size: str) -> transformers.PreTrainedModel:
-    """Random weights in bfloat16 (float32 on the CPU), made on the device."""
+def sizes_of(size: str) -> dict[str, Any]:
     layers, width, inner, heads, kv_heads = MODELS[size]
-    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": inner}
-    kinds = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 128 if GPU else width // heads}
-    vocabulary = 50 if size == "tiny" else VOCABULARY
-    config = transformers.Qwen3Config(**sizes, **kinds, vocab_size=vocabulary, tie_word_embeddings=True)
-    config.max_position_embeddings = 65_536
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 128 if GPU else width // heads,
+        "vocab_size": 50 if size == "tiny" else VOCABULARY,
+        "max_position_embeddings": 65_536,
+        "tie_word_embeddings": True,
+    }
+
+
+def random_model(size: str, config: transformers.PreTrainedConfig | None = None) -> transformers.PreTrainedModel:
+    """Random weights in bfloat16 (float32 on the CPU), made on the device."""
+    config = transformers.Qwen3Config(**sizes_of(size)) if config is None else config
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        model = transformers.Qwen3ForCausalLM(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     return model.to(torch.bfloat16 if GPU else torch.float32).eval()
 
 
@@ -339,8 +353,98 @@ def weights(tiny: bool) -> Iterator[dict[str, Any]]:
         yield {"model": size, "gib": count / GIB, "save_seconds": saved - started, "load_seconds": loaded - saved}
 
 
+def memory(tiny: bool) -> Iterator[dict[str, Any]]:
+    """What `turntree plan` says one card needs, from the config alone, beside the most that tensors then held on it:
+    two optimizer steps on a prompt of half of the tokens and eight answers that share it, FlexAttention."""
+    lora = LoRAConfig()
+    cells: list[tuple[str, dict[str, Any]]] = [
+        ("0.6B", {"tokens": 8192}),
+        ("1.7B", {"tokens": 8192}),
+        ("1.7B", {"tokens": 8192, "lora": lora, "referred": True}),
+        ("1.7B", {"tokens": 16_384, "checkpointing": True}),
+        ("4B", {"tokens": 8192, "lora": lora}),
+        ("4B", {"tokens": 8192, "lora": lora, "checkpointing": True}),
+    ]
+    for size, settings in [("tiny", {"tokens": 64}), ("tiny", {"tokens": 64, "lora": lora})] if tiny else cells:
+        asked = plan.Planned(bfloat16=GPU, branches=8, **settings)
+        config = transformers.Qwen3Config(**sizes_of(size))
+        started = time.perf_counter()
+        need = plan.memory(config, asked)
+        seconds = time.perf_counter() - started
+        try:
+            held = _held(config, asked)
+        except torch.OutOfMemoryError:
+            held = None
+        shown = {
+            "tokens": asked.tokens,
+            "lora": asked.lora is not None,
+            "checkpointing": asked.checkpointing,
+            "referred": asked.referred,
+        }
+        planned = {"planned_gib": need.peak / GIB, "planned_steady_gib": need.steady / GIB}
+        yield {"model": size, **shown, **planned, "plan_seconds": seconds, "measured_gib": held}
+
+
+def _held(config: transformers.PreTrainedConfig, asked: plan.Planned) -> float | None:
+    with torch.device(DEVICE):
+        model = plan.outline(config, asked)
+    plan.prepare(model, asked)
+    set_attention(model, SIDES[0])
+    trainer = plan.trained(model, asked, SINGLE)
+    windows = [[batch.to(DEVICE) for batch in window] for window in plan.batches(config.vocab_size, asked)]
+    loss = replace(LOSS, kl_coefficient=0.05 if asked.referred else 0.0)
+    return peak_of(partial(train_windows, trainer, windows, loss=loss, updates=1, rescores=False))
+
+
+def carried(tiny: bool) -> Iterator[dict[str, Any]]:
+    """Models that keep a state: one forward and backward pass with states carried over the forks, beside a row a
+    rollout. Attention is transformers' own; no kernels of linear attention are installed."""
+    common = sizes_of("tiny" if tiny else "0.6B")
+    layers = common["num_hidden_layers"]
+    mixed = ["linear_attention" if (k + 1) % (2 if tiny else 4) else "full_attention" for k in range(layers)]
+    windows = ["sliding_attention" if (k + 1) % 2 else "full_attention" for k in range(layers)]
+    linear = {f"linear_{what}": 16 if not tiny else 2 for what in ("num_key_heads", "num_value_heads")}
+    experts = {"num_local_experts": 8 if not tiny else 2, "num_experts_per_tok": 2, "intermediate_size": 256}
+    families = {
+        "Qwen3.5": lambda: transformers.Qwen3_5TextConfig(**common, **linear, layer_types=mixed),
+        "gpt-oss": lambda: transformers.GptOssConfig(
+            **common | experts, layer_types=windows, sliding_window=128, rope_scaling=None
+        ),
+        "Gemma 3": lambda: transformers.Gemma3TextConfig(**common, layer_types=windows, sliding_window=512),
+    }
+    for name, config in families.items():
+        for tree in ["tiny", "tiny turns"] if tiny else [SIBLINGS, TURNS]:
+            model = random_model("", config())
+            model.config.use_cache = False
+            yield {"family": name, "shape": tree, **_carried(model, SHAPES[tree], 1 if tiny else 3)}
+
+
+def _carried(model: transformers.PreTrainedModel, shape: Shape, repeats: int) -> dict[str, Any]:
+    tree, credit = sampled_tree(shape, model.config.vocab_size)
+    packed = [batch.to(DEVICE) for batch in pack([tree], [credit], max_tokens=shape.rollouts * shape.path)]
+    flat = [batch.to(DEVICE) for batch in flat_batches([tree], [credit], max_tokens=ROWS * shape.path)]
+
+    def found(batches: list[PackedBatch], carries: bool) -> torch.Tensor:
+        set_carried(model, carries)
+        return gradient(model, batches)
+
+    sides = [partial(found, packed, True), partial(found, flat, False)]
+    difference = error(sides[0](), sides[1]())
+    peaks = [peak_of(side) for side in sides]
+    ours, theirs = interleaved(sides, repeats, clock)
+    return {
+        "rho": packed[0].stats.rho,
+        "gradient_difference": difference,
+        "carried_seconds": statistics.median(ours),
+        "flat_seconds": statistics.median(theirs),
+        "speedup": ratio(theirs, ours),
+        "peaks_gib": peaks,
+    }
+
+
 PARTS: dict[str, Callable[[bool], Iterator[dict[str, Any]]]] = {
-    part.__name__: part for part in (update, trl, ranks, tests, commands, generation, weights, attention)
+    part.__name__: part
+    for part in (update, trl, ranks, tests, memory, generation, carried, weights, commands, attention)
 }
 
 
@@ -461,6 +565,32 @@ def page(out: Path) -> str:
             for name, row in rows[0].items() if isinstance(row, dict)
         ]  # fmt: skip
         text += ["## Ranks", " ".join((ranks.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("memory"):
+        head = [
+            "model",
+            "tokens of a pass",
+            "LoRA",
+            "recomputed",
+            "reference",
+            "planned GiB",
+            "measured",
+            "plan is off by",
+        ]
+        cells = [
+            [row["model"], row["tokens"], *("yes" if row[key] else "" for key in ("lora", "checkpointing", "referred")),
+             number(row["planned_gib"], 1), number(row["measured_gib"], 1),
+             f"{row['planned_gib'] / row['measured_gib'] - 1:+.1%}" if row["measured_gib"] else "-"] for row in rows
+        ]  # fmt: skip
+        text += ["## Memory", " ".join((memory.__doc__ or "").split()), table(head, cells)]
+    if rows := found.get("carried"):
+        head = ["family", "tree", "rho", "carried, s", "flat rows, s", "times flat", "peak GiB", "gradients apart by"]
+        cells = [
+            [row["family"], row["shape"], number(row["rho"]), number(row["carried_seconds"], 3),
+             number(row["flat_seconds"], 3), "{median:.2f} [{low:.2f}, {high:.2f}]".format(**row["speedup"]),
+             " and ".join(number(peak, 1) for peak in row["peaks_gib"]), f"{row['gradient_difference']:.1e}"]
+            for row in rows
+        ]  # fmt: skip
+        text += ["## Carried states", " ".join((carried.__doc__ or "").split()), table(head, cells)]
     if rows := found.get("weights"):
         head = ["model", "GiB", "to the folder, s", "back, s"]
         cells = [[row["model"], *(number(row[key]) for key in ("gib", "save_seconds", "load_seconds"))] for row in rows]
