@@ -9,7 +9,8 @@ import pytest
 from transformers import Qwen3Config
 
 from turntree.stages.plan import advice
-from turntree.train.plan import Memory, Planned
+from turntree.train.config import LoRAConfig
+from turntree.train.plan import Memory, Planned, memory
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 2000}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
@@ -30,6 +31,17 @@ def test_a_plan_names_its_parts_and_says_whether_it_fits(turntree, folder) -> No
     assert list(parts) == ["weights", "masters", "moments", "gradients", "reference", "passes"]
     assert re.search(r"together \d", told[2]) and "rank 0 samples" in told[3]
     assert "a step: 16 rollouts" in told[4] and "fits on 2 x 1 GB" in told[5]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_reference_of_a_fresh_adapter_is_its_base(ranks: int) -> None:
+    """One process asked the adapter's values, of which a plan has none."""
+    settings = {"ranks": ranks, "tokens": 64, "context": 64, "bfloat16": False}
+    whole, adapter = (
+        memory(Qwen3Config(**SIZES, **HEADS), Planned(lora=lora, referred=True, **settings))
+        for lora in (None, LoRAConfig())
+    )
+    assert adapter.reference == 0 < whole.reference and adapter.moments < whole.moments
 
 
 def needing(plan: Planned) -> Memory:

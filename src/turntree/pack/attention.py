@@ -193,7 +193,9 @@ def _tree_attention(
         raise _Arrived
     stock = {"scaling": scaling, "dropout": dropout, **kwargs}
     if isinstance(attention_mask, BlockMask):
-        return flex_attention_forward(module, query, key, value, attention_mask, **stock)
+        # torch's own choice for less than a block of queries is a kernel that cannot do grouped heads (seen on an H100)
+        options = {"FORCE_USE_FLEX_ATTENTION": True}
+        return flex_attention_forward(module, query, key, value, attention_mask, kernel_options=options, **stock)
     if tree_pieces is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **stock)
     for name in ("softcap", "s_aux", "position_bias"):

@@ -32,10 +32,11 @@ from turntree.pack.attention import set_tree_attention
 from turntree.pack.packing import PackedBatch, pack_ranks
 from turntree.train.config import LoRAConfig, OptimizerConfig
 from turntree.train.forward import set_checkpointing
-from turntree.train.lora import add_adapter, freeze
+from turntree.train.lora import AdapterOff, add_adapter, freeze, frozen_reference
 from turntree.train.loss_config import LossConfig
+from turntree.train.optimizer import Optimizer
 from turntree.train.ranks import SINGLE, ProcessGroup
-from turntree.train.trainer import Trainer, joined, open_trainers
+from turntree.train.trainer import Trainer, joined
 from turntree.train.update import train_windows
 
 T = TypeVar("T")
@@ -151,8 +152,9 @@ def prepare(model: PreTrainedModel, asked: Planned) -> None:
 def trained(model: PreTrainedModel, asked: Planned, group: ProcessGroup) -> Trainer:
     """Rank 0's trainer."""
     settings, referred = OptimizerConfig(), asked.referred
-    if group.size == 1:
-        return open_trainers(model, settings, 2, referred=referred).own
+    if group.size == 1:  # whether an adapter is fresh is in its values, of which there are none here
+        reference = (frozen_reference(model) if asked.lora is None else AdapterOff(model)) if referred else None
+        return Trainer(model, reference, Optimizer(model.parameters(), settings, 2))
     return joined(model, referred, asked.lora is not None, settings, 2, torch.get_num_threads(), group)
 
 
