@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turntree.train.success import FALSE_ALARMS, Look, best, change, fall, fewest_lost, has_fallen
+from turntree.train.success import FALSE_ALARMS, Look, best, change, fall, fewest_lost, has_fallen, moved_kinds
 
 LEVEL = FALSE_ALARMS / 4
 
@@ -107,3 +107,15 @@ def test_the_best_look_is_the_first_of_the_highest_success(wins):
     looks = [look(step, won, of=10) for step, won in enumerate(wins)]
     found = best(looks)
     assert found is not None and found.step == wins.index(max(wins))
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.none() | st.floats(0, 1)), max_size=12))
+def test_a_kind_is_followed_over_the_steps_that_drew_it(steps):
+    moved = moved_kinds([{"reward_by_kind": row} for row in steps])
+    for kind in "abc":
+        drawn = [row[kind] for row in steps if row.get(kind) is not None]
+        assert (kind in moved) == (len(drawn) >= 6)
+        if kind in moved:
+            assert moved[kind] == pytest.approx((sum(drawn[:3]) / 3, sum(drawn[-3:]) / 3))
+    changes = [now - was for was, now in moved.values()]
+    assert changes == sorted(changes), "what was lost most comes first"

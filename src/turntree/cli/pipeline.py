@@ -219,7 +219,11 @@ def _success(result: dict[str, Any]) -> list[str]:
     """What a training on turns says first."""
     success = result["success"]
     if success is None:
-        return ["success was not looked at: no environment is known (check.environment), or check.tasks is 0"]
+        told = ["success was not looked at: no environment is known (check.environment), or check.tasks is 0"]
+        lost = [f"{kind} {was:.2f} -> {now:.2f}" for kind, (was, now) in result.get("kinds", {}).items() if now < was]
+        if lost:
+            told.append(f"accepted less often than at the start, by kind of action: {', '.join(lost)}")
+        return told
     start, end, highest = (
         "unknown" if success[name] is None else f"{success[name]:.1%}" for name in ("start", "end", "best")
     )

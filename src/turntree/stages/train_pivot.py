@@ -55,6 +55,7 @@ from turntree.traces.schema import read_traces
 from turntree.train.loop import Checked, Row
 from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
 from turntree.train.ranks import SINGLE, ProcessGroup
+from turntree.train.success import moved_kinds
 
 _FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch
@@ -127,6 +128,7 @@ def run_train_pivot(
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
+        "kinds": moved_kinds(rows),
         "censored": reasons(rows),
         "rollouts": sum(row.get("rollouts", 0) for row in rows),
         "cost": trained.cost.counts(),

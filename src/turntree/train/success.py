@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
 from turntree.run.distributions import at_least
 from turntree.run.statistics import Interval, t_interval
@@ -19,6 +21,7 @@ FALSE_ALARMS = 0.04  # chance that a run ends although success is what it was, o
 FEWEST_SCORED = 0.9  # of the tasks that the start has an outcome of; a look with fewer says nothing about success
 TOLERANCE = 0.05  # a reward that fell by less has not fallen: it is a mean over the turns that were drawn
 _KINDS = 3  # kinds of action that the reason names
+_STEPS = 3  # whose mean is a kind's acceptance
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,17 @@ def fall(looks: Sequence[Look], planned: int) -> Fall | None:
         f" ({_signed(change(start, now))}){reward}; of its actions, {_moved(start.actions, now.actions)}",
         runs_away=not fell,
     )
+
+
+def moved_kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Mean acceptance of each kind of action in the first and in the last three steps that drew it, the largest fall
+    first. Kinds that were drawn in fewer than six steps are left out: a kind of few turns moves by chance."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for kind, accepted in row.get("reward_by_kind", {}).items():
+            found.setdefault(kind, []).extend([] if accepted is None else [accepted])
+    pairs = {k: (fmean(seen[:_STEPS]), fmean(seen[-_STEPS:])) for k, seen in found.items() if len(seen) >= 2 * _STEPS}
+    return dict(sorted(pairs.items(), key=lambda pair: (pair[1][1] - pair[1][0], pair[0])))
 
 
 def _mean(outcomes: Mapping[str, float]) -> float | None:
