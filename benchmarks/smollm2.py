@@ -57,7 +57,7 @@ from turntree.pack.attention import set_tree_attention
 from turntree.pack.head import head_logits, token_scores
 from turntree.pack.packing import flat_batches, pack
 from turntree.stages.models import smollm2_file
-from turntree.train.optimizer import OptimizerConfig, build_optimizer
+from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.update import update_step
 
 Attention = Literal["sdpa", "flex_attention"]
@@ -166,7 +166,7 @@ def update(
     theirs = [] if trl is None else [partial(trl.step, trl.prepare(trees[0], credits[0], n)) for n in BATCH_ROWS]
     theirs = theirs and [theirs[fastest(theirs, clock)]]
     set_tree_attention(model, attention)
-    step = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
+    step = partial(update_step, model, None, Optimizer(model.parameters(), OptimizerConfig()), config=LOSS)
     packed = pack(trees, credits, max_tokens=shape.rollouts * shape.path)
     sides = [
         lambda: step(pack(trees, credits, max_tokens=shape.rollouts * shape.path)),

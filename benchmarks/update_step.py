@@ -42,7 +42,7 @@ from turntree.core.tree import NodeKind, RolloutTree
 from turntree.pack.attention import set_tree_attention
 from turntree.pack.packing import PackedBatch, flat_batches, pack
 from turntree.train.losses import LossConfig, loss_normalizer
-from turntree.train.optimizer import OptimizerConfig, build_optimizer
+from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.update import batch_loss, update_step
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def measure(shape: Shape, vocabulary: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         trl = trl_step(partial(random_qwen3, vocabulary, shape.width), shape, folder)
         errors, trl_errors = gradient_errors(model, trl, shape, vocabulary)
-        update = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
+        update = partial(update_step, model, None, Optimizer(model.parameters(), OptimizerConfig()), config=LOSS)
         flat_sides = [partial(lambda rows: update(flat(rows)), rows) for rows in BATCH_ROWS]
         rows = fastest(flat_sides, clock)
         sides = [lambda: update(packed()), flat_sides[rows]]
@@ -251,7 +251,7 @@ def measure_point(shape: Shape, repeats: int) -> dict[str, Any]:
     set_tree_attention(model)
     tree, credit = sampled_tree(shape, shape.vocabularies[0])
     clock = cpu_clock()
-    update = partial(update_step, model, None, build_optimizer(model, OptimizerConfig()), config=LOSS)
+    update = partial(update_step, model, None, Optimizer(model.parameters(), OptimizerConfig()), config=LOSS)
     rows = flat_batches([tree], [credit], max_tokens=shape.path)
     kept = dataclasses.replace(rows[0].stats, rollout_tokens=float(rows[0].multiplicity_A[rows[0].action_T].sum()))
     row = dataclasses.replace(rows[0], stats=kept)  # a window of this row alone

@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,8 @@ from turntree.stages.policy import Policy
 from turntree.train.config import LossConfig
 from turntree.train.forward import policy_logprobs
 from turntree.train.lora import Reference
-from turntree.train.update import gradient, pop_gradient
+from turntree.train.losses import loss_normalizer
+from turntree.train.update import batch_loss
 
 Floats = NDArray[np.float64]
 Vector = NDArray[np.float32]
@@ -157,7 +158,7 @@ def scores_of(policy: Policy, space: Space) -> Vector:
     for action in space.actions:
         (batch,) = pack([action], [_plain(action)], max_tokens=_MAX_TOKENS)
         policy_logprobs(policy.model, batch).sum().backward()
-        rows.append(pop_gradient(policy.model).numpy().copy())
+        rows.append(pop_gradient(policy).numpy())
     scores = np.stack(rows)
     return np.asarray(scores - (space.chances.astype(np.float32) @ scores)[None], dtype=np.float32)
 
@@ -199,9 +200,14 @@ def gradient_by(
     loss: LossConfig,
     reference: Reference | None = None,
 ) -> Vector:
-    """`gradient_of` for any credit."""
-    found, _ = gradient(policy.model, trees, credits, loss, max_tokens=_MAX_TOKENS, reference=reference)
-    return found.numpy().copy()
+    """`gradient_of` for any credit. Without a `reference` the KL term is left out."""
+    if reference is None:
+        loss = replace(loss, kl_coefficient=0.0)
+    batches = pack(trees, credits, max_tokens=_MAX_TOKENS)
+    normalizer = loss_normalizer(batches, loss)
+    for batch in batches:
+        batch_loss(policy.model, reference, batch, loss, normalizer)[0].backward()
+    return -pop_gradient(policy).numpy()
 
 
 def cosine(one: Vector, other: Vector) -> float:
@@ -231,3 +237,14 @@ def moved(policy: Policy, step: Vector) -> Iterator[None]:
         with torch.no_grad():
             for each, old in zip(parameters, before, strict=True):
                 each.copy_(old)
+
+
+def pop_gradient(policy: Policy) -> torch.Tensor:
+    """The gradients of all trained parameters, [P] in float32; the model then has none."""
+    parts = [
+        (torch.zeros_like(each) if each.grad is None else each.grad).flatten().float()
+        for each in policy.model.parameters()
+        if each.requires_grad
+    ]
+    policy.model.zero_grad(set_to_none=True)
+    return torch.cat(parts)

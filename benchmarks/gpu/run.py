@@ -45,7 +45,7 @@ from turntree.train import plan  # noqa: E402
 from turntree.train.config import LoRAConfig  # noqa: E402
 from turntree.train.forward import set_checkpointing  # noqa: E402
 from turntree.train.launch import DistributedGroup  # noqa: E402
-from turntree.train.optimizer import OptimizerConfig, build_optimizer  # noqa: E402
+from turntree.train.optimizer import Optimizer, OptimizerConfig  # noqa: E402
 from turntree.train.ranks import SINGLE  # noqa: E402
 from turntree.train.sharded import shard  # noqa: E402
 from turntree.train.update import train_windows, update_step  # noqa: E402
@@ -199,7 +199,7 @@ def _update(size: str, name: str) -> dict[str, Any]:
     shape, model = SHAPES[name], random_model(size)
     if size == "4B":
         set_checkpointing(model)
-    optimizer = build_optimizer(model, OptimizerConfig())
+    optimizer = Optimizer(model.parameters(), OptimizerConfig())
     batches = {how: batches_of(model, shape, how) for how in SIDES}
     differences = gradient_differences(model, batches) if size in ("0.6B", "tiny") else None
 
@@ -252,7 +252,7 @@ def _beside_trl(size: str, name: str) -> dict[str, Any]:
 
     shape, model = SHAPES[name], random_model(size)
     batches = batches_of(model, shape, SIDES[0])
-    optimizer = build_optimizer(model, OptimizerConfig())
+    optimizer = Optimizer(model.parameters(), OptimizerConfig())
     with tempfile.TemporaryDirectory() as folder:
         theirs = TRLStep(random_model(size), LOSS, OptimizerConfig(), folder)
         inputs = theirs.prepare(*sampled_tree(shape, model.config.vocab_size), ROWS)
@@ -327,7 +327,7 @@ def ranks(tiny: bool) -> Iterator[dict[str, Any]]:
         model = random_model(size)
         batches = batches_of(model, shape, SIDES[0])
         model = model if group is SINGLE else shard(model, group)
-        optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-4))
+        optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-4))
         step = partial(update_step, model, None, optimizer, batches, config=LOSS, group=group)
         metrics = step()
         peak = peak_of(step)

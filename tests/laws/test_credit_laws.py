@@ -16,7 +16,7 @@ from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import grpo_advantages, mean_centred, rloo
-from turntree.credit.credit import CreditRule, hard, hard_dedup, soft, soft_credit
+from turntree.credit.credit import CreditRule, hard, hard_dedup, soft
 
 rewards_lists = st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=16)
 leaves_below = st.lists(st.tuples(st.floats(0, 3), st.floats(-4, 4)), min_size=1, max_size=12)
@@ -88,7 +88,7 @@ def test_soft_credit_of_a_tree_is_the_sum_over_its_rollouts(seed: int) -> None:
     rollouts is the same; so are both normalisers."""
     draw = random.Random(seed)
     tree, rewards = random_scored_tree(draw)
-    credit = soft_credit(tree, rewards)
+    credit = CreditRule()(tree, rewards)
     f = {node.id: draw.random() for node in tree}
     g = {node.id: draw.random() for node in tree}
     scored = rewards.scored()
@@ -112,7 +112,7 @@ def test_per_rollout_credit_gives_every_rollout_the_same_say(seed: int) -> None:
     credit = CreditRule(per_rollout=True)(tree, rewards)
     weight = sum(c.multiplicity * len(tree[n].token_ids) for n, c in credit.nodes.items())
     assert weight == pytest.approx(credit.rollouts)
-    assert credit.rollout_tokens == soft_credit(tree, rewards).rollout_tokens
+    assert credit.rollout_tokens == CreditRule()(tree, rewards).rollout_tokens
 
 
 @given(st.integers(0, 10_000))
@@ -120,10 +120,10 @@ def test_censored_leaves_change_nothing(seed: int) -> None:
     """Growing a branch that ends in an error leaves every number of the others as it was."""
     draw = random.Random(seed)
     tree, rewards = random_scored_tree(draw)
-    before = soft_credit(tree, rewards)
+    before = CreditRule()(tree, rewards)
     broken = tree.add(tree.roots[0], NodeKind.COMPLETION, (1, 2), logprobs=(0.0, 0.0)).id
     tree.stop(broken, StopReason.ENVIRONMENT_ERROR)
-    after = soft_credit(tree, Rewards({**rewards.verdicts, broken: Verdict(None, "error")}))
+    after = CreditRule()(tree, Rewards({**rewards.verdicts, broken: Verdict(None, "error")}))
     assert after.nodes == before.nodes and after.zero_variance == before.zero_variance
     assert (after.rollout_tokens, after.rollouts) == (before.rollout_tokens, before.rollouts)
     assert after.censored == before.censored + 1
@@ -218,8 +218,8 @@ def test_a_gated_tree_censors_its_completed_leaves_too() -> None:
     tree.stop(done, StopReason.COMPLETED)
     tree.stop(gated, StopReason.GATED)
     with pytest.raises(ValueError, match="was gated"):
-        soft_credit(tree, Rewards({done: Verdict(1.0, ""), gated: Verdict(None, "")}))
-    nothing = soft_credit(tree, Rewards({done: Verdict(None, ""), gated: Verdict(None, "")}))
+        CreditRule()(tree, Rewards({done: Verdict(1.0, ""), gated: Verdict(None, "")}))
+    nothing = CreditRule()(tree, Rewards({done: Verdict(None, ""), gated: Verdict(None, "")}))
     assert nothing.nodes == {} and not nothing.zero_variance and nothing.censored == 2
 
 
@@ -229,9 +229,9 @@ def test_rewards_must_label_exactly_the_leaves() -> None:
     leaf = tree.add(root, NodeKind.COMPLETION, (2,), logprobs=(0.0,)).id
     tree.stop(leaf, StopReason.CANCELLED)
     with pytest.raises(ValueError, match="exactly its leaves"):
-        soft_credit(tree, Rewards({root: Verdict(1.0, "")}))
+        CreditRule()(tree, Rewards({root: Verdict(1.0, "")}))
     with pytest.raises(ValueError, match="must not carry a reward"):
-        soft_credit(tree, Rewards({leaf: Verdict(0.0, "a failure is not a zero")}))
+        CreditRule()(tree, Rewards({leaf: Verdict(0.0, "a failure is not a zero")}))
 
 
 def random_scored_tree(draw: random.Random) -> tuple[RolloutTree, Rewards]:

@@ -91,10 +91,10 @@ def test_units_of_a_node_that_is_cut_off_are_played_elsewhere_and_it_works_again
         cut.start()
         started = time.monotonic()
         units = [{"number": number, "do": "sleep", "seconds": 0.5} for number in range(40)]
-        assert list(pool.results(units)) == list(range(40))
+        assert [each.result() for each in list(map(pool.submit, units))] == list(range(40))
         given_again = capsys.readouterr().err.count("its work is given to another one")
         with capsys.disabled():
             print(f"\n40 units in {time.monotonic() - started:.1f} s, {pool.lost} lost, {given_again} given again")
         assert pool.lost >= 1 and given_again == 1
         ip("link", "set", "ttd0", "up")
-        assert list(pool.results(units)) == list(range(40))
+        assert [each.result() for each in list(map(pool.submit, units))] == list(range(40))

@@ -36,7 +36,7 @@ def test_units_whose_workers_die_stop_or_hang_are_played_by_others_exactly_once(
     for number in faults:
         units[number]["once"] = str(tmp_path / str(number))
     with pool(silent_seconds=5, unit_seconds=15) as workers:
-        assert list(workers.results(units)) == list(range(20))
+        assert [each.result() for each in list(map(workers.submit, units))] == list(range(20))
         assert workers.lost == 3
     assert capsys.readouterr().err.count("its work is given to another one") == 3
 

@@ -23,7 +23,7 @@ from tiny_models import tiny_model
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.pack import attention
 from turntree.pack.attention import BLOCK, decoder_inputs, layouts, set_tree_attention, tree_block_mask
 from turntree.pack.packing import PackedBatch, pack
@@ -35,7 +35,7 @@ def some_batches(model, seed: int, max_tokens: int) -> list[PackedBatch]:
     draw = random.Random(seed)
     shapes, rewards = scored_trees(draw)
     trees = [sampled_near(model, tree, draw, spread=0.0) for tree in shapes]
-    return pack(trees, [soft_credit(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens)
+    return pack(trees, [CreditRule()(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens)
 
 
 def fork(prompt: int, actions: int, length: int, *, trees: int = 1) -> PackedBatch:

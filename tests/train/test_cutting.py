@@ -13,14 +13,14 @@ from random_trees import add_completion, scored_trees
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.pack.packing import PackingStats, pack
 from turntree.pack.slots import Segment, cut, longest_path, tree_segment
 
 
 def segments(seed: int) -> list[Segment]:
     trees, rewards = scored_trees(random.Random(seed))
-    credits = [soft_credit(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
+    credits = [CreditRule()(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
     found = [tree_segment(tree, credit, i) for i, (tree, credit) in enumerate(zip(trees, credits, strict=True))]
     return [segment for segment in found if segment is not None]
 

@@ -13,7 +13,7 @@ import turntree.train.forward as forward
 from other_device import CPU, OTHER, Elsewhere, other_device
 from tiny_models import tiny_model
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.engine.hf import HFEngine
 from turntree.pack.attention import set_tree_attention
 from turntree.pack.packing import flat_batches, pack
@@ -22,7 +22,7 @@ from turntree.train.forward import set_checkpointing, with_old_logprobs
 from turntree.train.likelihood import check_head, negative_log_likelihood
 from turntree.train.lora import add_adapter, frozen_reference
 from turntree.train.losses import LossConfig
-from turntree.train.optimizer import OptimizerConfig, build_optimizer
+from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.sft import Example
 from turntree.train.update import update_step
 
@@ -89,7 +89,7 @@ def test_an_update(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if setting == "chunks":
         monkeypatch.setattr(forward, "CHUNK_LOGITS", 48)
     trees, rewards = scored_trees(random.Random(0))
-    credits = [soft_credit(tree, reward) for tree, reward in zip(trees, rewards, strict=True)]
+    credits = [CreditRule()(tree, reward) for tree, reward in zip(trees, rewards, strict=True)]
 
     def update(device):
         model = placed(device, torch.bfloat16 if setting == "bfloat16" else torch.float32)
@@ -101,7 +101,7 @@ def test_an_update(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
         reference = frozen_reference(model)
         kind = {"ratio": "action"} if setting == "actions" else {}
         config = LossConfig(kl_coefficient=0.1, **kind)
-        optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-2))
+        optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-2))
         layout = flat_batches if setting == "flat" else pack
         batches = layout(trees, credits, max_tokens=60)
         if setting == "recomputed":

@@ -11,7 +11,7 @@ from random_trees import sampled_near, scored_trees
 
 from tiny_models import tiny_model
 from turntree.core.errors import InputError
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.pack.head import head_logits, token_scores
 from turntree.pack.packing import pack
 from turntree.train import forward
@@ -48,7 +48,7 @@ def some_batches(model, seed: int = 0, max_tokens: int = 70, **options):
     shapes, rewards = scored_trees(draw)
     trees = [sampled_near(model, tree, draw, spread=0.0) for tree in shapes]
     return pack(
-        trees, [soft_credit(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens, **options
+        trees, [CreditRule()(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens, **options
     )
 
 

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from random_trees import one_turn, score, scored_trees
 from test_parity import VOCABULARY
 
+from packed_gradient import library_gradient
 from tiny_models import tiny_model
 from turntree.core.labels import Rewards
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import across_siblings, across_starts, mean_centred
 from turntree.credit.credit import CreditRule, with_turns
 from turntree.credit.scored import path_weighted
-from turntree.train.config import OnlineConfig
-from turntree.train.update import gradient as policy_gradient
+from turntree.pack.packing import pack
+from turntree.train.loss_config import LossConfig
 
 RULES = (
     CreditRule(),
@@ -63,8 +64,9 @@ def test_the_packed_gradient_of_judged_turns_is_the_sum_of_both_advantages() -> 
     credits = [CreditRule()(tree, verdicts) for tree, verdicts in zip(trees, rewards, strict=True)]
     again = [{node: one.positive + one.negative for node, one in credit.nodes.items()} for credit in credits]
     model = tiny_model("qwen3", VOCABULARY, hidden_size=32, seed=3)
-    loss = OnlineConfig().loss
-    alone, _ = policy_gradient(model, trees, credits, loss, max_tokens=400)
-    both, _ = policy_gradient(model, trees, list(map(with_turns, credits, again)), loss, max_tokens=400)
+    loss = LossConfig(kl_coefficient=0.0)
+    judged = list(map(with_turns, credits, again))
+    _, alone = library_gradient(model, None, pack(trees, credits, max_tokens=400), loss)
+    _, both = library_gradient(model, None, pack(trees, judged, max_tokens=400), loss)
     assert float(alone.norm()) > 0
     assert float((both - 2 * alone).norm()) < 1e-5 * float(alone.norm())

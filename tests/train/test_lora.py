@@ -27,7 +27,7 @@ from turntree.train.forward import set_checkpointing
 from turntree.train.isolation import check_path_isolation
 from turntree.train.lora import AdapterOff, LoRAConfig, add_adapter, frozen_reference, reference_model
 from turntree.train.losses import loss_normalizer
-from turntree.train.optimizer import OptimizerConfig, build_optimizer
+from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.update import batch_loss, update_step
 
 IDS = torch.arange(1, 12)[None]
@@ -148,7 +148,7 @@ def test_the_adapter_takes_the_flat_steps_with_its_base_as_the_reference(case, m
     trees = [sampled_near(base, tree, draw, spread=0.2) for tree in shapes]
     rule = CreditRule(per_rollout=case.config().per_rollout_credit)
     batches = in_pieces(trees, [rule(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=0)
-    optimizer = build_optimizer(ours, OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9))
+    optimizer = Optimizer(ours.parameters(), OptimizerConfig(learning_rate=1e-2, max_grad_norm=1e9))
     stock = torch.optim.AdamW([p for p in theirs.parameters() if p.requires_grad], 1e-2, (0.9, 0.95), weight_decay=0.0)
     for _ in range(3):
         normalizer = loss_normalizer(batches, case.config())
@@ -177,7 +177,7 @@ def test_an_update_moves_the_adapter_and_leaves_the_base() -> None:
     case = CASES[0]
     batches = in_pieces(trees, [CreditRule()(t, r) for t, r in zip(trees, rewards, strict=True)],
                         max_tokens=0)  # fmt: skip
-    optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-2))
+    optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-2))
     first = update_step(model, AdapterOff(model), optimizer, batches, case.config())
     second = update_step(model, AdapterOff(model), optimizer, batches, case.config())
     assert first["kl"] == pytest.approx(0.0, abs=1e-9) and second["kl"] > 1e-4

@@ -12,7 +12,7 @@ import torch
 from random_trees import sampled_near, scored_trees
 
 from tiny_models import tiny_model
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.pack.packing import pack
 from turntree.train.losses import LossConfig, loss_normalizer
 from turntree.train.update import batch_loss
@@ -54,7 +54,7 @@ def test_the_recipe_and_the_library_agree_on_loss_and_gradient(recipe) -> None:
 
     model.zero_grad()
     config = LossConfig(clip_low=0.2, clip_high=0.2, kl_coefficient=0.05)
-    credits = [soft_credit(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
+    credits = [CreditRule()(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
     batches = pack(trees, credits, max_tokens=4096)
     normalizer = loss_normalizer(batches, config)
     losses = [batch_loss(model, reference, batch, config, normalizer)[0] for batch in batches]

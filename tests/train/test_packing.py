@@ -12,7 +12,7 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.pack.packing import PackedBatch, PackingStats, flat_batches, pack
 
 
@@ -24,7 +24,7 @@ def group(prompt: tuple[int, ...], *actions: tuple[int, ...], task_id: str = "ta
     for leaf in leaves:
         tree.stop(leaf, StopReason.COMPLETED)
     verdicts = {leaf: Verdict(1.0 if leaf == leaves[0] else 0.0, "") for leaf in leaves}
-    return tree, soft_credit(tree, Rewards(verdicts))
+    return tree, CreditRule()(tree, Rewards(verdicts))
 
 
 def only(batches: list[PackedBatch]) -> PackedBatch:
@@ -104,7 +104,7 @@ def test_nothing_is_computed_for_censored_branches_and_trailing_observations() -
     tree.stop(end, StopReason.COMPLETED)
     tree.stop(broken, StopReason.ENGINE_ERROR)
     rewards = Rewards({end: Verdict(1.0, ""), broken: Verdict(None, "engine died")})
-    batch = only(pack([tree], [soft_credit(tree, rewards)], max_tokens=99))
+    batch = only(pack([tree], [CreditRule()(tree, rewards)], max_tokens=99))
     assert batch.tokens_BL.tolist() == [[1, 2, 3]]
     assert batch.stats.flat_tokens == batch.stats.unique_tokens == 3
 
@@ -113,7 +113,7 @@ def test_a_tree_without_scored_leaves_is_counted_not_lost() -> None:
     censored = RolloutTree("gated")
     leaf = add_completion(censored, censored.add(None, NodeKind.PROMPT, (1,)).id, (2,))
     censored.stop(leaf, StopReason.GATED)
-    nothing = soft_credit(censored, Rewards({leaf: Verdict(None, "gated")}))
+    nothing = CreditRule()(censored, Rewards({leaf: Verdict(None, "gated")}))
     tree, credit = group((1,), (2,), (3,))
     batch = only(pack([censored, tree], [nothing, credit], max_tokens=99))
     assert batch.stats.untrained_trees == 1 and batch.stats.trees == 1
@@ -157,7 +157,7 @@ def test_padding_attends_to_itself_alone() -> None:
 def test_every_term_is_in_exactly_one_batch_and_no_batch_exceeds_the_budget(layout, seed: int) -> None:
     draw = random.Random(seed)
     trees, rewards = scored_trees(draw)
-    credits = [soft_credit(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
+    credits = [CreditRule()(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
     batches = layout(trees, credits, max_tokens=60)
     assert all(batch.tokens_BL.numel() <= 60 for batch in batches)
     stats = sum((batch.stats for batch in batches), PackingStats())
@@ -178,7 +178,7 @@ def test_every_term_is_in_exactly_one_batch_and_no_batch_exceeds_the_budget(layo
 @pytest.mark.parametrize("seed", range(8))
 def test_each_slot_sees_exactly_the_path_that_its_term_was_sampled_on(seed: int) -> None:
     trees, rewards = scored_trees(random.Random(seed))
-    credits = [soft_credit(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
+    credits = [CreditRule()(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
     for index, (tree, credit) in enumerate(zip(trees, credits, strict=True)):
         batch = only(pack(trees[index : index + 1], [credit], max_tokens=999))
         mask, at = batch.attention_mask()[0, 0], 0

@@ -27,7 +27,7 @@ from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.forward import set_checkpointing
 from turntree.train.likelihood import negative_log_likelihood
 from turntree.train.losses import LossConfig
-from turntree.train.optimizer import Optimizer, OptimizerConfig, build_optimizer
+from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.sft import Example
 from turntree.train.trainer import Trainer, Trainers
 from turntree.train.update import batch_loss, loss_normalizer
@@ -107,7 +107,7 @@ def test_gradients_of_many_passes_are_summed_in_float32() -> None:
 
 def test_float16_weights_are_refused_because_their_small_gradients_vanish() -> None:
     with pytest.raises(ConfigError, match=r"field 'device\.dtype': 'float16' weights are not trained; use bfloat16"):
-        build_optimizer(tiny_model(dtype=torch.float16), OptimizerConfig())
+        Optimizer(tiny_model(dtype=torch.float16).parameters(), OptimizerConfig())
 
 
 @pytest.mark.parametrize("kind", ["weights", "adapter"])
@@ -186,7 +186,7 @@ def gradient(model, trees, credits, max_tokens: int) -> torch.Tensor:
     """Of one step, as the masters have it; float32."""
     batches = pack(trees, credits, max_tokens=max_tokens)
     config = LossConfig(kl_coefficient=0.0)
-    optimizer = build_optimizer(model, OptimizerConfig())
+    optimizer = Optimizer(model.parameters(), OptimizerConfig())
     for batch in batches:
         optimizer.backward(batch_loss(model, None, batch, config, loss_normalizer(batches, config))[0])
     return torch.cat([held.grad.flatten() for held in optimizer.masters])
@@ -197,7 +197,7 @@ def test_a_run_that_goes_on_has_its_masters_again(tmp_path: Path) -> None:
 
     def start():
         model = tiny_model("llama", 40, layers=1, dtype=torch.bfloat16)
-        return model, build_optimizer(model, OptimizerConfig(learning_rate=3e-5))
+        return model, Optimizer(model.parameters(), OptimizerConfig(learning_rate=3e-5))
 
     def go_on(model, optimizer) -> None:
         for _ in range(6):
@@ -222,7 +222,7 @@ def test_a_run_that_goes_on_has_its_masters_again(tmp_path: Path) -> None:
 def test_the_exported_model_has_the_type_that_it_was_loaded_in(tmp_path: Path) -> None:
     base = save_tiny_checkpoint(tmp_path / "base")
     model = load_model(base, dtype="bfloat16")
-    optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-3))
+    optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-3))
     optimizer.backward(model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss)
     optimizer.step()
     folder = save_model(model, load_tokenizer(base), tmp_path / "trained")
@@ -245,7 +245,7 @@ def test_on_a_gpu_the_masters_lie_there_and_go_on_bit_for_bit(tmp_path: Path) ->
     checkpoints = Checkpoints(tmp_path, CheckpointConfig())
     checkpoints.save(1, taught.trainers, {})
     again = tiny_model(dtype=torch.bfloat16, seed=1).to("cuda")
-    its_optimizer = build_optimizer(again, OptimizerConfig(learning_rate=1e-3))
+    its_optimizer = Optimizer(again.parameters(), OptimizerConfig(learning_rate=1e-3))
     checkpoints.restore(Trainers(Trainer(again, None, its_optimizer)))
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), model.parameters(), strict=True))
     assert all(torch.equal(value, held[key]) for key, value in its_optimizer.tensors(names).items())

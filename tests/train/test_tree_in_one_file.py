@@ -18,7 +18,7 @@ from turntree.core.labels import Rewards
 from turntree.core.protocols import ForkMoment, GroupProgress
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.decide.branching.rules import EntropyBrancher
 from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.pack.packing import pack
@@ -57,7 +57,7 @@ def test_the_file_and_the_library_agree_on_loss_and_gradient(forking) -> None:
     model.zero_grad()
     config = LossConfig(clip_low=recipe.CLIP, clip_high=recipe.CLIP, kl_coefficient=0.0)
     labelled = [(library_tree(tree), rewards_of(tree)) for tree in trees]
-    credits = [soft_credit(tree, rewards) for tree, rewards in labelled]
+    credits = [CreditRule()(tree, rewards) for tree, rewards in labelled]
     batches = pack([tree for tree, _ in labelled], credits, max_tokens=4096)
     normalizer = loss_normalizer(batches, config)
     losses = [batch_loss(model, None, batch, config, normalizer)[0] for batch in batches]
@@ -72,7 +72,7 @@ def test_the_file_and_the_library_agree_on_loss_and_gradient(forking) -> None:
 def test_credit_is_the_library_s_three_numbers_at_every_node(forking) -> None:
     model = tiny_model("qwen3", len(recipe.WORDS), hidden_size=32, dtype=torch.float64)
     for tree in grown_trees(model):
-        expected = soft_credit(library_tree(tree), rewards_of(tree)).nodes
+        expected = CreditRule()(library_tree(tree), rewards_of(tree)).nodes
         numbers = {node: (c.positive, c.negative, c.multiplicity) for node, c in expected.items()}
         assert recipe.credit(tree) == {node: pytest.approx(credit, rel=1e-6) for node, credit in numbers.items()}
 

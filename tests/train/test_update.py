@@ -14,11 +14,11 @@ from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.labels import Rewards
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.credit.credit import soft_credit
+from turntree.credit.credit import CreditRule
 from turntree.pack.packing import PackedBatch, pack
 from turntree.train.forward import policy_logprobs, with_old_logprobs, with_reference_logprobs
 from turntree.train.losses import LossConfig
-from turntree.train.optimizer import Optimizer, OptimizerConfig, build_optimizer
+from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.update import update_step
 
 NO_KL = LossConfig(kl_coefficient=0.0)
@@ -36,7 +36,7 @@ def group(rewards: list[float], first: int = 5) -> tuple[RolloutTree, Rewards]:
 
 def batches_of(model, *groups: tuple[RolloutTree, Rewards], max_tokens: int = 6) -> list[PackedBatch]:
     trees = [tree for tree, _ in groups]
-    packed = pack(trees, [soft_credit(tree, rewards) for tree, rewards in groups], max_tokens=max_tokens)
+    packed = pack(trees, [CreditRule()(tree, rewards) for tree, rewards in groups], max_tokens=max_tokens)
     return with_old_logprobs(model, packed)
 
 
@@ -44,7 +44,7 @@ def test_rewarded_actions_become_likelier_and_punished_ones_rarer() -> None:
     model = tiny_model("qwen3", 24)
     batches = batches_of(model, group([1.0, 0.0, 0.0]))
     before = policy_logprobs(model, batches[0]).detach()
-    update_step(model, None, build_optimizer(model, OptimizerConfig(learning_rate=1e-3)), batches, NO_KL)
+    update_step(model, None, Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-3)), batches, NO_KL)
     after = policy_logprobs(model, batches[0]).detach()
     assert after[0] > before[0] and after[1] < before[1] and after[2] < before[2]
 
@@ -53,7 +53,7 @@ def test_the_metrics_of_a_step() -> None:
     model, reference = tiny_model("qwen3", 24), tiny_model("qwen3", 24, seed=1)
     batches = batches_of(model, group([1.0, 0.0, 0.0]), group([1.0, 1.0, 1.0], first=9))
     assert len(batches) == 2
-    optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-3, warmup_steps=1))
+    optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-3, warmup_steps=1))
     metrics = update_step(model, reference, optimizer, batches, LossConfig())
     assert metrics["trained_tokens"] == 12 and metrics["padding_tokens"] == 0
     assert metrics["rho"] == 24 / 12
@@ -71,7 +71,7 @@ def test_splitting_the_window_into_batches_changes_nothing() -> None:
         model, reference = tiny_model("qwen3", 24, dtype=torch.float64), tiny_model("qwen3", 24, seed=1).double()
         groups = [group([1.0, 0.0, 0.0]), group([1.0, 0.0, 1.0], first=9), group([0.0, 0.0], first=2)]
         batches = batches_of(model, *groups, max_tokens=max_tokens)
-        optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-3))
+        optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-3))
         steps.append((len(batches), update_step(model, reference, optimizer, batches, LossConfig())))
     (many, split), (one, whole) = steps
     assert (many, one) == (3, 1)
@@ -82,7 +82,7 @@ def test_splitting_the_window_into_batches_changes_nothing() -> None:
 def test_later_epochs_keep_the_old_logprobs_and_clip() -> None:
     model = tiny_model("qwen3", 24)
     batches = batches_of(model, group([1.0, 0.0, 0.0]))
-    optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-2))
+    optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-2))
     epochs = [update_step(model, None, optimizer, batches, NO_KL) for _ in range(4)]
     assert epochs[0]["ratio_mean"] == pytest.approx(1.0) and epochs[0]["clip_fraction"] == 0.0
     assert epochs[-1]["clip_fraction"] > 0.5 and epochs[-1]["ratio_max"] > 1.2
@@ -93,7 +93,7 @@ def test_the_kl_term_holds_the_policy_near_its_reference() -> None:
     for beta in (0.0, 1.0):
         model, reference = tiny_model("qwen3", 24), tiny_model("qwen3", 24)
         batches = with_reference_logprobs(reference, batches_of(model, group([1.0, 0.0, 0.0])))
-        optimizer = build_optimizer(model, OptimizerConfig(learning_rate=1e-3))
+        optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-3))
         for _ in range(10):
             update_step(model, None, optimizer, batches, LossConfig(kl_coefficient=beta, clip_high=5.0, clip_low=1.0))
         now = policy_logprobs(model, batches[0]).detach()
@@ -104,13 +104,13 @@ def test_the_kl_term_holds_the_policy_near_its_reference() -> None:
 def test_a_kl_coefficient_without_a_reference_is_refused() -> None:
     model = tiny_model("qwen3", 24)
     with pytest.raises(ConfigError, match="reference"):
-        update_step(model, None, build_optimizer(model, OptimizerConfig()), batches_of(model, group([1.0, 0.0])),
+        update_step(model, None, Optimizer(model.parameters(), OptimizerConfig()), batches_of(model, group([1.0, 0.0])),
                     LossConfig())  # fmt: skip
 
 
 def test_a_loss_that_is_not_finite_stops_with_the_step_and_leaves_the_weights() -> None:
     model = tiny_model("qwen3", 24)
-    optimizer = build_optimizer(model, OptimizerConfig())
+    optimizer = Optimizer(model.parameters(), OptimizerConfig())
     good = batches_of(model, group([1.0, 0.0]))
     update_step(model, None, optimizer, good, NO_KL)
     before = [p.detach().clone() for p in model.parameters()]

@@ -194,11 +194,6 @@ def above(baseline: float, rewards: Sequence[float]) -> list[float]:
     return [reward - baseline for reward in rewards]
 
 
-def soft_credit(tree: RolloutTree, rewards: Rewards, *, advantages: Advantages = grpo_advantages) -> Credit:
-    """Soft attribution with unit weights: w_i = 1 and A_{i,n} = A_i at every completion n above leaf i."""
-    return CreditRule(advantages=advantages)(tree, rewards)
-
-
 def with_turns(credit: Credit, advantages: Mapping[int, float]) -> Credit:
     """`credit` with one more advantage at some nodes, which every rollout through the node has. It is a second term of
     the objective on the same tokens, clipped by itself: the gradient is that of the sum of both advantages wherever the

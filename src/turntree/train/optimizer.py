@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_
 
 from turntree.core.errors import ConfigError, TurntreeError
@@ -110,11 +110,6 @@ class Optimizer:
         """A checkpoint of so many steps was read into `tensors`."""
         self._round()
         self.steps = steps
-
-
-def build_optimizer(model: Module, config: OptimizerConfig, total_steps: int | None = None) -> Optimizer:
-    """The optimizer of all trainable parameters of `model`."""
-    return Optimizer(model.parameters(), config, total_steps)
 
 
 def _master(parameter: Parameter) -> Parameter:

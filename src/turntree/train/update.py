@@ -22,7 +22,7 @@ from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
 from turntree.pack.head import vocabulary_size
-from turntree.pack.packing import PackedBatch, PackingStats, pack, pack_ranks
+from turntree.pack.packing import PackedBatch, PackingStats, pack_ranks
 from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
 from turntree.train.lora import Reference
 from turntree.train.loss_config import LossConfig
@@ -212,38 +212,3 @@ def packing_metrics(stats: PackingStats) -> dict[str, float]:
         "untrained_trees": float(stats.untrained_trees),
         "cut_trees": float(stats.cut_trees),
     }
-
-
-# without a step
-
-
-def gradient(
-    model: PreTrainedModel,
-    trees: Sequence[RolloutTree],
-    credits: Sequence[Credit],
-    loss: LossConfig,
-    *,
-    max_tokens: int,
-    reference: Reference | None = None,
-    shared: bool = True,
-) -> tuple[Tensor, int]:
-    """The gradient of minus the loss, [P] in float32, and how many tokens its passes computed. Without a
-    `reference` the KL term is left out."""
-    if reference is None:
-        loss = replace(loss, kl_coefficient=0.0)
-    batches = [batch.to(model.device) for batch in pack(trees, credits, max_tokens=max_tokens, shared=shared)]
-    normalizer = loss_normalizer(batches, loss)
-    for batch in batches:
-        batch_loss(model, reference, batch, loss, normalizer)[0].backward()
-    return -pop_gradient(model), sum(batch.stats.unique_tokens for batch in batches)
-
-
-def pop_gradient(model: PreTrainedModel) -> Tensor:
-    """The gradients of all trained parameters, [P] in float32; the model then has none."""
-    parts = [
-        (torch.zeros_like(each) if each.grad is None else each.grad).flatten().float()
-        for each in model.parameters()
-        if each.requires_grad
-    ]
-    model.zero_grad(set_to_none=True)
-    return torch.cat(parts)

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,22 +109,6 @@ class WorkerPool:
             self._queue.insert(place, job)
             self._assign()
         return job.future
-
-    def results(self, units: Iterable[Unit], *, ahead: int | None = None) -> Iterator[Any]:
-        """The results in order of the units, of which at most `ahead` are out or waiting here (default: two a
-        worker). Units are taken from the iterable as they are needed."""
-        ahead = 2 * self.config.workers if ahead is None else ahead
-        out: deque[Future[Any]] = deque()
-        try:
-            for unit in units:
-                out.append(self.submit(unit))
-                if len(out) >= ahead:
-                    yield out.popleft().result()
-            while out:
-                yield out.popleft().result()
-        finally:
-            for future in out:
-                future.cancel()
 
     def share(self, value: Any) -> Any:
         """A reference to put into units for a large value that many of them need; it is sent to a node once."""
