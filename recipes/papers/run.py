@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import shlex
 import sys
 import tomllib
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))
+sys.path += [str(HERE.parent), str(HERE)]
 from book import TURNTREE, Book, Stage, shown  # noqa: E402
 
 Recipe = Mapping[str, Any]
@@ -200,6 +201,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
         print("\n".join(show(recipe, found, form)))
         return
     options.folder.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # of its parts
     book = Book(options.folder, HERE.parent, only=options.only)
     for step in found:
         book.run(step.stage)

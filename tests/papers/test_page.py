@@ -19,7 +19,7 @@ STAGES = (
     *("traces import", "sft", "profile --verifier paper", "select", "train pivot --verifier paper", "evaluate"),
     *("gate calibrate", "experiment gate", "train online --environment household --filter dapo"),
     "train online --environment qa --gate divergence --brancher entropy",
-    "train online --environment stored --brancher arpo",
+    "train online --environment qa --brancher arpo",
 )
 PARTS = {"filters": "filters", "gate": "gates", "brancher": "branchers", "format": "trace_formats"}
 PARTS |= {"verifier": "verifiers", "verifier.then": "verifiers", "rewards": "rewards", "device.engine": "engines"}

@@ -20,13 +20,18 @@ from turntree.decide.gates.table import progress_at
 from turntree.logs.trees import read
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.rollout.stored import SampledTurns
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import LossConfig, OnlineConfig
 
+RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "papers"
 TURNS, AT, BELOW = 6, 3, 0.7
+
+
+@pytest.fixture(autouse=True)
+def recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(RECIPES)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +49,10 @@ def buffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(buffer: Path, out: Path, **environment: Any) -> list[dict[str, Any]]:
     episodes = EpisodeConfig(max_turns=TURNS, max_context=1024, sampling=Sampling(temperature=0.7, max_tokens=24))
     config = TrainOnlineConfig(
-        environment=Part("stored", {"trees": str(buffer), **environment}),
+        environment=Part("stored_groups:Stored", {"trees": str(buffer), **environment}),
         model="household",
         held_out_count=0,
-        estimator=Part("turntree.rollout.stored:SampledTurns", {"turns": 2}),
+        estimator=Part("stored_groups:SampledTurns", {"turns": 2}),
         train=OnlineConfig(
             iterations=3,
             groups=2,
@@ -84,7 +89,7 @@ def test_a_gate_leaves_out_exactly_the_groups_whose_recorded_divergence_is_below
 
 def test_a_buffer_plays_no_held_out_task(buffer: Path) -> None:
     with pytest.raises(InputError, match="held_out_count=0"):
-        evaluate(EvaluateConfig(environment=Part("stored", {"trees": str(buffer)}), model="household"))
+        evaluate(EvaluateConfig(environment=Part("stored_groups:Stored", {"trees": str(buffer)}), model="household"))
 
 
 def test_sampled_turns_train_on_as_many_turns_of_a_rollout_as_were_asked_for_with_their_credit() -> None:
@@ -100,6 +105,8 @@ def test_sampled_turns_train_on_as_many_turns_of_a_rollout_as_were_asked_for_wit
         tree.stop(node, StopReason.COMPLETED)
     rewards = Rewards({leaf: Verdict(float(n), "") for n, leaf in enumerate(leaves)})
     whole = CreditRule()(tree, rewards)
+    from stored_groups import SampledTurns
+
     estimator = SampledTurns(turns=3, seed=1)
     credit = estimator(tree, rewards)
     assert [sum(node in credit.nodes for node in tree.nodes_of(leaf)) for leaf in leaves] == [3, 2]

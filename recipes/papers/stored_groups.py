@@ -1,10 +1,10 @@
-"""Groups that were played before, as tasks that play themselves (`--environment stored`): training on a frozen buffer.
+"""Groups that were played before, as tasks that play themselves: training on a frozen buffer.
 
 Selective Rollout isolates what its gate saves in the update that way (tier 2, section 4.2): the same groups in every
-step, with and without those that the gate would have cut. `turntree train online --environment stored --set
-environment.trees=FILE` draws `train.groups` of them a step; nothing is sampled, and nothing of what they once cost is
-counted again. The trees are older than the weights, so that the loss weighs their tokens by the truncated ratio of the
-two; the paper leaves that out.
+step, with and without those that the gate would have cut. `turntree train online --environment stored_groups:Stored
+--set environment.trees=FILE` (with this folder in PYTHONPATH) draws `train.groups` of them a step; nothing is sampled,
+and nothing of what they once cost is counted again. The trees are older than the weights, so that the loss weighs their
+tokens by the truncated ratio of the two; the paper leaves that out.
 """
 
 from __future__ import annotations
