@@ -7,8 +7,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import shutil
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any, cast
@@ -30,7 +28,7 @@ from transformers.integrations import peft as peft_integration
 from turntree.core.errors import ConfigError, InputError, first_line
 from turntree.core.progress import notice
 from turntree.engine.tokenizer import ADAPTER, GET_FOLDER, base_of, checked_folder, quiet
-from turntree.run.files import replace_folder, writing
+from turntree.run.files import replacing_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAVED = _DTYPES | {"float16": torch.float16}
@@ -141,24 +139,15 @@ def save_model(
     Of a model with an adapter only the adapter is written, in PEFT's format; `merged` makes a whole model of it.
     `dtype` ("float32", "bfloat16", "float16") converts whole models on the way to disk; the model itself is left as it
     is.
-    A reader sees the old folder or the new one, never a mixture: files are written beside it and renamed over.
     """
     if dtype is not None and dtype not in SAVED:
         raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint=f"use {', '.join(SAVED)}")
     target = Path(folder).absolute()
     if target.exists() and not target.is_dir():
         raise InputError("is a file", path=folder, hint="name a folder for the checkpoint")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-    try:
-        fresh.chmod(0o755)
-        with writing(target):
-            with quiet():
-                write_weights(model, fresh, dtype)
-                tokenizer.save_pretrained(fresh)
-            replace_folder(fresh, target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    with replacing_folder(target) as fresh, quiet():
+        write_weights(model, fresh, dtype)
+        tokenizer.save_pretrained(fresh)
     return target
 
 

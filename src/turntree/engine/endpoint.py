@@ -9,18 +9,16 @@ accept token ids, `stop_token_ids` and `return_token_ids`. `engine.vllm` also se
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
 import os
 import threading
-import time
 import weakref
 from collections.abc import Collection, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
-from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.progress import notice
 from turntree.engine.answers import (
@@ -36,7 +34,7 @@ from turntree.engine.answers import (
 )
 from turntree.engine.hub import context_of
 from turntree.engine.limits import EndpointConfig
-from turntree.engine.requests import check_idle, check_requests
+from turntree.engine.requests import RemoteEngine, check_idle
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,9 +95,8 @@ class Server:
         await self._client.close()
 
 
-class ServerEngine:
-    """`core.protocols.StreamingEngine` over servers; subclasses say how one request is completed. Use it as a context
-    manager, or `close` it.
+class ServerEngine(RemoteEngine):
+    """An engine over servers; subclasses say how one request is completed. Use it as a context manager, or `close` it.
 
     A request that fails after its retries is a fault of that request; `generate`, which cannot return faults, raises
     `TurntreeError` then. HTTP 400 and 413 (too long) are faults of one request too. Errors that would hit every request
@@ -108,10 +105,8 @@ class ServerEngine:
     """
 
     def __init__(self, servers: Sequence[Server], reader: AnswerReader, max_context: int) -> None:
-        self.stop_ids, self.max_context = reader.stop_ids, max_context
-        self._servers, self._reader = tuple(servers), reader
-        self._version, self._next = 0, 0
-        self._open: dict[int, concurrent.futures.Future[Completion]] = {}
+        super().__init__(reader.stop_ids, reader.known, max_context)
+        self._servers, self._reader, self.where = tuple(servers), reader, servers[0].url
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="turntree-servers", daemon=True)
         thread.start()
@@ -134,62 +129,16 @@ class ServerEngine:
         """Whether all sampled ids came from the server so far."""
         return self._reader.exact
 
-    # the protocol
+    # one request
 
-    @property
-    def policy_version(self) -> int:
-        return self._version
+    def _send(self, request: GenerationRequest) -> Future[Completion]:
+        return self._run(self._complete(request))
 
-    @property
-    def in_flight(self) -> int:
-        return len(self._open)
-
-    def clear_cache(self) -> None:
-        """The server keeps what it has: it decides for itself what goes, and its weights are the same."""
-        check_idle(self.in_flight)
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        check_requests(requests, vocab_size=self._reader.known, max_context=self.max_context)
-        started = time.perf_counter()
-        tickets = [self.submit(request) for request in requests]
-        concurrent.futures.wait([self._open[ticket] for ticket in tickets])
-        finished = self._collect(tickets, (time.perf_counter() - started) / max(1, len(tickets)))
-        completions = [done.completion for done in finished if done.completion is not None]
-        if len(completions) < len(finished):
-            fault = next(done.fault for done in finished if done.fault is not None)
-            raise TurntreeError(f"{self._servers[0].url}: {fault}")
-        return completions
-
-    def submit(self, request: GenerationRequest) -> int:
-        check_requests([request], vocab_size=self._reader.known, max_context=self.max_context)
-        ticket, self._next = self._next, self._next + 1
-        self._open[ticket] = self._run(self._complete(request))
-        return ticket
-
-    def cancel(self, ticket: int) -> Cost:
-        """The server stops, because its connection is closed. The cost there is not known and counts as zero."""
-        if ticket in self._open:
-            self._open.pop(ticket).cancel()
-        return NO_COST
-
-    def poll(self, timeout: float | None = None) -> list[Finished]:
-        started = time.perf_counter()
-        concurrent.futures.wait(list(self._open.values()), timeout, concurrent.futures.FIRST_COMPLETED)
-        done = [ticket for ticket, future in self._open.items() if future.done()]
-        seconds = (time.perf_counter() - started) / max(1, len(done))  # waiting is shared by those that it was for
-        return self._collect(done, seconds)
-
-    def _collect(self, tickets: Sequence[int], seconds: float) -> list[Finished]:
+    def _finished(
+        self, ticket: int, request: GenerationRequest, answer: Future[Completion], seconds: float
+    ) -> Finished:
         try:
-            return [self._finished(ticket, self._open.pop(ticket), seconds) for ticket in tickets]
-        except TurntreeError:
-            for ticket in list(self._open):
-                self.cancel(ticket)
-            raise
-
-    def _finished(self, ticket: int, future: concurrent.futures.Future[Completion], seconds: float) -> Finished:
-        try:
-            completion = future.result()
+            completion = answer.result()
         except TurntreeError:  # no request can be answered any more
             raise
         except Exception as error:  # the boundary to foreign software: whatever it was, there is no completion
@@ -200,9 +149,7 @@ class ServerEngine:
         cost = dataclasses.replace(completion.cost, engine_seconds=seconds)
         return Finished(ticket=ticket, completion=dataclasses.replace(completion, cost=cost))
 
-    # one request
-
-    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def _complete(self, request: GenerationRequest) -> Completion:

@@ -1,13 +1,17 @@
-"""The checks of requests that every engine makes before it computes anything, the wait for what an engine finishes, and
-the cost of a request."""
+"""The checks of requests that every engine makes before it computes anything, the wait for what an engine finishes, the
+cost of a request, and what engines over a server have in common."""
 
 from __future__ import annotations
 
+import concurrent.futures
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
-from turntree.core.completion import Finished, GenerationRequest
-from turntree.core.cost import Cost
+from turntree.core.completion import Completion, Finished, GenerationRequest
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.foreign import call_part
 from turntree.core.protocols import StreamingEngine
@@ -74,3 +78,88 @@ def cost_of(request: GenerationRequest, *, decoded: int, prefilled: int, seconds
         reused_tokens=len(request.prompt_ids) - prefilled,
         engine_seconds=seconds,
     )
+
+
+class RemoteEngine(ABC):
+    """`core.protocols.StreamingEngine` over a server that answers each request with a future. `vocabulary` is the
+    number of token ids that a prompt may hold, `patience` the seconds that a wait for the next answer may take (None:
+    the requests have limits of their own). After an error nothing is in flight."""
+
+    where = "the server"
+
+    def __init__(
+        self, stop_ids: Collection[int], vocabulary: int, max_context: int, patience: float | None = None
+    ) -> None:
+        self.stop_ids, self.max_context = frozenset(stop_ids), max_context
+        self._vocabulary, self._patience = vocabulary, patience
+        self._version, self._next = 0, 0
+        self._open: dict[int, tuple[GenerationRequest, Future[Any]]] = {}
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._open)
+
+    def clear_cache(self) -> None:
+        """The server keeps what it has: it decides for itself what goes, and its weights are the same."""
+        check_idle(self.in_flight)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        """Raises `TurntreeError` for a fault of a request, which it cannot return."""
+        check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
+        order = [self.submit(request) for request in requests]
+        waiting, found = set(order), dict[int, Finished]()
+        while waiting:
+            found |= {finished.ticket: finished for finished in self._poll(None, waiting)}
+            waiting -= found.keys()
+        if fault := next((found[ticket].fault for ticket in order if found[ticket].fault is not None), None):
+            raise TurntreeError(f"{self.where}: {fault}")
+        return [completion for ticket in order if (completion := found[ticket].completion) is not None]
+
+    def submit(self, request: GenerationRequest) -> int:
+        check_requests([request], vocab_size=self._vocabulary, max_context=self.max_context)
+        future = self._send(request)
+        ticket, self._next = self._next, self._next + 1
+        self._open[ticket] = request, future
+        return ticket
+
+    def cancel(self, ticket: int) -> Cost:
+        """What the server had done by then (its connection is closed) is not known and counts as zero."""
+        if ticket in self._open:
+            self._open.pop(ticket)[1].cancel()
+        return NO_COST
+
+    def poll(self, timeout: float | None = None) -> list[Finished]:
+        return self._poll(timeout, self._open)
+
+    def _poll(self, timeout: float | None, tickets: Collection[int]) -> list[Finished]:
+        """What is finished of these tickets."""
+        started, futures = time.perf_counter(), {ticket: self._open[ticket][1] for ticket in sorted(tickets)}
+        patience = self._patience if timeout is None else timeout
+        done, _ = concurrent.futures.wait(futures.values(), patience, concurrent.futures.FIRST_COMPLETED)
+        try:
+            if futures and not done and timeout is None:
+                raise self._silence()
+            seconds = (time.perf_counter() - started) / max(1, len(done))  # waiting is shared by those that it was for
+            ready = [ticket for ticket, future in futures.items() if future in done]
+            return [self._finished(ticket, *self._open.pop(ticket), seconds) for ticket in ready]
+        except BaseException:
+            for ticket in list(self._open):
+                self.cancel(ticket)
+            raise
+
+    # what an engine has to say
+
+    @abstractmethod
+    def _send(self, request: GenerationRequest) -> Future[Any]: ...
+
+    @abstractmethod
+    def _finished(self, ticket: int, request: GenerationRequest, answer: Future[Any], seconds: float) -> Finished:
+        """What became of a request. Raises `TurntreeError` where no request can be answered any more."""
+
+    def _silence(self) -> TurntreeError:
+        """Nothing was answered in `patience` seconds."""
+        return TurntreeError("the server does not answer")

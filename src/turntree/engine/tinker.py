@@ -17,7 +17,6 @@ import io
 import math
 import os
 import tarfile
-import time
 import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -25,10 +24,9 @@ from typing import Any
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished, GenerationRequest
-from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError, TurntreeError, first_line
 from turntree.engine.limits import TinkerConfig
-from turntree.engine.requests import check_idle, check_requests, cost_of
+from turntree.engine.requests import RemoteEngine, check_idle, cost_of
 
 _OLDEST = (0, 19)  # of the SDK
 _SEED_BITS = 2**31 - 1  # what every server takes
@@ -187,8 +185,8 @@ class TinkerAdapter:
         return self.session.guarded(self._client.save_weights_for_sampler, saved).path
 
 
-class TinkerEngine:
-    """`core.protocols.StreamingEngine` over a Tinker server. The server reports the log-probability of each sampled
+class TinkerEngine(RemoteEngine):
+    """An engine over a Tinker server. The server reports the log-probability of each sampled
     token and no entropy; as such stands minus that log-probability, which is the entropy on average. Its caches are its
     own, so every position of a prompt counts as prefilled.
 
@@ -198,41 +196,15 @@ class TinkerEngine:
     def __init__(
         self, session: TinkerSession, sampler: Any, stop_ids: Collection[int], vocabulary: int, max_context: int
     ) -> None:
-        self.stop_ids, self.max_context = frozenset(stop_ids), max_context
-        self._session, self._sampler, self._vocabulary = session, sampler, vocabulary
-        self._version, self._next = 0, 0
-        self._open: dict[int, tuple[GenerationRequest, concurrent.futures.Future[Any]]] = {}
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._open)
+        super().__init__(stop_ids, vocabulary, max_context, session.config.timeout)
+        self._session, self._sampler = session, sampler
 
     def update_weights(self, model: TinkerAdapter, policy_version: int) -> None:
         check_idle(self.in_flight)
         self._sampler = model.publish()
         self._version = policy_version
 
-    def clear_cache(self) -> None:
-        """The server keeps what it has, by weights."""
-        check_idle(self.in_flight)
-
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        check_requests(requests, vocab_size=self._vocabulary, max_context=self.max_context)
-        waiting = {self.submit(request) for request in requests}
-        order, found = sorted(waiting), dict[int, Completion]()
-        while waiting:
-            for finished in self._poll(None, waiting):
-                assert finished.completion is not None
-                found[finished.ticket] = finished.completion
-                waiting.discard(finished.ticket)
-        return [found[ticket] for ticket in order]
-
-    def submit(self, request: GenerationRequest) -> int:
-        check_requests([request], vocab_size=self._vocabulary, max_context=self.max_context)
+    def _send(self, request: GenerationRequest) -> Any:
         types, sampling = self._session.sdk.types, request.sampling
         settings = types.SamplingParams(
             max_tokens=min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
@@ -243,40 +215,14 @@ class TinkerEngine:
             stop=sorted(self.stop_ids),
         )
         prompt = types.ModelInput.from_ints(list(request.prompt_ids))
-        future = self._sampler.sample(prompt=prompt, num_samples=1, sampling_params=settings)
-        ticket, self._next = self._next, self._next + 1
-        self._open[ticket] = request, future
-        return ticket
+        return self._sampler.sample(prompt=prompt, num_samples=1, sampling_params=settings)
 
-    def cancel(self, ticket: int) -> Cost:
-        """What the server had done by then is not known and counts as zero."""
-        if ticket in self._open:
-            self._open.pop(ticket)[1].cancel()
-        return NO_COST
+    def _silence(self) -> TurntreeError:
+        return self._session.failure(TimeoutError())
 
-    def poll(self, timeout: float | None = None) -> list[Finished]:
-        return self._poll(timeout, self._open)
-
-    def _poll(self, timeout: float | None, tickets: Collection[int]) -> list[Finished]:
-        """What is finished of these tickets. After an error nothing is in flight."""
-        started, futures = time.perf_counter(), [self._open[ticket][1] for ticket in sorted(tickets)]
-        patience = self._session.config.timeout if timeout is None else timeout
-        done, _ = concurrent.futures.wait(futures, patience, concurrent.futures.FIRST_COMPLETED)
+    def _finished(self, ticket: int, request: GenerationRequest, answer: Any, seconds: float) -> Finished:
         try:
-            if futures and not done and timeout is None:
-                raise self._session.failure(TimeoutError())
-            seconds = (time.perf_counter() - started) / max(1, len(done))
-            ready = [ticket for ticket in sorted(tickets) if self._open[ticket][1] in done]
-            return [Finished(ticket=ticket, completion=self._completed(ticket, seconds)) for ticket in ready]
-        except BaseException:
-            for ticket in list(self._open):
-                self.cancel(ticket)
-            raise
-
-    def _completed(self, ticket: int, seconds: float) -> Completion:
-        request, future = self._open.pop(ticket)
-        try:
-            (sequence,) = future.result().sequences
+            (sequence,) = answer.result().sequences
         except Exception as error:  # the boundary to foreign software
             raise self._session.failure(error) from error
         tokens, logprobs = list(sequence.tokens), sequence.logprobs
@@ -286,7 +232,7 @@ class TinkerEngine:
         stopped = tokens[-1] in self.stop_ids
         if sequence.stop_reason == "stop" and not stopped:
             raise InputError("leaves out the token that ends a turn, which is trained on", path=self._session.url)
-        return Completion(
+        completion = Completion(
             token_ids=tuple(tokens),
             logprobs=tuple(logprobs),
             entropies=tuple(min(max(0.0, -logprob), math.log(self._vocabulary)) for logprob in logprobs),
@@ -294,6 +240,7 @@ class TinkerEngine:
             policy_version=self._version,
             cost=cost_of(request, decoded=len(tokens), prefilled=len(request.prompt_ids), seconds=seconds),
         )
+        return Finished(ticket=ticket, completion=completion)
 
 
 def _sdk() -> Any:

@@ -17,7 +17,7 @@ from turntree.core.errors import InputError, first_line
 from turntree.engine.hub import folder_of
 from turntree.run.jsonl import read_config
 
-ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 GET_FOLDER = "give the folder of a checkpoint on this machine (config.json, *.safetensors, tokenizer.json)"
 
@@ -44,8 +44,8 @@ def base_of(folder: Path) -> str:
     name = read_config(config).get("base_model_name_or_path")
     if not isinstance(name, str):
         raise InputError("is missing", path=config, field="base_model_name_or_path", hint="name the base's folder")
-    if not (folder / _ADAPTER_WEIGHTS).is_file():
-        raise InputError(f"has no {_ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise InputError(f"has no {ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
     try:
         base = str(folder_of(name))
     except InputError as error:

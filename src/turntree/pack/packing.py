@@ -21,8 +21,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from turntree.core.cost import Additive
 from turntree.core.errors import InputError
-from turntree.core.labels import Credit
+from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import RolloutTree
 from turntree.pack.slots import Action, Segment, cut, longest_path, path_segments, tree_segment
 
@@ -30,7 +31,7 @@ Row = list[Segment]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackingStats:
+class PackingStats(Additive):
     """Additive counts of a batch. Flat batches carry fractions of trees; sums over all batches are exact."""
 
     trees: float = 0.0
@@ -43,10 +44,6 @@ class PackingStats:
     padding: int = 0
     recomputed_tokens: int = 0  # of the unique ones: ancestors that a cut tree computes again
     cut_trees: int = 0
-
-    def __add__(self, other: PackingStats) -> PackingStats:
-        fields = (f.name for f in dataclasses.fields(self))
-        return PackingStats(**{name: getattr(self, name) + getattr(other, name) for name in fields})
 
     @property
     def rho(self) -> float:
@@ -235,27 +232,10 @@ def _tensors(rows: Sequence[Row], credits: Sequence[Credit]) -> PackedBatch:
 
 def _blank() -> PackedBatch:
     """A batch of two slots, the second trained with weight zero: a pass over it adds zero to loss and gradient."""
-    one, zero_T = torch.tensor([1]), torch.zeros(1, dtype=torch.float64)
-    pair, none = torch.tensor([[0, 1]]), torch.tensor([0])
-    return PackedBatch(
-        tokens_BL=torch.zeros_like(pair),
-        positions_BL=pair,
-        last_BL=torch.full_like(pair, 2),
-        predecessor_S=none,
-        target_S=none,
-        slot_T=none,
-        action_T=none,
-        sampling_logprobs_T=zero_T,
-        old_logprobs_T=zero_T,
-        positive_A=zero_T,
-        negative_A=zero_T,
-        multiplicity_A=zero_T,
-        zero_variance_A=one > 1,
-        tree_A=none - 1,
-        is_flat=True,
-        longest=2,
-        stats=PackingStats(),
-    )
+    trained = Action((1,), (0.0,), NodeCredit(0.0, 0.0, 0.0))
+    segment = Segment(0, (0, 0), (0, 1), (-1, 0), (2, 2), (trained,), flat_tokens=0)
+    batch = _tensors([[segment]], [Credit({}, rollout_tokens=0.0, rollouts=0.0, zero_variance=False)])
+    return dataclasses.replace(batch, tree_A=batch.tree_A - 1, stats=PackingStats())  # of no tree
 
 
 def _starts(row: Row) -> list[tuple[int, Segment]]:

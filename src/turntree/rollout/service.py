@@ -16,7 +16,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from turntree.core.errors import InputError
 from turntree.core.foreign import call_part
@@ -59,12 +59,15 @@ class Speaker(Protocol):
     def renderer(self) -> Renderer: ...
 
 
+S = TypeVar("S", bound=Speaker, covariant=True)
+
+
 @dataclass(frozen=True)
-class Parts:
+class Parts(Generic[S]):
     """The components of rollouts. `gate`, `brancher`, `pool`, `rewards` are passed to the scheduler. With `spread`,
     groups are played by its workers instead."""
 
-    policy: Speaker
+    policy: S
     tasks: Sequence[Environment]
     gate: Gate | None = None
     brancher: Brancher | None = None
@@ -118,13 +121,11 @@ class EpisodeGroup:
         return self.grown.tree
 
     @property
-    def whole_credit(self) -> Credit | None:
-        """The credit with the judged turns, whatever the filters say."""
-        return with_turns(self.credit, self.turns) if self.credit is not None and self.turns else self.credit
-
-    @property
     def trained_credit(self) -> Credit | None:
-        return None if self.dropped else self.whole_credit
+        """The credit with the judged turns; None for a group that a filter dropped."""
+        if self.dropped or self.credit is None:
+            return None
+        return with_turns(self.credit, self.turns) if self.turns else self.credit
 
 
 @dataclass
@@ -155,7 +156,7 @@ class RolloutService:
     groups, stopped or not.
     """
 
-    def __init__(self, parts: Parts, iterations: Iterations, estimator: Estimator) -> None:
+    def __init__(self, parts: Parts[Speaker], iterations: Iterations, estimator: Estimator) -> None:
         if not parts.tasks:
             raise InputError("there is no task to play", hint="choose a split with games in it")
         self.parts, self.iterations, self.estimator = parts, iterations, estimator

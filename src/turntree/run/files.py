@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -28,8 +29,23 @@ def require_writable(path: Path, *, folder: bool = False) -> None:
         raise InputError(f"cannot be written: {above} is read-only", path=path, hint="name another path to write to")
 
 
-def replace_folder(fresh: Path, target: Path) -> None:
-    """Rename `fresh` over `target`. A folder cannot be renamed over a full one, so the old one is moved away first."""
+@contextlib.contextmanager
+def replacing_folder(target: Path) -> Iterator[Path]:
+    """A fresh folder beside `target` to write into, which takes its place when the block ends: a reader sees the old
+    folder or the new one, never a mixture."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+    try:
+        fresh.chmod(0o755)
+        with writing(target):
+            yield fresh
+            _rename_folder(fresh, target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _rename_folder(fresh: Path, target: Path) -> None:
+    """A folder cannot be renamed over a full one, so the old one is moved away first."""
     if not target.exists():
         fresh.rename(target)
         return

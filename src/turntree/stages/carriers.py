@@ -16,7 +16,7 @@ def most(config: Any) -> Cost | None:
     where its prompts are shorter than the longest that it allows."""
     if isinstance(config, TrainPivotConfig):
         train = config.train
-        rollouts, new = train.steps * train.states * train.group_size, train.sampling.max_tokens
+        rollouts, new = train.steps * train.step_rollouts, train.sampling.max_tokens
         return Cost(
             prefilled_tokens=rollouts * (train.max_tokens - new),
             decoded_tokens=rollouts * new,
@@ -25,7 +25,7 @@ def most(config: Any) -> Cost | None:
         )
     if isinstance(config, TrainOnlineConfig):
         train, episodes = config.train, config.train.rollouts.episodes
-        rollouts = train.iterations * train.groups * train.rollouts.group_size
+        rollouts = train.iterations * train.step_rollouts
         turns, new = rollouts * episodes.max_turns, episodes.sampling.max_tokens
         return Cost(
             prefilled_tokens=turns * episodes.max_context,

@@ -6,14 +6,10 @@ the new folder `out` and returns what the user must know, as JSON values.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.render.tool_calls import ToolFormat, detect_format
 from turntree.rollout.local import CutTurns, cut_turns_of
+from turntree.run.files import replacing_folder
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import chosen_verifier, open_verifier
 
@@ -95,7 +92,7 @@ def run_export(config: ExportConfig, out: Path) -> dict[str, Any]:
     if out.exists():
         raise InputError("is there already", path=out, hint="choose another --out, or delete it")
     bundle = bundle_of(config)
-    with _new_folder(out.resolve()) as folder:
+    with replacing_folder(out.resolve()) as folder:
         told = writer(bundle, folder)
     return {
         "path": str(out),
@@ -259,16 +256,3 @@ def tools_as_rendered(
     system = {"role": "system", "content": whole[len(before) : len(whole) - len(after)]}
     found = [system, *rest]
     return found if rendered(found) == whole else None
-
-
-@contextlib.contextmanager
-def _new_folder(out: Path) -> Iterator[Path]:
-    """A folder that gets the name `out` once it is complete."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        os.chmod(made, 0o755)
-        yield made
-        made.rename(out)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)

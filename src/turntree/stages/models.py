@@ -21,7 +21,7 @@ from turntree.core.protocols import Renderer
 from turntree.engine.checkpoint import SAVED, load_model, merged, policy_hash, save_model
 from turntree.engine.hub import push
 from turntree.engine.limits import TinkerConfig
-from turntree.engine.tokenizer import base_of, load_tokenizer, quiet
+from turntree.engine.tokenizer import ADAPTER, base_of, load_tokenizer, quiet
 from turntree.render.examine import examine
 from turntree.render.template import ChatRenderer
 from turntree.run.jsonl import read_config
@@ -53,7 +53,7 @@ def get_model(name: str, out: Path, *, overwrite: bool = False) -> dict[str, Any
 def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overwrite: bool = False) -> dict[str, Any]:
     """Write the base of the adapter in folder `adapter` with the adapter added into its weights, in the type of the
     base, and push it to the Hub as `push_to`. Added in float32, and rounded once."""
-    if not (adapter / "adapter_config.json").is_file():
+    if not (adapter / ADAPTER).is_file():
         hint = "a whole model needs no merge: upload it with `turntree models push`"
         raise InputError("holds no adapter", path=adapter, hint=hint)
     _require_new(out, overwrite)
@@ -68,14 +68,14 @@ def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overw
 def push_model(folder: Path, name: str) -> dict[str, Any]:
     """Upload a model in `folder` to the Hub as `name`: a whole one, or an adapter whose base is on the Hub too. Raises
     `InputError` where the folder holds none, or names a base that others cannot get."""
-    if not any((folder / config).is_file() for config in ("config.json", "adapter_config.json")):
+    if not any((folder / config).is_file() for config in ("config.json", ADAPTER)):
         inside = folder / "model"
         hint = f"push {inside}" if inside.is_dir() else "name the folder of a model (a run has it as RUN/model)"
         raise InputError("holds no model", path=folder, hint=hint)
     if not any(folder.glob("*.safetensors")):
         raise InputError("holds no weights (*.safetensors)", path=folder)
-    if (folder / "adapter_config.json").is_file():
-        base = str(read_config(folder / "adapter_config.json").get("base_model_name_or_path"))
+    if (folder / ADAPTER).is_file():
+        base = str(read_config(folder / ADAPTER).get("base_model_name_or_path"))
         if Path(base).exists():
             hint = "merge it: turntree models merge --push OWNER/NAME"
             raise InputError(f"is an adapter of {base}, a folder of this machine", path=folder, hint=hint)
@@ -119,6 +119,6 @@ def _require_new(out: Path, overwrite: bool) -> None:
     if out.exists() and not overwrite:
         raise InputError("exists already", path=out, hint="pass --overwrite to replace it")
     held = list(out.iterdir()) if out.is_dir() else []
-    configs = [path for path in held if path.name in ("config.json", "adapter_config.json")]
+    configs = [path for path in held if path.name in ("config.json", ADAPTER)]
     if held and not (configs and all(path.is_file() for path in held)):
         raise InputError("holds more than a model, and would be replaced", path=out, hint="choose another --out")

@@ -47,11 +47,10 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
     """The sizes of a run on so many ranks, of a model that is `saved` in a dtype."""
     from turntree.train.plan import Planned
 
-    device = config.device
-    sampling = {"rows": 0, "context": 1, "branches": 1} if isinstance(config, SFTStageConfig) else _sampled(config)
-    if device.prefixes == "repeated" or device.attention == "flex_attention":  # no mask, as for one long path
-        sampling["branches"] = 1
-    loss = None if isinstance(config, SFTStageConfig) else config.train.loss
+    device, imitates = config.device, isinstance(config, SFTStageConfig)
+    train = config.sft if imitates else config.train
+    rows, context, branches = (0, 1, 1) if imitates else _sampled(config)
+    masked = device.prefixes != "repeated" and device.attention != "flex_attention"  # else as for one long path
     return Planned(
         ranks=ranks,
         bfloat16="bfloat16" in (saved if device.dtype == "auto" else device.dtype),
@@ -59,24 +58,25 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
         lora=device.lora,
         checkpointing=device.gradient_checkpointing,
         dense=device.name.startswith("cuda") and device.attention == "sdpa",
-        referred=loss is not None and loss.needs_reference_logprobs,
-        tokens=(config.sft if isinstance(config, SFTStageConfig) else config.train).max_tokens,
-        **sampling,
+        referred=not imitates and train.loss.needs_reference_logprobs,
+        tokens=train.max_tokens,
+        rows=rows,
+        context=context,
+        branches=branches if masked else 1,
     )
 
 
-def _sampled(config: Any) -> dict[str, int]:
+def _sampled(config: Any) -> tuple[int, int, int]:
     """Sequences that the embedded engine holds at once, of what length, and how many of them share a prompt."""
-    train = config.train
+    train, alive = config.train, config.train.step_rollouts
+    group, context = train, train.max_tokens
     if isinstance(config, TrainOnlineConfig):
-        group, context = train.rollouts.group_size, train.rollouts.episodes.max_context
-        alive = train.rollouts.max_live_rollouts or train.groups * group
-    else:
-        group, context, alive = train.group_size, train.max_tokens, train.states * train.group_size
+        group, context = train.rollouts, train.rollouts.episodes.max_context
+        alive = train.rollouts.max_live_rollouts or alive
     if config.device.engine.name != HF.name:
-        return {"rows": 0, "context": context, "branches": group}
+        return 0, context, group.group_size
     engine = from_mapping(EngineConfig, config.device.engine.options)
-    return {"rows": min(alive, engine.max_batch_rows), "context": context, "branches": group}
+    return min(alive, engine.max_batch_rows), context, group.group_size
 
 
 # what could be changed where it does not fit, the cheapest first: the key, and the plan with it
@@ -149,12 +149,8 @@ def _first(need: Memory, plan: Planned) -> int:
 def _tokens(config: Any, plan: Planned) -> Iterator[str]:
     if isinstance(config, SFTStageConfig):
         return
-    train = config.train
-    if isinstance(config, TrainOnlineConfig):
-        rollouts, longest = train.groups * train.rollouts.group_size, train.rollouts.episodes.max_context
-    else:
-        rollouts, longest = train.states * train.group_size, train.max_tokens
-    most = rollouts * longest
+    rollouts = config.train.step_rollouts
+    most = rollouts * plan.context
     passes = -(-most // (plan.ranks * plan.tokens))
     yield f"  a step: {rollouts:,} rollouts, at most {most:,} tokens without sharing, {passes:,} passes a rank"
 

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +21,8 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.engine.hub import context_of
 from turntree.engine.limits import TinkerConfig
 from turntree.engine.tinker import ALPHA, TinkerAdapter, TinkerEngine, TinkerSession
-from turntree.engine.tokenizer import load_tokenizer
-from turntree.run.files import replace_folder, write_json, writing
+from turntree.engine.tokenizer import ADAPTER, ADAPTER_WEIGHTS, load_tokenizer
+from turntree.run.files import replacing_folder, write_json
 from turntree.run.jsonl import read_config
 from turntree.stages.config import Device
 from turntree.stages.policy import Policy, identity_of, renderer_of, resolve
@@ -48,7 +47,7 @@ class Trained:
 def open_policy(model: str, device: Device, config: TinkerConfig) -> Policy:
     """The policy `model` on a server: a base that it serves, or what a run with this carrier has trained."""
     folder = resolve(model, weights=False)
-    found = from_mapping(Trained, read_config(folder / STATE), path=folder / STATE) if _is_trained(folder) else None
+    found = _trained(folder) if (folder / STATE).is_file() else None
     base = resolve(found.base, weights=False) if found else folder
     lora = device.lora or LoRAConfig(rank=found.rank if found else 16, alpha=ALPHA)
     _require_lora(lora, found)
@@ -82,22 +81,14 @@ def open_policy(model: str, device: Device, config: TinkerConfig) -> Policy:
 def fetch_adapter(folder: Path, out: Path, config: TinkerConfig) -> None:
     """Write the adapter of `folder`, which a run with this carrier wrote, as one in PEFT's format with its tokenizer.
     It names the base as the run did, so that `--model OUT` needs no server."""
-    found = from_mapping(Trained, read_config(folder / STATE), path=folder / STATE)
+    found = _trained(folder)
     session = TinkerSession(config, [found.base_model])
-    fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
-    try:
-        fresh.chmod(0o755)
-        with writing(out):
-            session.fetch(found.sampler, fresh)
-            base = resolve(found.base)
-            settings = read_config(fresh / "adapter_config.json") | {"base_model_name_or_path": str(base)}
-            settings["target_modules"] = settings.get("target_modules") or adapted(fresh / "adapter_model.safetensors")
-            write_json(fresh / "adapter_config.json", settings)
-            load_tokenizer(folder).save_pretrained(fresh)
-            replace_folder(fresh, out)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        session.close()
+    with contextlib.closing(session), replacing_folder(out) as fresh:
+        session.fetch(found.sampler, fresh)
+        settings = read_config(fresh / ADAPTER) | {"base_model_name_or_path": str(resolve(found.base))}
+        settings["target_modules"] = settings.get("target_modules") or adapted(fresh / ADAPTER_WEIGHTS)
+        write_json(fresh / ADAPTER, settings)
+        load_tokenizer(folder).save_pretrained(fresh)
 
 
 def adapted(weights: Path) -> list[str]:
@@ -121,8 +112,8 @@ def _require_lora(lora: LoRAConfig, found: Trained | None) -> None:
             raise ConfigError(f"is {getattr(lora, name)}", field=f"device.lora.{name}", hint=hint)
 
 
-def _is_trained(folder: Path) -> bool:
-    return (folder / STATE).is_file()
+def _trained(folder: Path) -> Trained:
+    return from_mapping(Trained, read_config(folder / STATE), path=folder / STATE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,20 +148,13 @@ class TinkerPolicy(Policy):
         return TinkerSFT(self.adapter, examples, config)
 
     def save(self, folder: Path) -> None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-        try:
-            fresh.chmod(0o755)
-            with writing(folder):
-                self.tokenizer.save_pretrained(fresh)
-                adapter = self.adapter
-                weights, sampler = adapter.save("model"), adapter.save_for_sampling("model")
-                served = adapter.session.base_model
-                row = Trained(base=self.base, base_model=served, weights=weights, sampler=sampler, rank=adapter.rank)
-                write_json(fresh / STATE, to_mapping(row))
-                replace_folder(fresh, folder)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+        adapter = self.adapter
+        with replacing_folder(folder) as fresh:
+            self.tokenizer.save_pretrained(fresh)
+            weights, sampler = adapter.save("model"), adapter.save_for_sampling("model")
+            served = adapter.session.base_model
+            row = Trained(base=self.base, base_model=served, weights=weights, sampler=sampler, rank=adapter.rank)
+            write_json(fresh / STATE, to_mapping(row))
 
     def bill(self, cost: Cost) -> dict[str, float] | None:
         return self.adapter.session.config.prices.bill(cost)

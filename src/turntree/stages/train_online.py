@@ -32,8 +32,7 @@ from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import require_steppable
 from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
-from turntree.rollout.service import EpisodeGroup, RolloutService
-from turntree.rollout.service import Parts as RolloutParts
+from turntree.rollout.service import EpisodeGroup, Parts, RolloutService, S
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory, open_run
@@ -47,8 +46,8 @@ from turntree.stages.policy import Policy, load_policy, load_renderer, open_spea
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, open_crew
-from turntree.train.loop import Checked, Row, Trainee
-from turntree.train.online import OnlineGRPO, Parts, TurnJudge
+from turntree.train.loop import Checked, Row
+from turntree.train.online import OnlineGRPO
 from turntree.train.ranks import SINGLE, ProcessGroup
 
 GATE_LOG = "gate.jsonl"
@@ -90,7 +89,8 @@ def run_train_online(
         crew = stack.enter_context(open_crew(__name__, config, policy))
         spread = None if crew is None else partial(_spread, Published(crew, policy), playing)
         learner = policy.trainee(shared, group)
-        algorithm = OnlineGRPO(playing.parts(learner, filters, estimator, judge, spread), config.train)
+        components = replace(playing.parts(learner, filters, estimator), spread=spread)
+        algorithm = OnlineGRPO(components, config.train, judge)
         overlap = _Overlap()
         trained = run_algorithm(
             run,
@@ -132,14 +132,7 @@ class _Playing:
     def tasks(self) -> Sequence[Environment]:
         return self.opened.of(TRAIN)
 
-    def parts(
-        self,
-        policy: Trainee,
-        filters: Sequence[Filter],
-        estimator: Estimator | None,
-        judge: TurnJudge | None,
-        spread: Callable[[SchedulerConfig], Spread] | None,
-    ) -> Parts:
+    def parts(self, policy: S, filters: Sequence[Filter], estimator: Estimator | None = None) -> Parts[S]:
         return Parts(
             policy,
             self.tasks,
@@ -149,8 +142,6 @@ class _Playing:
             pool=self.opened.pool,
             rewards=self.rewards,
             filters=filters,
-            spread=spread,
-            judge=judge,
             timing=self.opened.figures,
         )
 
@@ -205,15 +196,7 @@ def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = N
         with _open_playing(config, model, len(tokenizer), config.workers) as playing:
             _require_steppable(config, playing.tasks)
             own = config.build_estimator() or config.train.loss.estimator(config.train.credit)
-            components = RolloutParts(
-                speaker,
-                playing.tasks,
-                gate=playing.gate,
-                brancher=playing.brancher,
-                pool=playing.opened.pool,
-                rewards=playing.rewards,
-                filters=config.build_filters(),
-            )
+            components = playing.parts(speaker, config.build_filters())
             yield RolloutService(components, replace(config.train.played, last=None), own)
 
 

@@ -167,31 +167,25 @@ class _Given:
 def _given(
     config: TrainPivotConfig, policy: Policy, selected: tuple[dict[str, Any], list[SelectedState]] | None
 ) -> _Given:
-    if config.pivots is None or selected is None:
+    """The states of the pivots file; without one every candidate of the traces (D_cand), or nothing where the policy
+    makes its states itself."""
+    if config.pivots is not None and selected is not None:
+        header, states = selected
+        if not config.allow_stale:
+            _require_profiled_alike(config, header, policy)
+        verifier = chosen_verifier(config.verifier, header, config.pivots)
+        traces, split = config.traces or str(header["traces"]), str(header["split"])
+        hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
+    else:
         assert config.verifier is not None  # the configuration refuses it without one
-        return _unfiltered(config, config.verifier, policy)
-    header, states = selected
-    if not config.allow_stale:
-        _require_profiled_alike(config, header, policy)
-    hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
-    verifier = chosen_verifier(config.verifier, header, config.pivots)
+        header, verifier, traces, split = None, config.verifier, config.traces, "train"
+        if config.states == "own" or traces is None:
+            return _Given(verifier)
+        drawn, _ = read_candidates(traces, split, 0, config.train.seed)
+        states = [SelectedState({"kind": action_kind(s.demonstration), "role": "random"}, s, "") for s in drawn]
+        hashes = {"traces_hash": file_hash(Path(traces))}
     pivots, dropped = _pivots(states, policy, config)
-    traces, split = config.traces or str(header["traces"]), str(header["split"])
     return _Given(verifier, header, traces, split, hashes, pivots, dropped)
-
-
-def _unfiltered(config: TrainPivotConfig, verifier: Part, policy: Policy) -> _Given:
-    """Every candidate of the traces (D_cand); nothing where the policy makes its states itself."""
-    if config.states == "own" or config.traces is None:
-        return _Given(verifier)
-    split = "train"
-    states, _ = read_candidates(config.traces, split, 0, config.train.seed)
-    selected = [
-        SelectedState({"kind": action_kind(state.demonstration), "role": "random"}, state, "") for state in states
-    ]
-    pivots, dropped = _pivots(selected, policy, config)
-    hashes = {"traces_hash": file_hash(Path(config.traces))}
-    return _Given(verifier, None, config.traces, split, hashes, pivots, dropped)
 
 
 CONFIG = TrainPivotConfig

@@ -172,6 +172,10 @@ class PivotConfig(ReinforcedConfig):
     cut_turns: CutTurns = "fail"
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
+    @property
+    def step_rollouts(self) -> int:
+        return self.states * self.group_size
+
     def __post_init__(self) -> None:
         at_least(self, group_size=2, check_every=0)
         if self.credit.advantages == "remax":
@@ -220,6 +224,10 @@ class OnlineConfig(ReinforcedConfig):
         at_least(self, max_off_policy_steps=0, check_every=0)
         self._check(self.rollouts.episodes.sampling, "iterations", "groups", inside="rollouts.episodes.")
         self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")
+
+    @property
+    def step_rollouts(self) -> int:
+        return self.groups * self.rollouts.group_size
 
     @property
     def played(self) -> Iterations:

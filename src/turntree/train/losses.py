@@ -30,11 +30,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
+from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
 from turntree.pack.packing import PackedBatch, PackingStats
 from turntree.train.loss_config import LossConfig
@@ -42,7 +43,7 @@ from turntree.train.ranks import SINGLE, ProcessGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossSums:
+class LossSums(Additive):
     """Additive parts of the logged metrics, detached; sums over the batches of a window are exact."""
 
     loss: float = 0.0
@@ -58,9 +59,8 @@ class LossSums:
     importance: float = 0.0  # sum of m times the truncated importance weight
     truncated: float = 0.0  # the part of `ratio_weight` whose importance weight was cut
 
-    def __add__(self, other: LossSums) -> LossSums:
-        summed = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)}
-        return LossSums(**summed | {"ratio_max": max(self.ratio_max, other.ratio_max)})
+    def __add__(self, other: Self) -> Self:
+        return dataclasses.replace(super().__add__(other), ratio_max=max(self.ratio_max, other.ratio_max))
 
     def over(self, group: ProcessGroup) -> LossSums:
         """The sums of all ranks."""
@@ -167,12 +167,13 @@ def _surrogate(log_ratio_T: Tensor, drift_T: Tensor, batch: PackedBatch, config:
     raised_R = ratio_R.clamp(max=1 + config.clip_high)
     lowered_R = ratio_R.clamp(min=1 - config.clip_low)
     surrogate = (weight_R * (positive_R * raised_R + negative_R * lowered_R)).sum()
-    sums = _multiplicity_sums(batch)
+    multiplicity_T = batch.multiplicity_A[batch.action_T]
     with torch.no_grad():
         multiplicity_R = batch.multiplicity_A[owner_R]
         clipped = (positive_R * (raised_R != ratio_R)).sum() - (negative_R * (lowered_R != ratio_R)).sum()
-        sums = dataclasses.replace(
-            sums,
+        sums = LossSums(
+            multiplicity=float(multiplicity_T.sum()),
+            zero_variance_multiplicity=float(multiplicity_T[batch.zero_variance_A[batch.action_T]].sum()),
             ratio=float((multiplicity_R * ratio_R).sum()),
             ratio_weight=float(multiplicity_R.sum()),
             ratio_max=float((ratio_R * (multiplicity_R > 0)).max()),
@@ -182,14 +183,6 @@ def _surrogate(log_ratio_T: Tensor, drift_T: Tensor, batch: PackedBatch, config:
             truncated=float(multiplicity_R[drift_R > math.log(config.importance_cap)].sum()),
         )
     return surrogate, sums
-
-
-def _multiplicity_sums(batch: PackedBatch) -> LossSums:
-    multiplicity_T = batch.multiplicity_A[batch.action_T]
-    return LossSums(
-        multiplicity=float(multiplicity_T.sum()),
-        zero_variance_multiplicity=float(multiplicity_T[batch.zero_variance_A[batch.action_T]].sum()),
-    )
 
 
 def _kl_terms(policy_T: Tensor, log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> Tensor:

@@ -20,11 +20,10 @@ from turntree.core.cost import Cost
 from turntree.core.labels import Credit
 from turntree.credit.checked import credit_of, over_batch
 from turntree.decide.filters.dapo import DapoFilter
-from turntree.rollout import service as rollouts
 from turntree.rollout.accounting import TreeAccount, account
 from turntree.rollout.episode_figures import branch_figures, group_figures, staleness
 from turntree.rollout.groups import GrownGroup
-from turntree.rollout.service import EpisodeGroup, RolloutService
+from turntree.rollout.service import EpisodeGroup, Parts, RolloutService
 from turntree.train.config import OnlineConfig
 from turntree.train.loop import RolloutAlgorithm, Row, Trainee
 
@@ -51,20 +50,13 @@ class TurnJudge(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-@dataclass(frozen=True)
-class Parts(rollouts.Parts):
-    """The components of a run. `judge` gives verdicts on turns (`OnlineConfig.local`)."""
-
-    policy: Trainee
-    judge: TurnJudge | None = None
-
-
 class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
-    """GRPO on whole episodes; a step is an iteration. A checkpoint holds the groups that were played ahead."""
+    """GRPO on whole episodes; a step is an iteration. A checkpoint holds the groups that were played ahead. `judge`
+    gives verdicts on turns (`OnlineConfig.local`)."""
 
-    def __init__(self, parts: Parts, config: OnlineConfig) -> None:
+    def __init__(self, parts: Parts[Trainee], config: OnlineConfig, judge: TurnJudge | None = None) -> None:
         super().__init__(parts.policy, config, config.rollouts.episodes.sampling, config.iterations)
-        self.config, self.parts, self.check_every = config, parts, config.check_every
+        self.config, self.parts, self.judge, self.check_every = config, parts, judge, config.check_every
         rule = config.loss.estimator(config.credit)
         played = config.played
         if parts.estimator is None and config.credit.advantages == "remax":
@@ -80,20 +72,19 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         self._judged: Row = {}
 
     def state(self) -> Row:
-        judge = self.parts.judge
         return {
             **super().state(),
             **self.service.state(),
             "account": dataclasses.asdict(self.account),
-            "judge": None if judge is None else judge.state(),
+            "judge": None if self.judge is None else self.judge.state(),
         }
 
     def restore(self, state: Row) -> None:
         super().restore(state)
         self.service.restore(state)
         self.account = TreeAccount(**state["account"])
-        if self.parts.judge is not None:
-            self.parts.judge.restore(state["judge"])
+        if self.judge is not None:
+            self.judge.restore(state["judge"])
 
     # sample
 
@@ -112,13 +103,12 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         rule that compares over it, and verdicts on turns."""
         self._judged = {}
         kept = [group for group in groups if group.credit is not None and not group.dropped]
-        if (
-            rule := over_batch(self.service.estimator, [group.grown.rewards for group in kept])
-        ) is not self.service.estimator:
+        rule = over_batch(self.service.estimator, [group.grown.rewards for group in kept])
+        if rule is not self.service.estimator:
             for group in kept:
                 group.credit = credit_of(rule, group.tree, group.grown.rewards)
-        if self.parts.judge is not None:
-            judged = self.parts.judge.judge([group.grown for group in groups], step)
+        if self.judge is not None:
+            judged = self.judge.judge([group.grown for group in groups], step)
             for group, advantages in zip(groups, judged.advantages, strict=True):
                 group.turns = {node: self._unit * advantage for node, advantage in advantages.items()}
             self.cost += judged.cost
