@@ -85,12 +85,12 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
         raise ConfigError(f"cannot put the model on {device!r} ({first_line(error)})", field="device") from error
 
 
-def merged(folder: str | Path, *, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
+def merged(folder: str | Path) -> PreTrainedModel:
     """The base of the adapter in `folder` with the adapter added into its weights: an ordinary model."""
     from peft import PeftModel
 
     path = checked_folder(folder)
-    base = load_model(base_of(path), dtype=dtype, device=device)
+    base = load_model(base_of(path))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*tie")  # PEFT would add what it learned of one end to both
         model: Any = PeftModel.from_pretrained(cast(Any, base), str(path))

@@ -201,17 +201,11 @@ class AgentPlayer:
     @contextlib.contextmanager
     def _serve(self, sampler: type[Sampler]) -> Iterator[_Playing]:
         """A gateway for agents while the block lasts."""
-        driver = EngineDriver(self._engine)
-        sessions = Sessions(driver, self._renderer, self._serving, sampler=sampler)
-        gateway = Gateway(sessions, model=_MODEL, admin_key=secrets.token_urlsafe(24))
-        try:
-            with (
-                _folder(self._settings.folder) as folder,
-                serving(gateway.app, most=self._serving.limits.connections) as served,
-            ):
+        with contextlib.closing(EngineDriver(self._engine)) as driver, _folder(self._settings.folder) as folder:
+            sessions = Sessions(driver, self._renderer, self._serving, sampler=sampler)
+            gateway = Gateway(sessions, model=_MODEL, admin_key=secrets.token_urlsafe(24))
+            with serving(gateway.app, most=self._serving.limits.connections) as served:
                 yield _Playing(self, sessions, served, folder, threading.Event())
-        finally:
-            driver.close()
 
     def _stepped(
         self, tasks: Iterable[Environment], seed: int, iteration: int, begun: Counter[str]

@@ -25,7 +25,7 @@ from turntree.core.protocols import (
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.pool import Session
-from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged, start_rollout
+from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged
 from turntree.rollout.rewards import RewardSum
 
 Key = tuple[int, ...]
@@ -226,7 +226,14 @@ class Group:
 
     def plant(self, key: Key, told: Observation) -> LiveRollout:
         """Begin the rollout `key` with its task."""
-        self.rollouts[key] = rollout = start_rollout(self.tree, self._root, key, told, self.prompt_ids)
+        self.rollouts[key] = rollout = LiveRollout(
+            key=key,
+            tree=self.tree,
+            leaf=self._root,
+            messages=list(told.messages),
+            token_ids=self.prompt_ids,
+            answers=[told],
+        )
         if key[0] < self.initial:
             rollout.budget = self.branched // self.initial + (key[0] < self.branched % self.initial)
         return rollout

@@ -77,10 +77,9 @@ class LiveRollout:
     """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
 
     `leaf` is its current node: at first `origin`, then the last of `nodes`, which it appended itself, each with the
-    rollout's turn then. `answers` are
-    the environment's observations, the task first. A gate may see their `progress`, their texts (`observations`) and
-    `actions`, as the rollout log tells them. `begun` are the tokens that its next turn already has, where it forked
-    inside a turn; `token_ids` end with them.
+    rollout's turn then. `answers` are the environment's observations, the task first. A gate may see their `progress`,
+    their texts (`observations`) and `actions`, as the rollout log tells them. `begun` are the tokens that its next turn
+    already has, where it forked inside a turn; `token_ids` end with them.
     """
 
     key: tuple[int, ...]
@@ -88,10 +87,9 @@ class LiveRollout:
     leaf: int
     messages: list[Message]
     token_ids: tuple[int, ...]
+    answers: list[Observation]
     nodes: dict[int, int] = field(default_factory=dict[int, int])
     actions: list[str] = field(default_factory=list[str])
-    observations: list[str] = field(default_factory=list[str])
-    answers: list[Observation] = field(default_factory=list[Observation])
     entropies: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])  # by turn
     stopped: bool = True  # whether the last completion ended with its stop token
     cut: bool = False  # whether it ended with a turn that the token limit cut
@@ -107,7 +105,11 @@ class LiveRollout:
     @property
     def turns(self) -> int:
         """Turns that the environment has answered, and the cut one that ended the rollout."""
-        return len(self.observations) - 1 + self.cut
+        return len(self.answers) - 1 + self.cut
+
+    @property
+    def observations(self) -> list[str]:
+        return ["\n".join(message.content for message in answer.messages) for answer in self.answers]
 
     @property
     def just_forked(self) -> bool:
@@ -128,7 +130,7 @@ class LiveRollout:
         """Append the sampled completion, its first `shared` tokens as a separate node."""
         node = self.tree.add_completion(self.leaf, completion, action, shared=shared)
         assert node.parent is not None
-        self.nodes |= dict.fromkeys([node.parent, node.id] if shared else [node.id], len(self.observations))
+        self.nodes |= dict.fromkeys([node.parent, node.id] if shared else [node.id], len(self.answers))
         self.leaf = node.id
         self.messages.append(action)
         self.token_ids = (*self.token_ids, *completion.token_ids)
@@ -151,7 +153,6 @@ class LiveRollout:
             messages=self.messages[:-1],
             token_ids=self.token_ids[:before],
             actions=self.actions[:-1],
-            observations=[*self.observations],
             answers=[*self.answers],
             entropies=self.entropies[:-1],
             begun=completion.token_ids[:shared],
@@ -176,7 +177,6 @@ class LiveRollout:
             messages=messages,
             token_ids=self.token_ids[: len(self.token_ids) - since],
             actions=self.actions[: turn - 1],
-            observations=self.observations[:turn],
             answers=told,
             entropies=self.entropies[: turn - 1],
             forked_at=turn,
@@ -186,22 +186,11 @@ class LiveRollout:
         """Append the environment's answer. `prompt` is that of the next turn, which begins with the tokens so far."""
         added, said = prompt[len(self.token_ids) :], {"messages": observation.messages, "metrics": observation.metrics}
         node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, **said, cost=cost)
-        self.nodes[node.id] = len(self.observations)
+        self.nodes[node.id] = len(self.answers)
         self.leaf = node.id
         self.messages += observation.messages
         self.token_ids = prompt
-        self.observations.append(_said(observation.messages))
         self.answers.append(observation)
-
-
-def start_rollout(
-    tree: RolloutTree, root: int, key: tuple[int, ...], task: Observation, token_ids: tuple[int, ...]
-) -> LiveRollout:
-    """An independent rollout of the task in the observation `task`."""
-    rollout = LiveRollout(key, tree, root, list(task.messages), token_ids)
-    rollout.observations.append(_said(task.messages))
-    rollout.answers.append(task)
-    return rollout
 
 
 def cancelled(what: str, limit: float) -> Ending:
@@ -332,7 +321,3 @@ def ended(
         success=verdict.success,
     )
     return Ending(stop, verdict, episode)
-
-
-def _said(messages: Sequence[Message]) -> str:
-    return "\n".join(message.content for message in messages)

@@ -581,8 +581,6 @@ class ForgettingConfig:
     """A folder with YAML files of your own tasks."""
     limit: int = 0
     """Use only this many first questions of each task (0: all)."""
-    shots: int | None = field(default=None, metadata=FIXED)
-    """Examples before a question (default: the task's own number)."""
     chat: bool = False
     """Render questions with the chat template: for a policy that was trained on chat turns only."""
     batch: int = field(default=8, metadata=FIXED)

@@ -83,17 +83,9 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
         server_of,
         url_of,
     )
-    from turntree.stages.policy import open_speaker  # loads torch, and help is read from this module
 
     config = parts.resolved(config)
-    with (
-        open_folder(out, "gateway", to_mapping(config), free=FREE),
-        open_speaker(config.model, config.endpoint, config.device) as speaker,
-        listening(config.host, config.port) as bound,
-    ):
-        store = SessionStore(out / SESSIONS)
-        driver = EngineDriver(speaker.engine)
-        sessions = Sessions(driver, speaker.renderer, config.serving, store=store)
+    with _open_sessions(config, out) as sessions, listening(config.host, config.port) as bound:
         restored = sessions.restore()
         gateway = Gateway(sessions, model=config.model, admin_key=_admin_key(out))
         server = server_of(gateway.app, most=config.serving.limits.connections)
@@ -101,10 +93,7 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
         where = KEY if os.environ.get(KEY) else out / KEY_FILE
         url = url_of(bound)  # the server closes the socket
         notice(f"the gateway serves {config.model} at {url}/v1 (its key: {where}){more}")
-        try:
-            server.run(sockets=[bound])
-        finally:
-            driver.close()
+        server.run(sockets=[bound])
         return {"url": url, **sessions.ledger}
 
 
@@ -115,29 +104,33 @@ def run_command(
     (`ask`), else by the exit code: 1 for code 0, 0 for another one. What a signal or a failed call ended has none. All
     sessions of the folder are then merged into `out/trees.jsonl`."""
     from turntree.gateway.server import Gateway, serving
-    from turntree.stages.policy import open_speaker
 
     config = parts.resolved(config)
+    with _open_sessions(config, out) as sessions:
+        gateway = Gateway(sessions, model=config.model, admin_key=secrets.token_urlsafe(24))
+        most = config.serving.limits.connections
+        with serving(gateway.app, most=most, host=config.host, port=config.port) as served:
+            number = len(SessionStore(out / SESSIONS).sessions(CLOSED))
+            live, keys = served.call(_opened(sessions, task, number))
+            notice(f"session {live.session_id} at {served.url}: {shlex.join(command)}")
+            code = run_in_front(command, variables_of(served.url, live.session_id, keys, config.model))
+            given = live.reward or _worth_of(live, code, ask)
+            served.call(_ended(sessions, live, given))
+    trees = write_trees(out, out / "trees.jsonl")
+    return {**trees, "session": live.session_id, "code": code, **given.to_json(), "calls": len(live.calls)}
+
+
+@contextlib.contextmanager
+def _open_sessions(config: GatewayConfig, out: Path) -> Iterator[Sessions]:
+    """The sessions in `out`, over the policy."""
+    from turntree.stages.policy import open_speaker  # loads torch, and help is read from this module
+
     with (
         open_folder(out, "gateway", to_mapping(config), free=FREE),
         open_speaker(config.model, config.endpoint, config.device) as speaker,
+        contextlib.closing(EngineDriver(speaker.engine)) as driver,
     ):
-        store, driver = SessionStore(out / SESSIONS), EngineDriver(speaker.engine)
-        sessions = Sessions(driver, speaker.renderer, config.serving, store=store)
-        gateway = Gateway(sessions, model=config.model, admin_key=secrets.token_urlsafe(24))
-        most = config.serving.limits.connections
-        try:
-            with serving(gateway.app, most=most, host=config.host, port=config.port) as served:
-                number = len(store.sessions(CLOSED))
-                live, keys = served.call(_opened(sessions, task, number))
-                notice(f"session {live.session_id} at {served.url}: {shlex.join(command)}")
-                code = run_in_front(command, variables_of(served.url, live.session_id, keys, config.model))
-                given = live.reward or _worth_of(live, code, ask)
-                served.call(_ended(sessions, live, given))
-        finally:
-            driver.close()
-    trees = write_trees(out, out / "trees.jsonl")
-    return {**trees, "session": live.session_id, "code": code, **given.to_json(), "calls": len(live.calls)}
+        yield Sessions(driver, speaker.renderer, config.serving, store=SessionStore(out / SESSIONS))
 
 
 async def _opened(sessions: Sessions, task: str, number: int) -> tuple[LiveSession, dict[str, str]]:

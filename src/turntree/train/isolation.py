@@ -40,6 +40,7 @@ TOLERANCES = {
     torch.bfloat16: (0.2, 0.5),
 }
 _ROUNDING = {torch.float16: 0.004, torch.bfloat16: 0.03}
+_PATH = 48  # tokens of the longest path
 
 
 @dataclass(frozen=True)
@@ -102,16 +103,16 @@ def _named(model: PreTrainedModel, what: str) -> Iterator[None]:
         raise InputError(problem, hint="use another decoder") from error
 
 
-def check_rows(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
+def check_rows(model: PreTrainedModel) -> IsolationReport:
     """As `check_path_isolation`, for rows of unequal length in one batch: they must not see each other or the
     padding."""
-    tree, credit = _probe(model, path_tokens, seed)
-    batch = pack([tree], [credit], max_tokens=5 * path_tokens, shared=False)[0].to(model.device)
+    tree, credit = _probe(model, _PATH)
+    batch = pack([tree], [credit], max_tokens=5 * _PATH, shared=False)[0].to(model.device)
     alone_S = torch.cat([_row_alone(model, batch, row) for row in range(len(batch.tokens_BL))])
     return _compared(model, batch, None, alone_S, _gradient(alone_S, model))
 
 
-def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed: int = 0) -> IsolationReport:
+def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) -> IsolationReport:
     """Score a small random tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
 
     Every attention layout that a batch may take (`pack.attention.layouts`) is checked, with the model as it is
@@ -119,7 +120,7 @@ def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = 48, seed:
     shows only on paths longer than it; `engine.compatibility.check_window` refuses one by its size, without a pass
     over paths as long as those that are trained. Leaves `.grad` alone. Raises `InputError` with the measured errors.
     """
-    tree, credit = _probe(model, path_tokens, seed)
+    tree, credit = _probe(model, path_tokens)
     batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)
     plain_S = _plain_logprobs(model, tree, batch)
     plain_gradient = _gradient(plain_S, model)
@@ -149,9 +150,9 @@ def _compared(
     return errors
 
 
-def _probe(model: PreTrainedModel, path_tokens: int, seed: int) -> tuple[RolloutTree, Credit]:
+def _probe(model: PreTrainedModel, path_tokens: int) -> tuple[RolloutTree, Credit]:
     """Two branches below a prompt, one of which forks again and again; the longest path is `path_tokens` long."""
-    draw = generator(seed, "path isolation")
+    draw = generator(0, "path isolation")
     vocabulary = vocabulary_size(model)
     part = max(2, path_tokens // 3)
     numbers = itertools.count()

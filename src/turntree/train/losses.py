@@ -30,7 +30,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,14 +59,12 @@ class LossSums(Additive):
     importance: float = 0.0  # sum of m times the truncated importance weight
     truncated: float = 0.0  # the part of `ratio_weight` whose importance weight was cut
 
-    def __add__(self, other: Self) -> Self:
+    def __add__(self, other: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         return dataclasses.replace(super().__add__(other), ratio_max=max(self.ratio_max, other.ratio_max))
 
     def over(self, group: ProcessGroup) -> LossSums:
         """The sums of all ranks."""
-        totals = zip(dataclasses.fields(self), group.sums(dataclasses.astuple(self)), strict=True)
-        summed = LossSums(**{field.name: total for field, total in totals})
-        return dataclasses.replace(summed, ratio_max=group.largest(self.ratio_max))
+        return dataclasses.replace(_of_all(self, group), ratio_max=group.largest(self.ratio_max))
 
     def metrics(self) -> dict[str, float]:
         """Means weighted by multiplicity, so that packed and flat batches report the same numbers.
@@ -97,9 +95,16 @@ def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig, group: P
 
 def window_stats(batches: Sequence[PackedBatch], group: ProcessGroup = SINGLE) -> PackingStats:
     """The counts of all batches of all ranks."""
-    own = sum((batch.stats for batch in batches), PackingStats())
+    return _of_all(sum((batch.stats for batch in batches), PackingStats()), group)
+
+
+_Sums = TypeVar("_Sums", LossSums, PackingStats)
+
+
+def _of_all(own: _Sums, group: ProcessGroup) -> _Sums:
+    """The sums over all ranks."""
     totals = zip(dataclasses.fields(own), group.sums(dataclasses.astuple(own)), strict=True)
-    return PackingStats(**{field.name: type(getattr(own, field.name))(total) for field, total in totals})
+    return type(own)(**{field.name: type(getattr(own, field.name))(total) for field, total in totals})
 
 
 def policy_loss(

@@ -31,12 +31,7 @@ def prefix_edit_distance_mean(group: GroupProgress, turn: int) -> float:
 
     The longer of the two lengths, by which the paper divides, is always `turn` after padding. In [0, 1].
     """
-    size = len(group.actions)
-    if size < 2:
-        return 0.0
-    codes: dict[str | None, str] = {}
-    texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in one) for one in prefixes(group, turn)]
-    return _summed(texts, "distance") / (size * (size - 1) * turn)
+    return _distance(prefixes(group, turn), "distance", turn)
 
 
 def action_bigram_jaccard_mean(group: GroupProgress, turn: int) -> float:
@@ -45,8 +40,7 @@ def action_bigram_jaccard_mean(group: GroupProgress, turn: int) -> float:
     Pairs with END count, (END, END) too; a pair of actions that occurs twice counts once; 0 at turn 1, where there is
     no bigram.
     """
-    sets = [frozenset(pairwise(prefix)) for prefix in prefixes(group, turn)]
-    return _mean([1 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in combinations(sets, 2)])
+    return _jaccard(prefixes(group, turn))
 
 
 def unique_prefix_ratio(group: GroupProgress, turn: int) -> float:
@@ -101,28 +95,28 @@ SIGNALS: dict[str, Signal] = {
 
 def prefix_edit_distance_mean_printed(group: GroupProgress, turn: int) -> float:
     """Without END: each pair's distance over the longer of its two lengths."""
-    size = len(group.actions)
-    if size < 2:
-        return 0.0
-    codes: dict[str, str] = {}
-    texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in one[:turn]) for one in group.actions]
-    return _summed(texts, "normalized_distance") / (size * (size - 1))
+    return _distance([actions[:turn] for actions in group.actions], "normalized_distance", 1)
 
 
-def _summed(texts: Sequence[str], scorer: str) -> float:
-    """The sum over all pairs. NumPy and RapidFuzz are loaded for it alone: every command knows gates."""
+def _distance(taken: Sequence[Prefix], scorer: str, longest: int) -> float:
+    """The mean over all pairs, over `longest`; 0 where there is no pair. NumPy and RapidFuzz are loaded for it alone:
+    every command knows gates."""
     import numpy as np
     from rapidfuzz.distance import Levenshtein
     from rapidfuzz.process import cdist
 
+    size, codes = len(taken), dict[str | None, str]()
+    if size < 2:
+        return 0.0
+    texts = ["".join(codes.setdefault(action, chr(len(codes))) for action in one) for one in taken]
     kind = np.int64 if scorer == "distance" else np.float64
-    return float(cdist(texts, texts, scorer=getattr(Levenshtein, scorer), dtype=kind).sum())
+    summed = float(cdist(texts, texts, scorer=getattr(Levenshtein, scorer), dtype=kind).sum())
+    return summed / (size * (size - 1) * longest)
 
 
 def action_bigram_jaccard_mean_printed(group: GroupProgress, turn: int) -> float:
     """Without END: over pairs of actions that were taken."""
-    sets = [frozenset(pairwise(actions[:turn])) for actions in group.actions]
-    return _mean([1 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in combinations(sets, 2)])
+    return _jaccard([actions[:turn] for actions in group.actions])
 
 
 def action_entropy_printed(group: GroupProgress, turn: int) -> float:
@@ -151,6 +145,11 @@ PRINTED: dict[str, Signal] = {
     )
 }
 """The five that the text of appendix B defines otherwise than the authors' code."""
+
+
+def _jaccard(taken: Sequence[Prefix]) -> float:
+    sets = [frozenset(pairwise(actions)) for actions in taken]
+    return _mean([1 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in combinations(sets, 2)])
 
 
 def _distinct(values: Sequence[Hashable]) -> float:
