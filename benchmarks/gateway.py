@@ -36,10 +36,12 @@ from typing import Any
 
 import httpx
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from scripted_engine import ScriptedEngine
 from turntree.cli.common import finish
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
-from turntree.engine.scripted import ScriptedEngine
 from turntree.engine.tokenizer import load_tokenizer
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.sampling import EngineDriver

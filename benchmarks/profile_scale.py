@@ -25,9 +25,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from scripted_engine import ScriptedEngine
 from turntree.cli.common import finish
 from turntree.core.messages import Message
-from turntree.engine.scripted import ScriptedEngine
 
 TURNS, ROLLOUTS, WAVE = 10, 2, 32
 SEEDS = "TURNTREE_BENCHMARK_SEEDS"  # the folder in which every process of the engine writes down the seeds it was given

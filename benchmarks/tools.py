@@ -26,6 +26,7 @@ import json
 import math
 import re
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -34,13 +35,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from update_step import arguments_of, spread
 
+from scripted_engine import ScriptedEngine
 from turntree.cli.common import finish
 from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
-from turntree.engine.scripted import ScriptedEngine
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer
 from turntree.env.tools.runtime import ToolCounts, ToolRuntime

@@ -19,6 +19,7 @@ import pytest
 
 from fault_drill import Corridor
 from faults import FAULTS, Behave, Named, Odd
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Completion, Finished, Sampling
 from turntree.core.config import Part
@@ -28,7 +29,6 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import FinishedGroup, Observation, TurnState
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
-from turntree.engine.scripted import ScriptedEngine
 from turntree.env.adapted import AdaptedEnvironment, Scored
 from turntree.env.local import LocalPool
 from turntree.env.processes import ProcessPool, ProcessPoolConfig

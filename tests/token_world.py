@@ -9,11 +9,11 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from scripted_engine import ScriptedAnswer, ScriptedEngine
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
-from turntree.engine.scripted import ScriptedAnswer, ScriptedEngine
 from turntree.rollout.live import EpisodeConfig
 
 STOP, TASK, TOLD, CALM, WILD = range(5)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from fake_tinker import BASE, FakeTinker
 from fake_vllm import FakeVllm, running
 from model_families import family_model
+from scripted_engine import ScriptedEngine
 from scripted_tinker import installed
 from tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -26,7 +27,6 @@ from turntree.engine.hf import HFEngine
 from turntree.engine.limits import EngineConfig, TinkerConfig, VllmConfig
 from turntree.engine.plain import PlainEngine
 from turntree.engine.requests import ContextOverflow
-from turntree.engine.scripted import ScriptedEngine
 from turntree.engine.tinker import TinkerAdapter, TinkerEngine, TinkerSession
 from turntree.engine.vllm import VllmEngine
 

@@ -1,6 +1,8 @@
 """What a user of turntree would write: every kind of part, in modules of their own. The suites put the text of these
 modules into a folder (`test_module_object.py`) or into a package (`test_wheel.py`)."""
 
+from pathlib import Path
+
 # An environment of 30 lines. It speaks household's words because the embedded policy knows no others.
 ROOMS = '''
 from turntree.core.messages import Message
@@ -265,7 +267,7 @@ class Older(Marked):
 
 SCRIPT = '''
 from turntree.core.messages import Message, ToolCall
-from turntree.engine.scripted import ScriptedEngine
+from scripted_engine import ScriptedEngine
 
 SAID = (Message("assistant", "", (ToolCall("search", {"query": "Ada"}, "1"),)), Message("assistant", "Oslo"))
 
@@ -319,5 +321,6 @@ MODULES = {
     "door_words": WORDS,
     "my_library": LIBRARY,
     "my_script": SCRIPT,
+    "scripted_engine": (Path(__file__).resolve().parents[1] / "scripted_engine.py").read_text(),
     "my_demonstrations": DEMONSTRATES,
 }

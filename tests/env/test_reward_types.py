@@ -14,12 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core import scalars
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.messages import Message
-from turntree.engine.scripted import ScriptedEngine
 from turntree.env.tasks import open_tasks
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig

@@ -17,11 +17,11 @@ from typing import Any
 import httpx
 import openai
 
+from scripted_engine import ScriptedEngine
 from tiny_models import CHAT_TEMPLATE, tiny_tokenizer
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.core.protocols import Renderer
-from turntree.engine.scripted import ScriptedEngine
 from turntree.gateway.calls import Call, Thoughts
 from turntree.gateway.config import GatewayLimits, ServingConfig
 from turntree.gateway.sampling import EngineDriver

@@ -22,13 +22,13 @@ import openai
 import pytest
 from gateway_world import World, renderer, tokenizer, world
 
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_model
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import RolloutTree
 from turntree.credit.credit import CreditRule
 from turntree.engine.hf import HFEngine
-from turntree.engine.scripted import ScriptedEngine
 from turntree.gateway.calls import Session
 from turntree.gateway.config import GatewayLimits
 from turntree.gateway.merge import Merged, merge

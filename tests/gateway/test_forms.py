@@ -17,13 +17,13 @@ from gateway_world import HTTP, SEARCH, World, engine, renderer, spelled, tokeni
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripted_engine import ScriptedEngine
 from tiny_models import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.credit.comparisons import rloo
 from turntree.credit.credit import CreditRule
 from turntree.engine.hf import HFEngine
 from turntree.engine.plain import PlainEngine
-from turntree.engine.scripted import ScriptedEngine
 from turntree.gateway.merge import merge
 from turntree.gateway.store import call_from_json, call_to_json
 from turntree.render.template import ChatRenderer

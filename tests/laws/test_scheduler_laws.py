@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fault_drill import Corridor, FaultPlan, Faulty
+from scripted_engine import ScriptedAnswer, ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished, GenerationRequest, Sampling
@@ -26,7 +27,6 @@ from turntree.core.tree import RolloutTree, StopReason
 from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
 from turntree.decide.gates.divergence import PrefixDivergenceGate
-from turntree.engine.scripted import ScriptedAnswer, ScriptedEngine
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, Session
 from turntree.render.template import ChatRenderer

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from scripted_engine import ScriptedEngine
 from turntree.core.completion import Finished, Sampling
 from turntree.core.cost import Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.engine.scripted import ScriptedEngine
 from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.rows import samples_of
 from turntree.pivots.samples import Sample, Sampler, one_by_one, together

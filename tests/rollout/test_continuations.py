@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scripted_engine import ScriptedEngine
 from turntree.core.completion import Completion, Sampling
 from turntree.core.config import Part
 from turntree.core.cost import NO_COST
@@ -13,7 +14,6 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.engine.scripted import ScriptedEngine
 from turntree.rollout.continuations import Continuation, Outcome
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Prompted, judge_demonstrated, judge_turns, render, score_local

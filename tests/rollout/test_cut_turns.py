@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.labels import Rewards
@@ -11,7 +12,6 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation, TurnState, TurnVerifier
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.engine.scripted import ScriptedEngine
 from turntree.env.tools.runtime import ToolRuntime
 from turntree.pivots.profile import Draft, Judge, ProfileConfig, profile_wave
 from turntree.pivots.rows import judgements_of, samples_of

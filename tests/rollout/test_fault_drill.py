@@ -6,11 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 from fault_drill import FAULTS, Corridor, FailingEngine, FaultPlan, Faulty
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.messages import Message
 from turntree.core.tree import StopReason
-from turntree.engine.scripted import ScriptedEngine
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fault_drill import Corridor, Even
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.errors import InputError
@@ -19,7 +20,6 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.engine.hf import HFEngine
-from turntree.engine.scripted import ScriptedEngine
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Limits, Prompted, sample_local, score_local, that_fit

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fault_drill import Corridor, FaultPlan, Faulty
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
@@ -27,7 +28,6 @@ from turntree.core.protocols import Gate, GateDecision, GroupProgress, Observati
 from turntree.core.scalars import MOST_WEIGHT
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.engine.scripted import ScriptedEngine
 from turntree.logs.trees import KeptTree
 from turntree.render.template import ChatRenderer
 from turntree.rollout.groups import GrownGroup

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST
@@ -12,7 +13,6 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Observation, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, StopReason
 from turntree.core.verdict import Verdict
-from turntree.engine.scripted import ScriptedEngine
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import local_request, render, sample_local, score_local

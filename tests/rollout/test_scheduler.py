@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core import seeds
 from turntree.core.completion import Finished, GenerationRequest, Sampling
@@ -23,7 +24,6 @@ from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.decide.branching.rules import FixedBrancher
 from turntree.decide.gates.audited import RandomGate
-from turntree.engine.scripted import ScriptedEngine
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, Session
 from turntree.render.template import ChatRenderer

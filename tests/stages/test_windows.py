@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from scripted_engine import ScriptedEngine
 from tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
-from turntree.engine.scripted import ScriptedEngine
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import Device, TrainOnlineConfig, TrainPivotConfig

@@ -17,7 +17,7 @@ LIGHT = (
     "verify.tool_call",
     "credit.credit",
 )
-LIGHT += ("traces.chat", "rollout.local", "rollout.live", "pivots.profile", "report.html", "engine.scripted")
+LIGHT += ("traces.chat", "rollout.local", "rollout.live", "pivots.profile", "report.html")
 LIGHT += ("rollout.scheduler", "env.processes", "decide.gates.calibrate", "logs.read")
 LIGHT += ("audit.audit", "cli.main", "core.keys", "train.config", "stages.config", "experiments.config")
 

@@ -45,7 +45,7 @@ class EngineFailed(TurntreeError):
 
 
 class EngineDriver:
-    """Drives `engine` until `close`. Nobody else may use the engine except while nothing is in flight (`settle`)."""
+    """Drives `engine` until `close`. Nobody else may use the engine until then."""
 
     def __init__(self, engine: StreamingEngine) -> None:
         self.engine = engine
@@ -67,14 +67,6 @@ class EngineDriver:
         cost: Future[Cost] = Future()
         self._commands.put(lambda: self._cancel(done, cost))
         return cost
-
-    def settle(self) -> None:
-        """Wait until everything that was asked so far is in the engine or out of it."""
-        reached = threading.Event()
-        self._commands.put(reached.set)
-        while not reached.wait(1.0):
-            if not self._thread.is_alive():
-                return
 
     def close(self) -> None:
         """Cancel what is in flight and stop the thread."""

@@ -1,4 +1,4 @@
-"""An engine without a model: its answers come from a function. For tests, tutorials and dry runs."""
+"""An engine without a model: its answers come from a function. For tests and benchmarks."""
 
 from __future__ import annotations
 
