@@ -25,11 +25,12 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Limits, Prompted, sample_local, score_local, that_fit
 from turntree.rollout.players import grow
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.service import Parts
 from turntree.stages.train_pivot import _held_out
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LossConfig
 from turntree.train.loop import Hooks, Trainee, train
-from turntree.train.online import OnlineConfig, OnlineGRPO, Parts
+from turntree.train.online import OnlineConfig, OnlineGRPO
 from turntree.verify.strict import StrictMatch
 
 TOKENIZER = tiny_tokenizer()

@@ -28,10 +28,11 @@ from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
+from turntree.rollout.service import Parts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.loop import Checked, Hooks, Trainee, train
 from turntree.train.losses import LossConfig
-from turntree.train.online import OnlineConfig, OnlineGRPO, Parts
+from turntree.train.online import OnlineConfig, OnlineGRPO
 from turntree.train.optimizer import OptimizerConfig
 from turntree.train.update import Learner
 
