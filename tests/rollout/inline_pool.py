@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,9 +32,6 @@ class InlinePool:
         except Exception as error:
             future.set_exception(error)
         return future
-
-    def results(self, units: Iterable[dict[str, Any]], *, ahead: int | None = None) -> Iterator[Any]:
-        return (self.submit(unit).result() for unit in units)
 
     def share(self, value: Any) -> Any:
         return value
