@@ -276,9 +276,9 @@ def packed_games(path: Path) -> None:
 
 
 def read_packed_games(path: Path) -> object:
-    from turntree_worlds.household.games import load_games
+    from turntree_worlds.household.games import GameFiles
 
-    return [game.reset() for game in load_games(path)]
+    return [game.reset() for game in GameFiles(path)]
 
 
 def chat_template(path: Path) -> None:

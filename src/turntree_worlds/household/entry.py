@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.traces.schema import Split
@@ -47,8 +47,6 @@ class GamesConfig:
     """How many games."""
     offset: int = 0
     """Skip this many of the split's games."""
-    stratified: bool = field(default=False, metadata=FIXED)
-    """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
     difficulty: str = "easy"
     """Of generated games: easy, medium or hard."""
 
@@ -79,9 +77,7 @@ def games(
             source = generated_source(number, TASK_TYPES[number % len(TASK_TYPES)], config.difficulty)
             yield build_game(source), source
         return
-    drawn, report = draw_games(
-        config.source, config.count, offset=config.offset, seed=seed, stratified=config.stratified
-    )
+    drawn, report = draw_games(config.source, config.count, offset=config.offset, seed=seed)
     if read is not None:
         read.append(report)
     for game in drawn:
@@ -105,8 +101,6 @@ class Household:
     react_admissible: with the admissible actions, as in its released code."""
     offset: int = 0
     """Skip this many of the first games."""
-    stratified: bool = field(default=False, metadata=FIXED)
-    """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
@@ -134,10 +128,5 @@ class Household:
     def _games(self, split: str, count: int, first: bool) -> GamesConfig:
         source, offset = (self.games, self.offset) if first else (self.held_out, 0)
         return GamesConfig(
-            source=source,
-            split=cast(Split, split),
-            count=count,
-            offset=offset,
-            stratified=self.stratified,
-            difficulty=self.difficulty,
+            source=source, split=cast(Split, split), count=count, offset=offset, difficulty=self.difficulty
         )
