@@ -28,7 +28,7 @@ from turntree.decide.branching.rules import RandomBrancher
 from turntree.env.tasks import TRAIN, open_tasks
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.run.files import write_json
-from turntree.run.statistics import percentile_interval, resampled
+from turntree.run.statistics import resampled
 from turntree.stages.policy import load_policy, policy_name
 
 SCHEMA = "turntree.premise/1"
@@ -168,9 +168,9 @@ def against_variance(forks: Sequence[ForkSeen], *, resamples: int = 2000) -> dic
         correlations = [spearman(ranks[rows], others[rows]) for rows in samples]
         found[name] = {
             "upper_over_lower": _ratio(variance, ranks > 0),
-            "interval": percentile_interval([ratio for ratio in ratios if ratio is not None]),
+            "interval": _interval([ratio for ratio in ratios if ratio is not None]),
             "spearman": spearman(ranks, others),
-            "spearman_interval": percentile_interval([value for value in correlations if value is not None]),
+            "spearman_interval": _interval([value for value in correlations if value is not None]),
         }
     return found
 
@@ -182,6 +182,10 @@ def _within(values: np.ndarray, turns: np.ndarray) -> np.ndarray:
         rows = np.flatnonzero(turns == turn)
         ranks[rows] = 2 * (rankdata(values[rows]) - 0.5) / len(rows) - 1
     return ranks
+
+
+def _interval(values: list[float]) -> list[float] | None:
+    return np.quantile(values, [0.025, 0.975]).tolist() if values else None
 
 
 def _ratio(variance: np.ndarray, upper: np.ndarray) -> float | None:

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from instructions import followed
 from retention import last_number
 
 from turntree.pivots.rows import SCHEMA
 from turntree.run.files import read_json, stream_table, write_json
-from turntree.run.statistics import percentile_interval, resampled
+from turntree.run.statistics import resampled
 
 BASE, BEFORE = "base", "warm"
 TEXTS = ("wiki", "gsm8k", "math")
@@ -89,7 +90,7 @@ def _ratio(rows: Sequence[tuple[str, float, float]]) -> float:
 def _interval(tasks: Sequence[str], statistic: Any, count: int, sign: str = "") -> str:
     if not count:
         return ""
-    low, high = percentile_interval([statistic(at) for at in resampled(tasks, resamples=2000, seed=0)]) or (0.0, 0.0)
+    low, high = np.quantile([statistic(at) for at in resampled(tasks, resamples=2000, seed=0)], [0.025, 0.975])
     return f"{statistic(range(count)):{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 

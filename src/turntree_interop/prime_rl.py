@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.logs.generic import Options
-from turntree.logs.grouping import grouped
+from turntree.logs.grouping import grouped, parsed
 from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
 from turntree.logs.rows import (
     LoggedRow,
@@ -38,7 +38,6 @@ from turntree.logs.rows import (
     text,
 )
 from turntree.logs.suspects import suspect_of
-from turntree.run.jsonl import read_lines
 
 Row = dict[str, Any]
 _GRAPH = frozenset({"nodes", "rewards", "task"})
@@ -75,18 +74,14 @@ class PrimeRL(Options):
                 yield replace(row, iteration=at)
 
     def _rows_of(self, path: Path, step: int, report: ReadReport) -> Iterator[LoggedRow]:
-        for line, raw in read_lines(path):
-            report.saw_line()
+        for line, row in parsed(path, report):
             try:
-                row = parse_row(raw)
-                yield from (self._row(one, step) for one in _traces(row))
+                for one in _traces(row):
+                    yield self._of_graph(one, step) if "nodes" in one else self._flat(one, step)
             except RowRefused as refused:
                 report.drop(refused.reason, path, line, detail=refused.detail)
             except (InputError, RecursionError) as error:
                 report.drop("a message that cannot be read", path, line, detail=str(error))
-
-    def _row(self, row: Row, step: int) -> LoggedRow:
-        return self._of_graph(row, step) if "nodes" in row else self._flat(row, step)
 
     def _of_graph(self, row: Row, step: int) -> LoggedRow:
         task, info = _object(row, "task"), _object(row, "info")

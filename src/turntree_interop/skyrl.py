@@ -156,16 +156,12 @@ def _total(scores: list[Any]) -> Any:
     if len(scores) == 1 and not isinstance(scores[0], list):
         return scores[0]
     flat = [one for score in scores for one in (cast("list[Any]", score) if isinstance(score, list) else [score])]
-    return _summed(flat)
-
-
-def _summed(scores: list[Any]) -> float:
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in scores):
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in flat):
         raise RowRefused("a list of scores holds something else than numbers")
     try:
-        total = math.fsum(scores)
-    except (OverflowError, ValueError) as error:
-        raise RowRefused("a list of scores has no sum") from error
+        total = math.fsum(flat)
+    except (OverflowError, ValueError):
+        total = math.nan
     if not math.isfinite(total):
         raise RowRefused("a list of scores has no sum")
     return total

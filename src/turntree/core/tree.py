@@ -287,12 +287,6 @@ class RolloutTree:
         """Ids of the nodes without children, in order of creation."""
         return tuple(node for node, children in enumerate(self._children) if not children)
 
-    def first_leaf(self, node: int) -> int:
-        """The leaf that first children lead to: of a fork, the rollout that was forked."""
-        while children := self._children[node]:
-            node = children[0]
-        return node
-
     def stop_reason(self, leaf: int) -> StopReason | None:
         return self._stops.get(leaf)
 

@@ -174,11 +174,3 @@ def resampled(clusters: Sequence[Hashable], *, resamples: int, seed: int) -> Ite
     generator = np.random.default_rng(seed)
     for _ in range(resamples):
         yield np.concatenate([rows[drawn] for drawn in generator.integers(len(rows), size=len(rows))])
-
-
-def percentile_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """The percentile interval of bootstrap values, as (low, high); None without values."""
-    if not values:
-        return None
-    low, high = np.quantile(np.asarray(values), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)

@@ -36,7 +36,7 @@ def distance(state: State) -> int | None:
 
     Out of reach happens: an object that no receptacle admits, once taken, can never be put down.
     """
-    costs = (_cost(state, errands) for errands in _errand_lists(state))
+    costs = (len(_commands(state, errands)) for errands in _errand_lists(state))
     return 0 if state.won else min(costs, default=None)
 
 
@@ -44,24 +44,8 @@ def shortest_plan(state: State) -> list[str] | None:
     """One shortest list of commands that wins from here (the first of equals), or None where there is none."""
     if state.won:
         return []
-    best = min(_errand_lists(state), key=lambda errands: _cost(state, errands), default=None)
+    best = min(_errand_lists(state), key=lambda errands: len(_commands(state, errands)), default=None)
     return None if best is None else _commands(state, best)
-
-
-def _cost(state: State, errands: Errands) -> int:
-    """`len(_commands(state, errands))`, without writing the commands."""
-    receptacles, place, cost = state.game.receptacles, state.place, 0
-    opened: list[str] = []
-    for errand in errands:
-        name = errand.receptacle
-        if receptacles[name].place != place:
-            place = receptacles[name].place
-            cost += 1
-        if errand.opened and name not in opened and not state.is_open(name):
-            opened.append(name)
-            cost += 1
-        cost += errand.command != ""
-    return cost
 
 
 def _commands(state: State, errands: Errands) -> list[str]:
