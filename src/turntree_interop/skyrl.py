@@ -113,7 +113,8 @@ class SkyRL(TextOptions):
         if stop in ("error", "abort"):
             scores = dict.fromkeys(self.rewards)  # no reward
         said = [text(one, "output_response") or "" for one in steps]
-        extras = first["env_extras"] if isinstance(first.get("env_extras"), dict) else {}
+        extras = cast("Row", first["env_extras"] if isinstance(first.get("env_extras"), dict) else {})
+        asked = extras.get("reward_spec", extras.get("reward_model"))
         rollout = rollout_of_text(
             first | scores, "".join(said), self, stop=stop, completed=None if stop is None else stop != "length"
         )
@@ -125,7 +126,8 @@ class SkyRL(TextOptions):
             rollout=rollout,
             iteration=step,
             task_type=text(first, "data_source"),
-            facts=facts_of(first, prompt=prompt, **_told(cast("Row", extras))),
+            # what the task itself says is right, whatever else an environment keeps there
+            facts=facts_of(first, prompt=prompt, reward_model=asked, extra_info=extras.get("extra_info")),
         )
 
 
@@ -165,9 +167,3 @@ def _total(scores: list[Any]) -> Any:
     if not math.isfinite(total):
         raise RowRefused("a list of scores has no sum")
     return total
-
-
-def _told(extras: Row) -> Row:
-    """What the task itself says is right, whatever else an environment keeps there."""
-    asked = extras.get("reward_spec", extras.get("reward_model"))
-    return {"reward_model": asked, "extra_info": extras.get("extra_info")}

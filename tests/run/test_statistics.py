@@ -10,7 +10,6 @@ from turntree.run.statistics import (
     clopper_pearson_high,
     clopper_pearson_low,
     paired_bootstrap,
-    resampled,
     successes_needed,
     wilson,
 )
@@ -69,11 +68,3 @@ def test_the_fewest_successes_are_those_whose_bound_first_reaches_the_floor(tria
     if needed <= trials:
         assert clopper_pearson_low(needed, trials, confidence) >= floor - 1e-9
     assert clopper_pearson_low(min(needed - 1, trials), trials, confidence) < floor + 1e-9
-
-
-def test_a_bootstrap_over_tasks_draws_all_rows_of_a_task_together():
-    tasks = ["a", "b", "b", "c"]
-    for rows in resampled(tasks, resamples=50, seed=0):
-        drawn = [tasks[row] for row in rows]
-        assert drawn.count("b") % 2 == 0
-        assert drawn.count("a") + drawn.count("b") // 2 + drawn.count("c") == 3

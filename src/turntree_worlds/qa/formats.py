@@ -30,7 +30,7 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.run.jsonl import located
 from turntree.run.opening import parquet_rows
-from turntree.traces.formats.row import RowRefused
+from turntree.traces.formats.row import RowRefused, part_of
 from turntree.traces.sources import source_rows
 from turntree.verify.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
 from turntree_worlds.qa.questions import Question
@@ -141,7 +141,7 @@ class _Row:
 
     def _text(self) -> tuple[str, str]:
         """The question and the name of its field."""
-        extra = self._struct("extra_info").get("question")
+        extra = part_of(self.values, "extra_info").get("question")
         for name, value in (
             ("question", self.values.get("question")),
             ("problem", self.values.get("problem")),
@@ -154,7 +154,7 @@ class _Row:
 
     def _answers(self) -> list[str]:
         """The right answers as text; of GSM8K's solutions, what follows `####`."""
-        truth = self._struct("reward_model").get("ground_truth")
+        truth = part_of(self.values, "reward_model").get("ground_truth")
         truth = cast("dict[str, Any]", truth).get("target") if isinstance(truth, dict) else truth
         values = self.values
         for value in (*(values.get(name) for name in ("answers", "golden_answers", "answer")), truth):
@@ -211,10 +211,6 @@ class _Row:
         rows = cast("list[Any]", messages) if isinstance(messages, list) else []
         found = (cast("dict[str, Any]", row) for row in rows if isinstance(row, dict))
         return [row["content"] for row in found if row.get("role") == role and isinstance(row.get("content"), str)]
-
-    def _struct(self, name: str) -> dict[str, Any]:
-        value = self.values.get(name)
-        return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
     def _first(self, *names: str) -> str:
         values = (self.values.get(name) for name in names)
