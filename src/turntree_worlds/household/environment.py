@@ -51,6 +51,7 @@ Thought: I put it in.
 Action: move tomato 2 to cabinet 1
 You move the tomato 2 to the cabinet 1."""
 
+Level = Literal["easy", "medium", "hard"]
 DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
 
 

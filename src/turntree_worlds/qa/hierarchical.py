@@ -12,7 +12,6 @@ from typing import Literal
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
-from turntree.core.verdict import Verdict
 from turntree.verify.answers import AnswerType, equal, overlap
 
 _OPEN, _CLOSE, _BOX, _THOUGHT = "<answer>", "</answer>", "\\boxed", "</think>"
@@ -64,10 +63,6 @@ class Judgement:
     correct: bool = False  # equal to one of the answers by its type, whatever the score is
     score: float = 0.0
     bonus: float = 0.0
-
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict(self.reward, self.reason, "answer")
 
 
 class NoAnswer(Exception):
