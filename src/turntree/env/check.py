@@ -207,9 +207,8 @@ def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
         return
     last, raised = _tried(_last_of, task, gold)
     if last is None or not last.success:
-        said = (
-            f"raised {raised}" if last is None else "it does not end in success; `turntree traces gold` leaves it out"
-        )
+        unsolved = "it does not end in success; `turntree traces gold` leaves this task out"
+        said = f"raised {raised}" if last is None else unsolved
         yield Finding(law, task_id, None, said, grave=False)
 
 

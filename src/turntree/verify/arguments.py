@@ -82,24 +82,8 @@ class ArgumentRules:
             return value
         applied = [part for schema in schemas for part in self._applied(schema, value, depth=0)]
         if isinstance(value, dict):
-            filled = {
-                key: declared["default"]
-                for schema in applied
-                for key, declared in schema.get("properties", {}).items()
-                if isinstance(declared, dict) and "default" in declared
-            } | cast("dict[str, Any]", value)
-            return {
-                key: self._normal(
-                    item,
-                    [
-                        schema["properties"][key]
-                        if key in schema.get("properties", {})
-                        else schema.get("additionalProperties")
-                        for schema in applied
-                    ],
-                )
-                for key, item in filled.items()
-            }
+            filled = _defaults(applied) | cast("dict[str, Any]", value)
+            return {key: self._normal(item, _of_property(applied, key)) for key, item in filled.items()}
         if isinstance(value, list):
             items = cast("list[Any]", value)
             return [self._normal(item, _of_item(applied, i)) for i, item in enumerate(items)]
@@ -274,6 +258,22 @@ def _resolver(schema: dict[str, Any], kind: type[Validator]) -> Any:
             resolver.lookup(reference)
         left += [(part, resolver.in_subresource(part)) for part in resource.subresources()]
     return whole
+
+
+def _defaults(applied: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        key: declared["default"]
+        for schema in applied
+        for key, declared in schema.get("properties", {}).items()
+        if isinstance(declared, dict) and "default" in declared
+    }
+
+
+def _of_property(applied: Sequence[dict[str, Any]], key: str) -> list[Any]:
+    return [
+        schema["properties"][key] if key in schema.get("properties", {}) else schema.get("additionalProperties")
+        for schema in applied
+    ]
 
 
 def _of_item(applied: Sequence[dict[str, Any]], index: int) -> list[Any]:
