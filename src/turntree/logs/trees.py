@@ -100,18 +100,11 @@ class KeptTree:
         return kept
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Labels:
+@dataclass(frozen=True)
+class _Labels(Credit):
     """A `Credit` as it is written."""
 
-    nodes: dict[str, tuple[float, float, float]]
-    rollout_tokens: float
-    rollouts: float
-    zero_variance: bool
-    censored: int = 0
-    uncounted: int = 0
-    redistributed: float = 0.0
-    biased_forks: int = 0
+    nodes: dict[str, tuple[float, float, float]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def restored(self) -> Credit:
         nodes = {int(node): NodeCredit(*numbers) for node, numbers in self.nodes.items()}
