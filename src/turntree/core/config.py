@@ -302,7 +302,8 @@ def _convert_items(kind: Any, arguments: tuple[Any, ...], items: list[Any], fiel
     if plain and all(-_LARGEST <= item <= _LARGEST for item in items):
         return items if kind is list else tuple(items)  # thousands of token ids, without a long look at each
     pairs = enumerate(zip(kinds, items, strict=True))
-    return kind(converted(hint, item, f"{field}[{place}]") for place, (hint, item) in pairs)
+    found = [converted(hint, item, f"{field}[{place}]") for place, (hint, item) in pairs]
+    return found if kind is list else tuple(found)
 
 
 def _convert_scalar(hint: Any, value: Any, field: str) -> Any:

@@ -127,8 +127,12 @@ def _differs(value: Any) -> bool:
 
 def _odd_root(value: Any) -> bool:
     """Whether it has a root of a negative number that may be meant as a real one: `(-8)^{1/3}`."""
-    powers = (sympy.Pow(p.base.doit(), p.exp.doit(), evaluate=False) for p in value.atoms(sympy.Pow))
-    return any(p.base.is_negative and p.exp.is_Rational and p.exp.q % 2 and p.exp.q > 1 for p in powers)
+    powers = value.atoms(sympy.Pow)
+    return any(p.base.is_negative and p.exp.is_Rational and p.exp.q % 2 and p.exp.q > 1 for p in map(_settled, powers))
+
+
+def _settled(power: Any) -> Any:
+    return sympy.Pow(power.base.doit(), power.exp.doit(), evaluate=False)
 
 
 def answer(texts: list[str]) -> bool | None:
