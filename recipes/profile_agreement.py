@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from turntree.pivots.profile import SCHEMA
-from turntree.pivots.select import classify
+from turntree.pivots.rows import classify
 from turntree.run.files import stream_table
 
 WAYS = {"all succeed": "mastered", "mixed but easy": "mastered"}

@@ -237,11 +237,18 @@ def measured(stage: _Stage, seed: int, iteration: int) -> Iterator[dict[str, Any
             return
 
 
+def _first_leaf(tree: RolloutTree, node: int) -> int:
+    """The leaf that first children lead to: of a fork, the rollout that was forked."""
+    while children := tree.children(node):
+        node = children[0]
+    return node
+
+
 def _forked(tree: RolloutTree, rewards: Any) -> Iterator[dict[str, Any]]:
     starts = list(tree.starts())
     for point in tree.branch_points():
         children = tree.children(point)
-        found = [rewards.of(tree.first_leaf(child)) for child in children]
+        found = [rewards.of(_first_leaf(tree, child)) for child in children]
         known = [reward for reward in found[_BILLED:] if reward is not None]
         if len(known) < 2:
             continue
@@ -288,7 +295,7 @@ def figures(groups: Sequence[Group], values: Mapping[Place, float]) -> dict[str,
         starts = list(tree.starts())
         for point in tree.branch_points():
             children = tree.children(point)
-            pair = [rewards.of(tree.first_leaf(child)) for child in children]
+            pair = [rewards.of(_first_leaf(tree, child)) for child in children]
             if len(pair) != 2 or pair[0] is None or pair[1] is None:
                 continue
             turn = tree[children[0]].turn

@@ -28,7 +28,6 @@ from turntree.decide.branching.rules import RandomBrancher
 from turntree.env.tasks import TRAIN, open_tasks
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.run.files import write_json
-from turntree.run.statistics import percentile_interval, resampled
 from turntree.stages.policy import load_policy, policy_name
 
 SCHEMA = "turntree.premise/1"
@@ -163,14 +162,14 @@ def against_variance(forks: Sequence[ForkSeen], *, resamples: int = 2000) -> dic
     found["mean_variance"] = float(variance.mean())
     for name, score in (("entropy", entropy), ("change", change)):
         ranks, others = _within(score, turns), _within(variance, turns)
-        samples = list(resampled([fork.task for fork in known], resamples=resamples, seed=0))
+        samples = list(_resampled([fork.task for fork in known], resamples))
         ratios = [_ratio(variance[rows], ranks[rows] > 0) for rows in samples]
         correlations = [spearman(ranks[rows], others[rows]) for rows in samples]
         found[name] = {
             "upper_over_lower": _ratio(variance, ranks > 0),
-            "interval": percentile_interval([ratio for ratio in ratios if ratio is not None]),
+            "interval": _interval([ratio for ratio in ratios if ratio is not None]),
             "spearman": spearman(ranks, others),
-            "spearman_interval": percentile_interval([value for value in correlations if value is not None]),
+            "spearman_interval": _interval([value for value in correlations if value is not None]),
         }
     return found
 
@@ -182,6 +181,21 @@ def _within(values: np.ndarray, turns: np.ndarray) -> np.ndarray:
         rows = np.flatnonzero(turns == turn)
         ranks[rows] = 2 * (rankdata(values[rows]) - 0.5) / len(rows) - 1
     return ranks
+
+
+def _resampled(tasks: Sequence[str], resamples: int) -> Iterator[np.ndarray]:
+    """Row indices of bootstrap samples that draw whole tasks: rows of one task are not independent."""
+    members: dict[str, list[int]] = {}
+    for row, task in enumerate(tasks):
+        members.setdefault(task, []).append(row)
+    rows = [np.array(each) for each in members.values()]
+    generator = np.random.default_rng(0)
+    for _ in range(resamples):
+        yield np.concatenate([rows[drawn] for drawn in generator.integers(len(rows), size=len(rows))])
+
+
+def _interval(values: list[float]) -> list[float] | None:
+    return np.quantile(values, [0.025, 0.975]).tolist() if values else None
 
 
 def _ratio(variance: np.ndarray, upper: np.ndarray) -> float | None:

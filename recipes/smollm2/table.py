@@ -13,16 +13,16 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from instructions import followed
 from retention import last_number
 
 from turntree.pivots.rows import SCHEMA
 from turntree.run.files import read_json, stream_table, write_json
-from turntree.run.statistics import percentile_interval, resampled
 
 BASE, BEFORE = "base", "warm"
 TEXTS = ("wiki", "gsm8k", "math")
@@ -86,10 +86,21 @@ def _ratio(rows: Sequence[tuple[str, float, float]]) -> float:
     return sum(row[1] for row in rows) / sum(row[2] for row in rows)
 
 
+def _resampled(tasks: Sequence[str], resamples: int) -> Iterator[np.ndarray]:
+    """Row indices of bootstrap samples that draw whole tasks: rows of one task are not independent."""
+    members: dict[str, list[int]] = {}
+    for row, task in enumerate(tasks):
+        members.setdefault(task, []).append(row)
+    rows = [np.array(each) for each in members.values()]
+    generator = np.random.default_rng(0)
+    for _ in range(resamples):
+        yield np.concatenate([rows[drawn] for drawn in generator.integers(len(rows), size=len(rows))])
+
+
 def _interval(tasks: Sequence[str], statistic: Any, count: int, sign: str = "") -> str:
     if not count:
         return ""
-    low, high = percentile_interval([statistic(at) for at in resampled(tasks, resamples=2000, seed=0)]) or (0.0, 0.0)
+    low, high = np.quantile([statistic(at) for at in _resampled(tasks, 2000)], [0.025, 0.975])
     return f"{statistic(range(count)):{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 

@@ -8,15 +8,14 @@ The prompt of a last call holds what came before it: so only rollouts of one cal
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from turntree.logs.generic import TextOptions
-from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, step_of, text
-from turntree_interop.rows import rollout_of_text
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, text
+from turntree_interop.rows import by_steps, rollout_of_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +27,7 @@ class AgentLightning(TextOptions):
     """Columns whose sum is the reward."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        for number, path in enumerate(paths):
-            step = step_of(path)
-            at = number if step is None else step
-            yield from by_rows(lambda row, at=at: replace(self._row(row), iteration=at), [path], report)
+        yield from by_steps(self._row, paths, report)
 
     def _row(self, row: dict[str, Any]) -> LoggedRow:
         prompt = text(row, "prompt") or ""

@@ -11,6 +11,7 @@ from turntree.traces.formats.row import (
     ACT,
     ChatRow,
     count_unknown,
+    each_object,
     list_of,
     needs,
     object_of,
@@ -20,7 +21,6 @@ from turntree.traces.formats.row import (
 )
 
 _RUN_KEYS = words("index error info output time")
-_ROLES = {"agent": "assistant"}
 _BASH = re.compile(r"Act(?:ion)?:\s*bash\b|```(?:bash|sh)\b", re.IGNORECASE)
 
 
@@ -43,17 +43,16 @@ def read_agentbench(row: dict[str, Any]) -> ChatRow:
         meta=meta,
     )
     count_unknown(row, _RUN_KEYS, "", chat.ignored)
-    for raw in list_of(output, "history", "a list of {role, content}"):
-        if not isinstance(raw, dict):
-            chat.messages.append(raw)
-            continue
-        said = cast("dict[str, Any]", raw)
-        count_unknown(said, ("role", "content"), "output.history[].", chat.ignored)
-        role = _ROLES.get(str(said.get("role")), said.get("role"))
-        message = {"role": role, "content": said.get("content")}
-        if role == "assistant":
-            message[ACT] = "bash" if _BASH.search(str(said.get("content"))) else ""
-        chat.messages.append(message)
+    history = list_of(output, "history", "a list of {role, content}")
+    chat.messages = each_object(history, lambda said: [_message(said, chat)])
     if any(isinstance(message, dict) and message.get(ACT) for message in chat.messages):
         chat.rule, chat.domain = "bash", "terminal"
     return chat
+
+
+def _message(said: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
+    count_unknown(said, ("role", "content"), "output.history[].", chat.ignored)
+    if said.get("role") not in ("agent", "assistant"):
+        return {"role": said.get("role"), "content": said.get("content")}
+    act = "bash" if _BASH.search(str(said.get("content"))) else ""
+    return {"role": "assistant", "content": said.get("content"), ACT: act}

@@ -12,6 +12,7 @@ from turntree.traces.formats.row import (
     ChatRow,
     call_of,
     count_unknown,
+    each_object,
     first_object,
     list_of,
     told_by,
@@ -58,10 +59,10 @@ def read_autogen(row: dict[str, Any]) -> ChatRow:
 def _messages(raw: dict[str, Any], chat: ChatRow) -> list[Any]:
     kind, content = str(raw.get("type")), raw.get("content")
     if kind == "ToolCallRequestEvent":
-        calls = [_call(one, chat) for one in list_of(raw, "content", "a list of calls")]
+        calls = each_object(list_of(raw, "content", "a list of calls"), lambda one: [_call(one, chat)])
         return [{"role": "assistant", "content": "", "name": raw.get("source"), "tool_calls": calls}]
     if kind == "ToolCallExecutionEvent":
-        return [_result(one, chat) for one in list_of(raw, "content", "a list of results")]
+        return each_object(list_of(raw, "content", "a list of results"), lambda one: [_result(one, chat)])
     if kind not in _SAID:
         chat.ignored[f"messages[] of type {kind}"] += 1
         return []
@@ -71,18 +72,12 @@ def _messages(raw: dict[str, Any], chat: ChatRow) -> list[Any]:
     return [{"role": "assistant", "content": content, "name": raw.get("source"), **by_model}]
 
 
-def _call(raw: Any, chat: ChatRow) -> Any:
-    if not isinstance(raw, dict):
-        return raw
-    call = cast("dict[str, Any]", raw)
+def _call(call: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
     unread = count_unknown(call, _CALL_KEYS, "messages[].content[].", chat.ignored)
     return call_of(call.get("name"), call.get("arguments"), call.get("id"), unread)
 
 
-def _result(raw: Any, chat: ChatRow) -> Any:
-    if not isinstance(raw, dict):
-        return BrokenMessage("is not an object")
-    result = cast("dict[str, Any]", raw)
+def _result(result: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
     count_unknown(result, _RESULT_KEYS, "messages[].content[].", chat.ignored)
     told = {"role": "tool", "content": result.get("content"), "tool_call_id": result.get("call_id")}
     return told | {FAILED: bool(result.get("is_error"))}

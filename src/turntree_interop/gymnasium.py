@@ -21,6 +21,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -103,36 +104,35 @@ def _names(space: Any, name: str, given: tuple[str, ...]) -> tuple[str, ...]:
     return given or (known if len(known) == count else ())
 
 
+@dataclass(eq=False)
 class GymnasiumGame:
-    def __init__(
-        self,
-        name: str,
-        arguments: Mapping[str, Any],
-        names: Sequence[str],
-        told: str,
-        ansi: bool,
-        success: float | None,
-        seed: int,
-    ) -> None:
-        self._environment = package("gymnasium", "gymnasium").make(name, **arguments)
-        self._names, self._told, self._ansi, self._success, self._seed = names, told, ansi, success, seed
+    name: str
+    arguments: Mapping[str, Any]
+    names: Sequence[str]
+    told: str
+    ansi: bool
+    success: float | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._environment = package("gymnasium", "gymnasium").make(self.name, **self.arguments)
         self._total = 0.0
 
     def begin(self) -> tuple[Message, ...]:
-        observation, _ = self._environment.reset(seed=self._seed)
-        return (Message("user", f"{self._told}\n{self._shown(observation)}"),)
+        observation, _ = self._environment.reset(seed=self.seed)
+        return (Message("user", f"{self.told}\n{self._shown(observation)}"),)
 
     def act(self, action: Message) -> Observation:
         space = self._environment.action_space
         try:
-            chosen = read(space, answer_text(action), self._names)
+            chosen = read(space, answer_text(action), self.names)
         except ValueError:
-            answer = f"That is not an action. Reply with {described(space, self._names)}."
+            answer = f"That is not an action. Reply with {described(space, self.names)}."
             return Observation((Message("user", answer),), done=False, reward=self._total)
         observation, reward, terminated, truncated, _ = self._environment.step(chosen)
         self._total += given_number("reward", reward)
         done = given_truth("terminated", terminated) | given_truth("truncated", truncated)
-        enough = self._total > 0 if self._success is None else self._total >= self._success
+        enough = self._total > 0 if self.success is None else self._total >= self.success
         message = Message("user", self._shown(observation))
         return Observation((message,), done, success=enough if done else None, reward=self._total)
 
@@ -140,7 +140,7 @@ class GymnasiumGame:
         self._environment.close()
 
     def _shown(self, observation: Any) -> str:
-        if not self._ansi:
+        if not self.ansi:
             return written(self._environment.observation_space, observation)
         drawn = str(self._environment.render())
         return re.sub(r"\x1b\[[\d;]*m", "", re.sub(r"\x1b\[4\dm(.*?)\x1b\[0m", r"[\1]", drawn)).strip()

@@ -10,29 +10,26 @@ Every non-error tool call is a candidate; of a terminal agent, every bash action
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
 import tarfile
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from turntree.core.config import at_least
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import joined_text
 from turntree.core.progress import notice
 from turntree.core.scalars import number
 from turntree.env.adapted import HELD_OUT, named, of_split
-from turntree.env.container import ContainerLimits
 from turntree.env.container_shell import ContainerShell, Ran
-from turntree.env.container_tasks import ContainerTask, Judged, opened
-from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.env.container_tasks import ContainerTask, InContainers, Judged
+from turntree.env.tasks import TRAIN
 from turntree.run.files import tree_hash
 from turntree.traces.formats.row import (
     FAILED,
@@ -116,33 +113,24 @@ def _count_subagents(row: dict[str, Any], chat: ChatRow) -> None:
         _count_subagents(inner, chat)
 
 
-def _not_its_own(step: dict[str, Any]) -> dict[str, str]:
-    """The mark of an agent's step that the policy did not sample at this place."""
-    if step.get("is_copied_context"):
-        return {SKIP: COPIED}
-    return {SKIP: NO_MODEL} if step.get("llm_call_count") == 0 else {}
-
-
 def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
     source, content = step.get("source"), joined_text(step.get("message"), chat.ignored)
     results = list_of(object_of(step, "observation"), "results", "a list of results")
     if any(isinstance(one, dict) and one.get("subagent_trajectory_ref") is not None for one in results):
         chat.ignored["results[].subagent_trajectory_ref"] += 1
+    screens = [{"role": "user", "content": one.get("content")} for one in results if isinstance(one, dict)]
     if source in ("system", "user"):
-        screens = [{"role": "user", "content": one.get("content")} for one in results if isinstance(one, dict)]
         return [{"role": source, "content": content}, *screens]
     if source != "agent":
         return [BrokenMessage(f"holds a step of source {source!r}", field="steps", hint="system, user or agent")]
     calls = list_of(step, "tool_calls", "a list of tool calls")
-    message: dict[str, Any] = {"role": "assistant", "content": content, **_not_its_own(step)}
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if step.get("is_copied_context") or step.get("llm_call_count") == 0:  # the policy did not sample it here
+        message[SKIP] = COPIED if step.get("is_copied_context") else NO_MODEL
     message |= reasoning_in(step, chat.ignored)
     if not calls:  # raw content: the action is in the text, and the screen is what the user shows
-        message |= acts_in(content)
-        return [
-            message,
-            *({"role": "user", "content": r.get("content")} for r in results if isinstance(r, dict)),
-        ]
+        return [message | acts_in(content), *screens]
     if not all(isinstance(call, dict) for call in calls):
         return [BrokenMessage("holds a call that is not an object", turn=True, field="tool_calls")]
     message["tool_calls"] = [_atif_call(call, chat) for call in calls]
@@ -228,7 +216,7 @@ _LOADED_UNASKED = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarborTasks:
+class HarborTasks(InContainers):
     """Task folders of Harbor (Terminal-Bench 2) and of Terminal-Bench 1, each scored by its own tests.
 
     The tasks below FOLDER are assigned to splits by a hash of their names; with `held_out`, those of that folder are
@@ -236,39 +224,21 @@ class HarborTasks:
     """
 
     argument: str | None = None
-    held_out: str | None = None
-    """A second folder of tasks, for held-out tasks."""
     system_changes: Literal["refuse", "allow"] = "refuse"
     """Whether an episode is paid that changed programs, libraries or settings with which the tests run."""
-    limits: ContainerLimits = field(default_factory=ContainerLimits)
-    threads: int = 16
-    """Commands that run at once."""
 
-    def __post_init__(self) -> None:
-        at_least(self, threads=1)
+    def source(self) -> str:
+        return named(self.argument, "harbor:FOLDER")
 
-    @contextlib.contextmanager
-    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """Raises `InputError` for a folder that is no task, and where no daemon answers."""
-        folder = named(self.argument, "harbor:FOLDER")
-        must_be_held_out(splits, folder, self.held_out)
-        made = {split: self._split(folder, split, count, seed) for split, count in splits.items()}
-        files = contents({"tasks": folder, "held_out": self.held_out})
-        with opened(made, self.limits, self.threads, files) as tasks:
-            yield tasks
-
-    def _split(self, folder: str, split: str, count: int, seed: int) -> list[ContainerTask]:
-        where, fractions = folder, {"fractions": {"train": 1.0}} if self.held_out else {}
+    def of_split(self, split: str, count: int, seed: int) -> list[ContainerTask]:
+        where, fractions = self.source(), {"fractions": {"train": 1.0}} if self.held_out else {}
         if self.held_out is not None and split != TRAIN:
             where, fractions = self.held_out, {"fractions": HELD_OUT}
         found = of_split(
             folders(where), split, count, seed=seed, where=where, key=lambda path: path.name, closed=True, **fractions
         )
-        return [self._task(path) for _, path in found]
-
-    def _task(self, folder: Path) -> ContainerTask:
         strict = self.system_changes == "refuse"
-        return (_harbor if (folder / "task.toml").is_file() else _terminal_bench)(folder, strict)
+        return [(_harbor if (path / "task.toml").is_file() else _terminal_bench)(path, strict) for _, path in found]
 
 
 def folders(root: str) -> list[Path]:

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from turntree.traces.formats.row import (
     FAILED,
-    BrokenMessage,
     ChatRow,
     call_of,
     count_unknown,
+    each_object,
     list_of,
     object_of,
     text_of,
@@ -46,12 +46,9 @@ def read_inspect(row: dict[str, Any]) -> ChatRow:
         chat.success = {"C": True, "I": False, 1: True, 0: False}.get(values[0])
     chat.meta = {name: one.get("value") for name, one in scores.items() if isinstance(one, dict)}
     count_unknown(row, _SAMPLE_KEYS, "", chat.ignored)
-    for raw in list_of(row, "messages", "a list of messages"):
-        chat.messages.append(_message(raw, chat) if isinstance(raw, dict) else BrokenMessage("is not an object"))
+    chat.messages = each_object(list_of(row, "messages", "a list of messages"), lambda raw: [_message(raw, chat)])
     if row.get("error"):
-        turns = [one for one in chat.messages if _is_turn(one)]
-        chat.left_out["rollout_failed"] += len(turns)
-        chat.messages = [one for one in chat.messages if not _is_turn(one)]
+        chat.drop_turns()
     return chat
 
 
@@ -66,10 +63,10 @@ def _message(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
         said = content or (str(error.get("message", "")) if isinstance(error, dict) else error) or ""
         return message | {"content": said, "tool_call_id": raw.get("tool_call_id"), FAILED: bool(error)}
     calls = raw.get("tool_calls")
-    if isinstance(calls, list) and calls:
-        message["tool_calls"] = [_call(one, chat) if isinstance(one, dict) else one for one in cast("list[Any]", calls)]
-    elif calls:
-        message["tool_calls"] = calls  # of a wrong type, which is refused with its place
+    if calls:  # one of a wrong type is refused with its place
+        message["tool_calls"] = (
+            each_object(cast("list[Any]", calls), lambda one: [_call(one, chat)]) if isinstance(calls, list) else calls
+        )
     return message
 
 
@@ -93,7 +90,3 @@ def _content(value: Any, chat: ChatRow) -> tuple[Any, str]:
         else:
             chat.ignored[f"parts of type {kind}"] += 1
     return "\n".join(said["text"]), "\n".join(said["reasoning"])
-
-
-def _is_turn(message: Any) -> bool:
-    return isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant"

@@ -26,11 +26,7 @@ from turntree.traces.formats.row import (
 _INTERCODE_KEYS = words("environment dataset task_id query turn_history summary info hardness")
 
 
-def _is_intercode(row: dict[str, Any]) -> str:
-    return needs(row, query=str, turn_history=dict)
-
-
-@told_by(_is_intercode)
+@told_by(lambda row: needs(row, query=str, turn_history=dict))
 def read_intercode(row: dict[str, Any]) -> ChatRow:
     """An episode of InterCode: the query, then each action with what it printed. Its system prompt is not recorded."""
     turns = object_of(row, "turn_history")

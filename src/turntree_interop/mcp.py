@@ -185,16 +185,13 @@ class McpTool:
 
 
 def _output(result: CallToolResult) -> ToolOutput:
-    parts = [_shown(part) for part in result.content]
+    parts: list[str] = []
+    for part in result.content:  # files come as resources whose text is embedded
+        text = part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
+        parts.append(f"[{part.type}, not shown]" if text is None else text)
     if not parts and result.structured_content is not None:  # servers need not say it as text, too
         parts = [json.dumps(result.structured_content, ensure_ascii=False)]
     return ToolOutput("\n".join(parts) or "[no output]", final=not result.is_error)
-
-
-def _shown(part: Any) -> str:
-    """Files come as resources whose text is embedded."""
-    text = part.text if part.type == "text" else getattr(getattr(part, "resource", None), "text", None)
-    return f"[{part.type}, not shown]" if text is None else text
 
 
 @dataclass(frozen=True, kw_only=True)

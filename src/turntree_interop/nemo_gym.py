@@ -44,6 +44,7 @@ from turntree.logs.rows import (
 )
 from turntree.run.jsonl import write_lines
 from turntree.stages.export import Bundle, ExportedPivot
+from turntree.traces.formats.row import part_of
 from turntree.verify.matching import most_pairs
 from turntree.verify.texts import terminus_in
 from turntree_interop.rows import columns
@@ -142,11 +143,12 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
     index that begins again stands for other tasks, or for another collection where its rollouts have the same numbers.
     Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused` where nothing says which
     rollouts belong together."""
-    stop = text(row, "_ng_failure_class") or ("masked" if _masked(row) else None)
+    masked = row.get("mask_sample") or part_of(row, "instance_config").get("mask_sample")
+    stop = text(row, "_ng_failure_class") or ("masked" if masked else None)
     response: Any = row.get("response")
     if response is None and stop:
         response = {"output": []}  # a failure beside the collection may have none
-    items = cast("dict[str, Any]", response).get("output") if isinstance(response, dict) else None
+    items = response.get("output") if isinstance(response, dict) else None
     if not isinstance(items, list):
         raise RowRefused("no list in field 'response.output'")
     index, task, asked = text(row, "_ng_task_index"), text(row, "instance_id"), _asked(row)
@@ -161,7 +163,7 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
             actions=actions,
             reward=None if stop else reward(row, rewards),
             observations=observations,
-            tokens=_output_tokens(cast("dict[str, Any]", response)),
+            tokens=count(part_of(response, "usage"), "output_tokens") or None,  # some write 0 for what is not counted
             characters=sum(map(len, actions)),
             stop=stop,
         ),
@@ -174,11 +176,7 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
 def _asked(row: dict[str, Any]) -> dict[str, Any]:
     """The prompt and what is said of it. Where a row names its task, a simulated user may speak in the prompt, other
     words in every rollout: then it goes as far as the policy's first."""
-    asked = (
-        cast("dict[str, Any]", row["responses_create_params"])
-        if isinstance(row.get("responses_create_params"), dict)
-        else {}
-    )
+    asked = part_of(row, "responses_create_params")
     prompt: Any = asked.get("input")
     if row.get("task") is not None and isinstance(prompt, list):
         prompt = list(takewhile(lambda item: not _is_by_model(item), _flat(cast("list[Any]", prompt))))
@@ -202,19 +200,6 @@ def _flat(items: list[Any]) -> list[dict[str, Any]]:
         else:
             raise RowRefused("an item of the prompt or the output is not an object")
     return found
-
-
-def _masked(row: dict[str, Any]) -> bool:
-    instance = row.get("instance_config")
-    return bool(
-        row.get("mask_sample") or (isinstance(instance, dict) and cast("dict[str, Any]", instance).get("mask_sample"))
-    )
-
-
-def _output_tokens(response: dict[str, Any]) -> int | None:
-    """None where usage is absent or zero: several agents write zeros for what they do not count."""
-    usage = response.get("usage")
-    return count(cast("dict[str, Any]", usage), "output_tokens") or None if isinstance(usage, dict) else None
 
 
 def _turns(items: list[dict[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -304,11 +289,13 @@ class Nemo(TurnVerifier):
             return (0.0, "a call instead of a message") if action.tool_calls else (1.0, "a message")
         if not action.tool_calls:
             return 0.0, "a message instead of a call"
-        wanted, pairs = len(shown.tool_calls), most_pairs(shown.tool_calls, action.tool_calls, self._same_call)
+        wanted = len(shown.tool_calls)
+        pairs = most_pairs(
+            shown.tool_calls,
+            action.tool_calls,
+            lambda one, two: one.name == two.name and self._same(one.arguments, two.arguments),
+        )
         return (1.0, "the calls") if pairs == wanted else (0.0, f"{pairs} of {wanted} calls")
-
-    def _same_call(self, shown: ToolCall, tried: ToolCall) -> bool:
-        return shown.name == tried.name and self._same(shown.arguments, tried.arguments)
 
     def _same(self, shown: Any, tried: Any) -> bool:
         if not isinstance(tried, type(shown)):

@@ -17,6 +17,7 @@ import contextlib
 import json
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -79,42 +80,45 @@ def tasks(
     ]
 
 
+@dataclass(eq=False)
 class OpenEnvGame:
-    def __init__(
-        self,
-        url: str,
-        arguments: Mapping[str, Any],
-        kind: str,
-        prompt: str,
-        show: str | None,
-        success: float,
-        seconds: float,
-    ) -> None:
-        self._client: Any = _client(url, seconds)
-        self._arguments, self._kind, self._prompt = dict(arguments), kind, prompt
-        self._show, self._success, self._seconds = show, success, seconds
+    url: str
+    arguments: Mapping[str, Any]
+    kind: str
+    prompt: str = ""
+    show: str | None = None
+    success: float = 1.0
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        self.client: Any = package("openenv.core", "openenv").GenericEnvClient(
+            base_url=self.url, connect_timeout_s=min(self.seconds, 30.0), message_timeout_s=self.seconds
+        )
         self._total: float | None = None
 
     def begin(self) -> tuple[Message, ...]:
-        told = self._text(self._ask(self._client.reset, **self._arguments).observation)
-        return (Message("user", f"{self._prompt}\n{told}" if self._prompt else told),)
+        told = self._text(self._ask(self.client.reset, **self.arguments).observation)
+        return (Message("user", f"{self.prompt}\n{told}" if self.prompt else told),)
 
     def act(self, action: Message) -> Observation:
-        if self._kind in ("act", "tools") and not action.tool_calls:
+        if self.kind in ("act", "tools") and not action.tool_calls:
             self.close()
             return self._observed((Message("user", "done"),), done=True)
-        if self._kind not in ("act", "tools"):
-            return self._step([({self._kind: answer_text(action)}, Message("user"))])
-        answers = [
-            (_payload(self._kind, call), Message("tool", "", (), call.id, call.name)) for call in action.tool_calls
-        ]
-        return self._step(answers)
+        if self.kind not in ("act", "tools"):
+            return self._step([({self.kind: answer_text(action)}, Message("user"))])
+        asked: list[tuple[dict[str, Any], Message]] = []
+        for call in action.tool_calls:
+            payload = dict(call.arguments)
+            if self.kind == "tools":
+                payload = {"type": "call_tool", "tool_name": call.name, "arguments": payload}
+            asked.append((payload, Message("tool", "", (), call.id, call.name)))
+        return self._step(asked)
 
     def _step(self, asked: list[tuple[dict[str, Any], Message]]) -> Observation:
         messages, done = [], False
         for payload, answer in asked:
             try:
-                result = self._ask(self._client.step, payload)
+                result = self._ask(self.client.step, payload)
             except RuntimeError as error:
                 if _REFUSED not in str(error):
                     raise EnvironmentFault(f"the server failed: {reason_of(error)}") from error
@@ -131,12 +135,12 @@ class OpenEnvGame:
 
     def _observed(self, messages: tuple[Message, ...], done: bool) -> Observation:
         """With the sum of the rewards; where there was none, with neither reward nor success."""
-        success = self._total >= self._success if done and self._total is not None else None
+        success = self._total >= self.success if done and self._total is not None else None
         return Observation(messages, done, success=success, reward=self._total)
 
     def _text(self, observation: Mapping[str, Any]) -> str:
-        if self._show is not None:
-            return str(observation.get(self._show, ""))
+        if self.show is not None:
+            return str(observation.get(self.show, ""))
         return json.dumps({key: value for key, value in observation.items() if key not in ABOUT}, ensure_ascii=False)
 
     def _ask(self, method: Any, *values: Any, **named: Any) -> Any:
@@ -144,13 +148,13 @@ class OpenEnvGame:
             return await method(*values, **named)
 
         try:
-            return run(asked(), self._seconds + 10)
+            return run(asked(), self.seconds + 10)
         except (OSError, ConnectionError, TimeoutError) as error:
             raise EnvironmentFault(f"the server does not answer: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """End the session, without waiting for it: the server has room for a few."""
-        client, self._client = self._client, None
+        client, self.client = self.client, None
         if client is not None:
             start(_closed(client))
 
@@ -158,18 +162,6 @@ class OpenEnvGame:
 async def _closed(client: Any) -> None:
     with contextlib.suppress(Exception):
         await client.close()
-
-
-def _client(url: str, seconds: float) -> Any:
-    return package("openenv.core", "openenv").GenericEnvClient(
-        base_url=url, connect_timeout_s=min(seconds, 30.0), message_timeout_s=seconds
-    )
-
-
-def _payload(kind: str, call: Any) -> dict[str, Any]:
-    if kind == "act":
-        return dict(call.arguments)
-    return {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
 
 
 def _actions(url: str, seconds: float) -> tuple[str, tuple[dict[str, Any], ...]]:
@@ -190,10 +182,10 @@ def _actions(url: str, seconds: float) -> tuple[str, tuple[dict[str, Any], ...]]
 
 
 def _listed(url: str, seconds: float) -> tuple[dict[str, Any], ...]:
-    game = OpenEnvGame(url, {}, "tools", "", None, 1.0, seconds)
+    game = OpenEnvGame(url, {}, "tools", seconds=seconds)
     with contextlib.closing(game):
         game.begin()
-        found = game._ask(game._client.step, {"type": "list_tools"}).observation["tools"]
+        found = game._ask(game.client.step, {"type": "list_tools"}).observation["tools"]
     return tuple(
         ToolSpec(each["name"], each.get("description") or "", each["input_schema"]).to_chat() for each in found
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.logs.generic import Options
-from turntree.logs.grouping import grouped
+from turntree.logs.grouping import grouped, parsed
 from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
 from turntree.logs.rows import (
     LoggedRow,
@@ -38,7 +38,7 @@ from turntree.logs.rows import (
     text,
 )
 from turntree.logs.suspects import suspect_of
-from turntree.run.jsonl import read_lines
+from turntree.traces.formats.row import part_of
 
 Row = dict[str, Any]
 _GRAPH = frozenset({"nodes", "rewards", "task"})
@@ -68,47 +68,43 @@ class PrimeRL(Options):
         begun: dict[str, int] = {}
         for number_of, path in enumerate(paths):
             step = step_of(path)
+            step = number_of if step is None else step
             report.files += 1
-            for row in self._rows_of(path, number_of if step is None else step, report):
-                # a group without an id is called as its task, which comes again in other steps
-                at = begun.setdefault(row.group, row.iteration or 0) if row.group != row.task else row.iteration
-                yield replace(row, iteration=at)
-
-    def _rows_of(self, path: Path, step: int, report: ReadReport) -> Iterator[LoggedRow]:
-        for line, raw in read_lines(path):
-            report.saw_line()
-            try:
-                row = parse_row(raw)
-                yield from (self._row(one, step) for one in _traces(row))
-            except RowRefused as refused:
-                report.drop(refused.reason, path, line, detail=refused.detail)
-            except (InputError, RecursionError) as error:
-                report.drop("a message that cannot be read", path, line, detail=str(error))
-
-    def _row(self, row: Row, step: int) -> LoggedRow:
-        return self._of_graph(row, step) if "nodes" in row else self._flat(row, step)
+            for line, whole in parsed(path, report):
+                try:
+                    for one in _traces(whole):
+                        row = self._of_graph(one, step) if "nodes" in one else self._flat(one, step)
+                        # a group without an id is called as its task, which comes again in other steps
+                        at = begun.setdefault(row.group, row.iteration or 0) if row.group != row.task else row.iteration
+                        yield replace(row, iteration=at)
+                except RowRefused as refused:
+                    report.drop(refused.reason, path, line, detail=refused.detail)
+                except (InputError, RecursionError) as error:
+                    report.drop("a message that cannot be read", path, line, detail=str(error))
 
     def _of_graph(self, row: Row, step: int) -> LoggedRow:
-        task, info = _object(row, "task"), _object(row, "info")
-        data = _object(task, "data")
+        task, info = part_of(row, "task"), part_of(row, "info")
+        data = part_of(task, "data")
         key = text(task, "key", "hash") or named_prompt(json.dumps(data, sort_keys=True))
-        stamped = _object(info, "prime_rl")
+        stamped = part_of(info, "prime_rl")
         said = _turns(row)
         errors = [] if flag(row, "ok") else items(row, "errors", dict)  # of a later attempt that succeeded, no failure
         stop = (text(errors[-1], "type") or "an error") if errors else text(row, "stop_condition")
         given = None if errors or row.get("is_timeout") else self._reward(row)
+        ended = [call.get("finish_reason") for call in items(row, "calls", dict) if not call.get("error")]
+        cut = ended[-1:] == ["length"]  # the token limit ended the last answer
         return LoggedRow(
-            group=text(stamped, "group_id") or text(_object(row, "group"), "id") or key,
+            group=text(stamped, "group_id") or text(part_of(row, "group"), "id") or key,
             task=key,
-            rollout=said.rollout(given, stop, completed=False if stop in _LIMITS or _cut(row) else None),
+            rollout=said.rollout(given, stop, completed=False if stop in _LIMITS or cut else None),
             iteration=count(stamped, "step") if stamped.get("step") is not None else step,
-            task_type=text(stamped, "env_name") or text(_object(row, "env"), "name", "id"),
-            facts=facts_of(data, task=data or None, agent=text(_object(row, "agent"), "name")),
+            task_type=text(stamped, "env_name") or text(part_of(row, "env"), "name", "id"),
+            facts=facts_of(data, task=data or None, agent=text(part_of(row, "agent"), "name")),
         )
 
     def _reward(self, row: Row) -> float | None:
         """Scores times weights, of those that `rewards` names or of all."""
-        named = _object(row, "rewards")
+        named = part_of(row, "rewards")
         chosen = {name: named.get(name) for name in self.rewards or named}
         given = [cast("Row", one) for one in chosen.values() if isinstance(one, dict)]
         parts = [(number(one, "score"), number({"weight": 1.0} | one, "weight")) for one in given]
@@ -126,7 +122,6 @@ class PrimeRL(Options):
             said = _Said((completion,), ("",))
         stop = _name_of(error) if error else ("length" if cut else text(row, "stop_condition"))
         key = text(row, "example_id") or named_prompt(prompt)
-        tokens = row["token_usage"] if isinstance(row.get("token_usage"), dict) else {}
         task = f"{text(row, 'task') or ''} {key}".strip()
         return LoggedRow(
             group=text(row, "group_id") or task,
@@ -135,7 +130,7 @@ class PrimeRL(Options):
                 None if error else reward(row, self.rewards or ("reward",)),
                 stop,
                 completed=False if cut else None,
-                tokens=count(tokens, "output_tokens"),
+                tokens=count(part_of(row, "token_usage"), "output_tokens"),
             ),
             iteration=count(row, "step") if row.get("step") is not None else step,
             task_type=text(row, "env_name", "task"),
@@ -175,7 +170,7 @@ def _traces(row: Row) -> list[Row]:
         return [row]
     shared = {name: row[name] for name in ("group", "env") if row.get(name) is not None}
     found = [cast("Row", one) for one in traces if isinstance(one, dict)]
-    trained = [one for one in found if _object(one, "agent").get("trainable") is not False]
+    trained = [one for one in found if part_of(one, "agent").get("trainable") is not False]
     if not trained:
         raise RowRefused("an episode without a trace of the policy")
     return [shared | one for one in trained]
@@ -185,7 +180,7 @@ def _turns(row: Row) -> _Said:
     """The sampled messages of a graph in their order, whatever branch they lie on."""
     nodes: list[Row] = items(row, "nodes", dict)
     found = _said([node.get("message") for node in nodes], [bool(node.get("sampled")) for node in nodes])
-    used = {call.get("node"): count(_object(call, "usage"), "completion_tokens") for call in items(row, "calls", dict)}
+    used = {call.get("node"): count(part_of(call, "usage"), "completion_tokens") for call in items(row, "calls", dict)}
     counts = [
         sum(one is True for one in items(node, "mask")) or used.get(place)  # no mask without the tokens themselves
         for place, node in enumerate(nodes)
@@ -193,12 +188,6 @@ def _turns(row: Row) -> _Said:
     ]
     known = tuple(one for one in counts if one is not None)
     return _Said(found.actions, found.observations, known if known and len(known) == len(counts) else None)
-
-
-def _cut(row: Row) -> bool:
-    """Whether the token limit ended the last answer."""
-    ended = [call.get("finish_reason") for call in items(row, "calls", dict) if not call.get("error")]
-    return ended[-1:] == ["length"]
 
 
 def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Said:
@@ -235,11 +224,6 @@ def _chat(message: Row) -> Row:
     return {"role": "assistant", "content": content if isinstance(content, str) else ""} | (
         {"tool_calls": calls} if calls else {}
     )
-
-
-def _object(row: Mapping[str, Any], name: str) -> Row:
-    value = row.get(name)
-    return cast("Row", value) if isinstance(value, dict) else {}
 
 
 def _name_of(error: Any) -> str:

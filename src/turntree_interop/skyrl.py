@@ -113,7 +113,8 @@ class SkyRL(TextOptions):
         if stop in ("error", "abort"):
             scores = dict.fromkeys(self.rewards)  # no reward
         said = [text(one, "output_response") or "" for one in steps]
-        extras = first["env_extras"] if isinstance(first.get("env_extras"), dict) else {}
+        extras = cast("Row", first["env_extras"] if isinstance(first.get("env_extras"), dict) else {})
+        asked = extras.get("reward_spec", extras.get("reward_model"))
         rollout = rollout_of_text(
             first | scores, "".join(said), self, stop=stop, completed=None if stop is None else stop != "length"
         )
@@ -125,7 +126,8 @@ class SkyRL(TextOptions):
             rollout=rollout,
             iteration=step,
             task_type=text(first, "data_source"),
-            facts=facts_of(first, prompt=prompt, **_told(cast("Row", extras))),
+            # what the task itself says is right, whatever else an environment keeps there
+            facts=facts_of(first, prompt=prompt, reward_model=asked, extra_info=extras.get("extra_info")),
         )
 
 
@@ -156,22 +158,12 @@ def _total(scores: list[Any]) -> Any:
     if len(scores) == 1 and not isinstance(scores[0], list):
         return scores[0]
     flat = [one for score in scores for one in (cast("list[Any]", score) if isinstance(score, list) else [score])]
-    return _summed(flat)
-
-
-def _summed(scores: list[Any]) -> float:
-    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in scores):
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in flat):
         raise RowRefused("a list of scores holds something else than numbers")
     try:
-        total = math.fsum(scores)
-    except (OverflowError, ValueError) as error:
-        raise RowRefused("a list of scores has no sum") from error
+        total = math.fsum(flat)
+    except (OverflowError, ValueError):
+        total = math.nan
     if not math.isfinite(total):
         raise RowRefused("a list of scores has no sum")
     return total
-
-
-def _told(extras: Row) -> Row:
-    """What the task itself says is right, whatever else an environment keeps there."""
-    asked = extras.get("reward_spec", extras.get("reward_model"))
-    return {"reward_model": asked, "extra_info": extras.get("extra_info")}

@@ -16,10 +16,9 @@ from typing import Any, ClassVar, cast
 
 from turntree.core.errors import InputError
 from turntree.logs.generic import TextOptions
-from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, step_of, text
-from turntree_interop.rows import rollout_of_text
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, text
+from turntree_interop.rows import by_steps, rollout_of_text
 
 _FAILED = frozenset({"aborted", "failed", "pending"})
 
@@ -34,13 +33,11 @@ class Slime(TextOptions):
     """Columns whose sum is the reward, or keys of the object `reward`."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        for number, path in enumerate(paths):
+        for path in paths:
             if path.suffix == ".pt":
                 hint = "make JSON lines of it: docs/audit.md has the four lines"
                 raise InputError("is a pickle, which is not opened", path=path, hint=hint)
-            step = step_of(path)
-            at = number if step is None else step
-            yield from by_rows(lambda row, at=at: replace(self._row(row), iteration=at), [path], report)
+        yield from by_steps(self._row, paths, report)
 
     def _row(self, row: dict[str, Any]) -> LoggedRow:
         group, prompt, status = text(row, "group_index"), row.get("prompt"), text(row, "status") or ""

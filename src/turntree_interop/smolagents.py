@@ -15,6 +15,7 @@ from turntree.traces.formats.row import (
     answers,
     call_of,
     count_unknown,
+    each_object,
     first_object,
     list_of,
     object_of,
@@ -50,16 +51,12 @@ def read_smolagents(row: dict[str, Any]) -> ChatRow:
     asked = first_object(first.get("model_input_messages"))
     if asked.get("role") == "system":
         chat.messages.append({"role": "system", "content": asked.get("content")})
-    for step in steps:
-        if not isinstance(step, dict):
-            chat.messages.append(step)  # refused with its place
-            continue
-        count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
-        chat.messages += _messages(cast("dict[str, Any]", step), chat)
+    chat.messages += each_object(steps, lambda step: _messages(step, chat))
     return chat
 
 
 def _messages(step: dict[str, Any], chat: ChatRow) -> list[Any]:
+    count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
     if step.get("task") is not None:
         return [{"role": "user", "content": step["task"]}]
     said, error = object_of(step, "model_output_message"), part_of(step, "error")
@@ -73,26 +70,18 @@ def _messages(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     turn |= {ACT: "tool"} if code else {}
     calls = [] if code else list_of(said if said.get("tool_calls") else step, "tool_calls", "a list of calls")
     if calls:
-        turn["tool_calls"] = [_call(one, chat) for one in calls]
+        turn["tool_calls"] = each_object(calls, lambda one: [_call(one, chat)])
     seen = [step.get("observations"), error.get("message")]
     told = "\n".join(str(one) for one in seen if one is not None)
     if step.get("is_final_answer") and not calls:
         return [turn]
     ids = [one.get("id") for one in turn.get("tool_calls", ()) if isinstance(one, dict)]
-    return [
-        turn,
-        *(
-            answers(ids, told, **{FAILED: bool(error)})
-            if ids
-            else [{"role": "user", "content": told, FAILED: bool(error)}]
-        ),
-    ]
+    failed = {FAILED: bool(error)}
+    return [turn, *(answers(ids, told, **failed) if ids else [{"role": "user", "content": told, **failed}])]
 
 
-def _call(raw: Any, chat: ChatRow) -> Any:
-    if not isinstance(raw, dict):
-        return raw
-    call, function = cast("dict[str, Any]", raw), part_of(raw, "function")
+def _call(call: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
+    function = part_of(call, "function")
     unread = count_unknown(call, ("id", "type", "function"), "steps[].tool_calls[].", chat.ignored)
     unread |= count_unknown(function, ("name", "arguments", "description"), "steps[].tool_calls[].", chat.ignored)
     return call_of(function.get("name"), function.get("arguments"), call.get("id"), unread)

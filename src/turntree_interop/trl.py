@@ -53,19 +53,8 @@ from turntree.env.adapted import named, prompt_of, rows_of, scored
 from turntree.env.tool_environment import ToolEnvironment
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped
-from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rows import (
-    LoggedRow,
-    ReadReport,
-    RowRefused,
-    count,
-    facts_of,
-    named_prompt,
-    parse_row,
-    reward,
-    split,
-)
-from turntree.logs.suspects import suspect_of
+from turntree.logs.groups import LoggedGroup
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, parse_row
 from turntree.pack.rows import Row, rows
 from turntree.render.tool_calls import ToolFormat
 from turntree.rollout.episode_figures import group_figures
@@ -76,7 +65,7 @@ from turntree.run.opening import parquet_rows
 from turntree.stages.export import Bundle, ExportedPivot
 from turntree.train.loss_config import LossConfig
 from turntree_interop.judging import Judge, write_reward
-from turntree_interop.rows import row_of, write_parquet
+from turntree_interop.rows import rollout_of_text, row_of, write_parquet
 
 PromptForm = Literal["auto", "messages", "text"]
 """messages: TRL applies the chat template, to which it passes no tools. text: rendered here, exact with tools too.
@@ -421,11 +410,12 @@ class CompletionsTables(TextOptions):
     folders: ClassVar = ("completions_*.parquet", "completions/completions_*.parquet", "*.table.json")
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        yield from _groups(self, paths, self.rewards or _reward_columns(paths, report), report)
+        chosen = replace(self, rewards=self.rewards or _reward_columns(paths, report))
+        yield from _groups(chosen, paths, report, weighted=bool(self.rewards))
 
 
 def _groups(
-    options: CompletionsTables, paths: Sequence[Path], rewards: tuple[str, ...], report: ReadReport
+    options: CompletionsTables, paths: Sequence[Path], report: ReadReport, *, weighted: bool
 ) -> Iterator[LoggedGroup]:
     before: list[tuple[Any, Any]] = []
     for path in paths:
@@ -440,25 +430,21 @@ def _groups(
             if again:
                 continue
             try:
-                rows.append(_row(record, rewards, options.turn_separator, group[1]))
+                rows.append(_row(record, options, group[1]))
                 batches.setdefault(group, []).append((rows[-1].rollout.reward, record))
             except RowRefused as refused:
                 report.drop(refused.reason, path, line)
         if again:
             report.drop("the generation batch of the step before, logged again", path, count=len(records))
-        _check_advantages(list(batches.values()), rewards, path, weighted=bool(options.rewards))
+        _check_advantages(list(batches.values()), options.rewards, path, weighted=weighted)
         yield from grouped(rows, path, report)
 
 
 def _records(path: Path) -> list[Record]:
-    """The rows of one file, which is one generation batch."""
-    if path.name.endswith(".table.json"):
-        return _table(path)
-    return list(parquet_rows(path))
-
-
-def _table(path: Path) -> list[Record]:
-    """A table of wandb: the names of the columns, and a list of values for every row."""
+    """The rows of one file, which is one generation batch. A table of wandb has the names of the columns, and a list of
+    values for every row."""
+    if not path.name.endswith(".table.json"):
+        return list(parquet_rows(path))
     try:
         table = parse_row(read_bytes(path))
     except RowRefused as refused:
@@ -502,22 +488,15 @@ def _groups_of(records: Sequence[Record]) -> Iterator[tuple[str, int]]:
         seen[place] += 1
 
 
-def _row(record: Record, rewards: tuple[str, ...], separator: str | None, drawn: int) -> LoggedRow:
+def _row(record: Record, options: CompletionsTables, drawn: int) -> LoggedRow:
     prompt, completion = (_text(record.get(name)) for name in _TEXT_COLUMNS)
-    actions, observations = split(completion, separator)
     if not prompt.strip():
         raise RowRefused("an empty prompt: its group is not known")
     task = named_prompt(prompt)
     return LoggedRow(
         group=f"{task} ({drawn + 1})" if drawn else task,
         task=task,
-        rollout=LoggedRollout(
-            actions=actions,
-            reward=reward(record, rewards),
-            observations=observations,
-            characters=sum(map(len, actions)) if actions else len(completion),
-            suspect=suspect_of(completion),
-        ),
+        rollout=rollout_of_text(record, completion, options),
         iteration=count(record, "step"),
         facts=facts_of(record),
     )

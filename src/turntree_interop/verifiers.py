@@ -38,10 +38,12 @@ from turntree.traces.formats.row import (
     ChatRow,
     chat_tools,
     count_unknown,
+    each_object,
     first_object,
     list_of,
     object_of,
     outcome,
+    role_of,
     text_of,
     told_by,
     words,
@@ -290,27 +292,24 @@ def read_record(row: dict[str, Any]) -> ChatRow:
     count_unknown(row, _RECORD_KEYS | set(metrics), "", chat.ignored)
     for part, role in (("prompt", "user"), ("completion", "assistant")):
         value = row.get(part)
-        said = _parsed(row, part) if not isinstance(value, str) or value.lstrip().startswith("[{") else [
-            {"role": role, "content": value}
-        ]  # fmt: skip
-        for raw in said:
-            message = raw
-            if isinstance(raw, dict):
-                count_unknown(raw, {*MESSAGE_KEYS, "reasoning_content", "type"}, f"{part}[].", chat.ignored)
-                message = {key: value for key, value in raw.items() if key in MESSAGE_KEYS and key != "cut"}
-                if isinstance(message.get("tool_calls"), list):
-                    message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
-            chat.messages.append(message)
+        if isinstance(value, str) and not value.lstrip().startswith("[{"):
+            chat.messages.append({"role": role, "content": value})
+            continue
+        said = list_of(row, part, "text or a list of chat messages")
+        chat.messages += each_object(said, lambda raw, part=part: [_said(raw, f"{part}[].", chat)])
     if row.get("error"):
-        chat.left_out["rollout_failed"] += sum(_is_turn(message) for message in chat.messages)
-        chat.messages = [message for message in chat.messages if not _is_turn(message)]
-    if row.get("is_truncated") and chat.messages and _is_turn(chat.messages[-1]):
+        chat.drop_turns()
+    if row.get("is_truncated") and chat.messages and role_of(chat.messages[-1]) == "assistant":
         chat.messages[-1] = cast("dict[str, Any]", chat.messages[-1]) | {"weight": 0}  # the token limit ended it
     return chat
 
 
-def _parsed(row: dict[str, Any], part: str) -> list[Any]:
-    return list_of(row, part, "text or a list of chat messages")
+def _said(raw: dict[str, Any], inside: str, chat: ChatRow) -> dict[str, Any]:
+    count_unknown(raw, {*MESSAGE_KEYS, "reasoning_content", "type"}, inside, chat.ignored)
+    message = {key: value for key, value in raw.items() if key in MESSAGE_KEYS and key != "cut"}
+    if isinstance(message.get("tool_calls"), list):
+        message["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return message
 
 
 def _call(call: Any) -> Any:
@@ -321,7 +320,3 @@ def _call(call: Any) -> Any:
         except InputError:
             return {"function": {"name": "unreadable", "arguments": call}}
     return call
-
-
-def _is_turn(message: Any) -> bool:
-    return isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant"

@@ -16,23 +16,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from turntree.logs.generic import TextOptions
-from turntree.logs.groups import LoggedRollout
-from turntree.logs.rows import (
-    LoggedRow,
-    RowRefused,
-    count,
-    facts_of,
-    named_prompt,
-    reward,
-    split,
-    text,
-)
-from turntree.logs.suspects import suspect_of
+from turntree.logs.rows import LoggedRow, RowRefused, count, facts_of, named_prompt, text
 from turntree.render.tool_calls import ToolFormat
 from turntree.rollout.local import CutTurns
 from turntree.stages.export import Bundle
 from turntree_interop.judging import Judge, pack_state, required, write_reward
-from turntree_interop.rows import columns, write_parquet
+from turntree_interop.rows import columns, rollout_of_text, write_parquet
 
 SOURCE = "turntree"
 
@@ -99,7 +88,6 @@ class Verl(TextOptions):
         prompt, output = row.get("input"), row.get("output")
         if not isinstance(prompt, str) or not isinstance(output, str):
             raise RowRefused("no text in field 'input' or 'output'")
-        actions, observations = split(output, self.turn_separator)
         uid = (text(row, "uid") or "").strip()
         if not prompt.strip() and not uid:
             raise RowRefused("neither a prompt nor a uid: its group is not known")
@@ -107,13 +95,7 @@ class Verl(TextOptions):
         return LoggedRow(
             group=group,
             task=named_prompt(prompt) if prompt.strip() else group,
-            rollout=LoggedRollout(
-                actions=actions,
-                reward=reward(row, self.rewards),
-                observations=observations,
-                characters=sum(map(len, actions)) if actions else len(output),
-                suspect=suspect_of(output),
-            ),
+            rollout=rollout_of_text(row, output, self),
             iteration=count(row, "step"),
             task_type=text(row, "data_source"),
             facts=facts_of(row, input=prompt),

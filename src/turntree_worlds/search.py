@@ -87,7 +87,7 @@ def _fill(connection: sqlite3.Connection, documents: Iterable[Document]) -> dict
     return described
 
 
-class SearchIndex:
+class SearchIndex(contextlib.AbstractContextManager["SearchIndex"]):
     """An index that `build_index` made, opened read-only; any number of threads may search it."""
 
     def __init__(self, path: Path) -> None:
@@ -108,9 +108,6 @@ class SearchIndex:
             self.close()
             raise InputError(f"is {found!r}, not {SCHEMA!r}", path=path, hint="build it again")
         self.hash, self.documents = digest, documents
-
-    def __enter__(self) -> SearchIndex:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rollout_view import rollout_of
 from token_world import EPISODES, VOCABULARY, TokenRenderer, TokenWorld, WatchedEngine, episode_in
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, ToolCall
@@ -71,7 +72,7 @@ def test_a_log_pays_for_every_sampled_token_once_and_tells_whole_actions() -> No
         sampled = sum(len(node.token_ids) for node in group.tree if node.sampled)
         assert sum(rollout.generated_tokens or 0 for rollout in log.rollouts) == sampled
         told = sorted(rollout.actions for rollout in log.rollouts)
-        paths = [episode_in(group.tree.rollout(leaf).token_ids)[:-1] for leaf in group.tree.leaves()]
+        paths = [episode_in(rollout_of(group.tree, leaf).token_ids)[:-1] for leaf in group.tree.leaves()]
         assert told == sorted(tuple(" ".join(map(str, (*turn, 0))) for turn in path) for path in paths)
 
 

@@ -12,6 +12,7 @@ import torch
 from gateway_world import engine, renderer, spelled, tokenizer
 
 from packed_gradient import library_gradient
+from rollout_view import rollout_of
 from tiny_models import tiny_model
 from turntree.core.completion import Sampling
 from turntree.core.labels import Rewards
@@ -138,7 +139,7 @@ def test_a_fork_is_a_new_agent_that_is_told_again_what_the_first_was(tmp_path: P
     group = played(tmp_path, {}, initial=1, brancher=ForkAt(2, shared))
     tree = group.tree
     assert len(tree.ends()) == 2 and len(tree.starts()) == 1 and len(tree.branch_points()) == 1
-    one, other = (tree.rollout(end) for end in tree.ends())
+    one, other = (rollout_of(tree, end) for end in tree.ends())
     assert {one.stop, other.stop} == {StopReason.COMPLETED}
     [fork] = [decision for decision in tree.decisions if decision.action == "fork"]
     above = sum(len(node.token_ids) for node in tree.path(fork.node))

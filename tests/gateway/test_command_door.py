@@ -9,6 +9,7 @@ import time
 import pytest
 from gateway_world import SAMPLING, engine, renderer, spelled, tokenizer
 
+from rollout_view import rollouts_of
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.tree import StopReason
@@ -139,7 +140,7 @@ def test_every_end_of_an_agent_has_a_name_and_only_a_reward_that_was_given_count
 def test_the_samples_of_a_group_differ_and_the_same_seed_gives_the_same_trees(agent, tmp_path):
     def texts(seed):
         (group,) = played(agent, tmp_path, ["number"], seed=seed, group_size=3)
-        return [(r.token_ids, [node.messages for node in r.nodes]) for r in group.tree.rollouts()]
+        return [(r.token_ids, [node.messages for node in r.nodes]) for r in rollouts_of(group.tree)]
 
     first = texts(1)
     assert len({ids for ids, _ in first}) == 3

@@ -19,7 +19,7 @@ from turntree_worlds.household.experts import (
     next_exploring_action,
     shortest_plan,
 )
-from turntree_worlds.household.games import load_games
+from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, Difficulty, generate_game
 from turntree_worlds.household.world import Game, State
 
@@ -123,7 +123,7 @@ def test_on_generated_games_no_play_is_shorter_than_the_plan(seed: int) -> None:
 
 
 def test_on_official_games_no_play_is_shorter_than_the_plan(shared_data: Path) -> None:
-    games = list(load_games(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
+    games = list(GameFiles(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
     rng = random.Random(0)
     for game in rng.sample(games, 8):
         state = wander(game.reset(), rng, rng.randrange(10))
@@ -192,7 +192,7 @@ def test_the_explorer_never_uses_what_it_was_not_shown(seed: int) -> None:
 
 
 def official_games(shared_data: Path, split: str) -> list[Game]:
-    return list(load_games(shared_data / "alfworld" / f"{split}.jsonl.xz"))
+    return list(GameFiles(shared_data / "alfworld" / f"{split}.jsonl.xz"))
 
 
 @pytest.mark.parametrize("split", ["valid_seen", "valid_unseen", "valid_train"])

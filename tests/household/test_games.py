@@ -17,7 +17,7 @@ import pytest
 from household_players import generate_games
 from household_text import written
 from turntree.core.errors import InputError
-from turntree_worlds.household.games import GameFiles, draw_games, load_games
+from turntree_worlds.household.games import GameFiles, draw_games
 
 PLAY_TYPE = "pick_and_place_simple"
 
@@ -59,10 +59,10 @@ def test_packed_lines_plain_or_compressed_and_a_tree_hold_the_same_games(tmp_pat
     rows = [row(seed) for seed in range(3)]
     (tmp_path / "tree").mkdir()
     sources = [
-        load_games(packed(tmp_path / "train.jsonl", rows)),
-        load_games(packed(tmp_path / "train.jsonl.xz", rows)),
-        load_games(tree(tmp_path / "tree", rows)),
-        load_games(tmp_path / "tree" / "json_2.1.1" / "train"),
+        GameFiles(packed(tmp_path / "train.jsonl", rows)),
+        GameFiles(packed(tmp_path / "train.jsonl.xz", rows)),
+        GameFiles(tree(tmp_path / "tree", rows)),
+        GameFiles(tmp_path / "tree" / "json_2.1.1" / "train"),
     ]
     texts = [[(game.id, game.task_type, game.intro) for game in games] for games in sources]
     assert len(texts[0]) == 3 and all(text == texts[0] for text in texts)
@@ -71,7 +71,7 @@ def test_packed_lines_plain_or_compressed_and_a_tree_hold_the_same_games(tmp_pat
 
 def test_the_path_may_hold_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALFWORLD_DATA", str(tree(tmp_path, [row(0)])))
-    assert [game.task_type for game in load_games("$ALFWORLD_DATA")] == [PLAY_TYPE]
+    assert [game.task_type for game in GameFiles("$ALFWORLD_DATA")] == [PLAY_TYPE]
 
 
 def test_what_the_official_loader_leaves_out_is_counted_by_reason(tmp_path: Path) -> None:
@@ -85,9 +85,9 @@ def test_what_the_official_loader_leaves_out_is_counted_by_reason(tmp_path: Path
     ]
     reasons = {"unsolvable": 1, "never checked for solvability": 1, "movable or sliced task": 2}
     reasons["unknown task type 'juggle'"] = 1
-    from_lines = load_games(packed(tmp_path / "all.jsonl", rows))
+    from_lines = GameFiles(packed(tmp_path / "all.jsonl", rows))
     assert len(list(from_lines)) == from_lines.loaded == 1 and from_lines.skipped == reasons
-    from_tree = load_games(tree(tmp_path / "tree", rows))
+    from_tree = GameFiles(tree(tmp_path / "tree", rows))
     (tmp_path / "tree" / "json_2.1.1" / rows[0]["game"] / "game.tw-pddl").unlink()
     assert list(from_tree) == [] and from_tree.skipped == reasons | {"no game.tw-pddl": 1}
 
@@ -110,12 +110,6 @@ def test_some_games_of_a_sorted_file_are_of_all_its_task_types_as_often_as_the_f
     assert len({tuple(game.id for game in games) for games, _ in draws}) == 20, "every seed draws its own"
 
 
-def test_a_stratified_draw_has_as_many_games_of_each_task_type_while_there_are_any(tmp_path: Path) -> None:
-    path = packed(tmp_path / "sorted.jsonl", of_types(30, 10, 3))
-    types = [sorted(draw_games(path, count, stratified=True)[1]["types"].values()) for count in (9, 15, 43)]
-    assert types == [[3, 3, 3], [3, 6, 6], [3, 10, 30]]
-
-
 def test_draws_of_one_seed_are_parts_of_one_order_whatever_the_order_of_the_file(tmp_path: Path) -> None:
     rows = of_types(12, 6, 3)
     one, other = packed(tmp_path / "a.jsonl", rows), packed(tmp_path / "b.jsonl", rows[::-1])
@@ -134,7 +128,7 @@ def test_a_packed_generated_game_is_read_back_with_or_without_its_walkthrough(tm
         for game in games
     ]
     del rows[1]["walkthrough"]
-    read = load_games(packed(tmp_path / "a.jsonl", rows))
+    read = GameFiles(packed(tmp_path / "a.jsonl", rows))
     assert [vars(game) for game in read] == [vars(game.parse()) for game in games], "games are equal by id alone"
 
 
@@ -157,7 +151,7 @@ def bad_line(tmp_path: Path, text: str) -> Path:
     ],
 )
 def test_an_unreadable_line_is_named_after_the_readable_ones_were_given(tmp_path: Path, text: str, said: str) -> None:
-    games = load_games(bad_line(tmp_path, text))
+    games = GameFiles(bad_line(tmp_path, text))
     assert next(games).id == row(0)["game"]
     with pytest.raises(InputError, match=said):
         next(games)
@@ -167,29 +161,29 @@ def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
     path = packed(tmp_path / "cut.jsonl.xz", [row(0)])
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(InputError, match=r"cut\.jsonl\.xz:1: the compressed file is damaged"):
-        list(load_games(path))
+        list(GameFiles(path))
 
 
 def test_missing_files_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder; run alfworld-download"):
-        load_games(tmp_path / "nowhere")
+        GameFiles(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"holds no game\.tw-pddl"):
-        list(load_games(tmp_path))
+        list(GameFiles(tmp_path))
     (tmp_path / "games.zip").touch()
     with pytest.raises(InputError, match="is not a packed file"):
-        list(load_games(tmp_path / "games.zip"))
+        list(GameFiles(tmp_path / "games.zip"))
 
 
 def test_a_broken_game_file_in_a_tree_is_named(tmp_path: Path) -> None:
     file = tree(tmp_path, [row(0)]) / "json_2.1.1" / row(0)["game"] / "game.tw-pddl"
     file.write_text('{"solvable": tr', encoding="utf-8")
     with pytest.raises(InputError, match=r"game\.tw-pddl:1: is not complete JSON"):
-        list(load_games(tmp_path))
+        list(GameFiles(tmp_path))
 
 
 def test_the_official_splits_have_the_sizes_of_the_paper(shared_data: Path) -> None:
     for split, size in {"valid_seen": 140, "valid_unseen": 134, "valid_train": 200}.items():
-        files = load_games(shared_data / "alfworld" / f"{split}.jsonl.xz")
+        files = GameFiles(shared_data / "alfworld" / f"{split}.jsonl.xz")
         assert len({game.id for game in files}) == files.loaded == size
         assert not files.skipped
 
@@ -197,8 +191,8 @@ def test_the_official_splits_have_the_sizes_of_the_paper(shared_data: Path) -> N
 def test_official_games_read_the_same_from_a_tree(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "alfworld" / "valid_unseen.jsonl.xz"
     rows = [{**record.fields} for record in islice(GameFiles(source).records, 5)]
-    from_tree = {game.id: game.intro for game in load_games(tree(tmp_path, rows))}
-    assert from_tree == {game.id: game.intro for game in islice(load_games(source), 5)}
+    from_tree = {game.id: game.intro for game in GameFiles(tree(tmp_path, rows))}
+    assert from_tree == {game.id: game.intro for game in islice(GameFiles(source), 5)}
     shutil.rmtree(tmp_path / "json_2.1.1")
 
 

@@ -18,7 +18,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree_worlds.household.environment import HouseholdEnvironment, generated_source
 from turntree_worlds.household.experts import next_exploring_action, shortest_plan
-from turntree_worlds.household.games import load_games
+from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import (
     EASY,
     HARD,
@@ -312,8 +312,8 @@ class TestHouseholdVerifier:
             turn = self.turn(*plan[:i], demonstration=command)
             assert verifier.judge(turn, Message("assistant", command)).reward == 1.0
             assert verifier.judge(turn, Message("assistant", "look")).reward == 0.0
-            assert verifier.kind(turn) == verifier.judge(turn, Message("assistant", command)).kind
-        assert verifier.kind(self.turn(*plan[:-1], demonstration=plan[-1])) == "move"
+        last = self.turn(*plan[:-1], demonstration=plan[-1])
+        assert verifier.judge(last, Message("assistant", plan[-1])).kind == "move"
 
     def test_a_thought_in_the_text_is_no_part_of_the_command(self) -> None:
         """As where the chat template has no place for thoughts: every turn of such a policy was impossible."""
@@ -328,8 +328,8 @@ class TestHouseholdVerifier:
         source = self.turn(demonstration=first).environment
         turn = TurnState("t", 1, history, Message("assistant", thinking[1]), environment=source)
         for said in (second, thinking[1]):
-            assert HouseholdVerifier().judge(turn, Message("assistant", said)).reward == 1.0
-        assert HouseholdVerifier().kind(turn) != "invalid"
+            verdict = HouseholdVerifier().judge(turn, Message("assistant", said))
+            assert verdict.reward == 1.0 and verdict.kind != "invalid"
 
     def test_turns_that_share_an_id_are_not_mixed_up(self) -> None:
         game = generate_game(3, task_type="pick_and_place_simple").parse()
@@ -388,4 +388,4 @@ class TestAcceptance:
         assert rates["random admissible"] > 0.15  # a search step has many right answers
 
     def test_on_official_games(self, shared_data: Path) -> None:
-        self.check(load_games(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
+        self.check(GameFiles(shared_data / "alfworld" / "valid_seen.jsonl.xz"))

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree_worlds.household.games import GameFiles, load_games
+from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import HARD, generate_game
 from turntree_worlds.household.parse import parse_game
 from turntree_worlds.household.world import Game, State
@@ -359,7 +359,7 @@ def test_equal_keys_mean_the_same_commands_and_the_same_next_keys(seed: int, cho
 
 
 def official(shared_data: Path, split: str) -> dict[str, Game]:
-    return {game.id: game for game in load_games(shared_data / "alfworld" / f"{split}.jsonl.xz")}
+    return {game.id: game for game in GameFiles(shared_data / "alfworld" / f"{split}.jsonl.xz")}
 
 
 @pytest.mark.parametrize(("split", "trajectories", "steps"), [("valid_seen", 140, 3346), ("valid_unseen", 134, 2957)])

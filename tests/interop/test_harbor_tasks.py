@@ -32,7 +32,7 @@ def root(tmp_path_factory):
 
 
 def task(folder, **options):
-    return HarborTasks(argument=str(folder), **options)._task(folder)
+    return HarborTasks(argument=str(folder), **options).of_split("train", 1, 0)[0]
 
 
 # without a container

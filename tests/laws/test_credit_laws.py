@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_view import rollout_of
 from turntree.core.labels import Rewards
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
@@ -98,7 +99,7 @@ def test_soft_credit_of_a_tree_is_the_sum_over_its_rollouts(seed: int) -> None:
             if node.sampled:
                 flat += len(node.token_ids) * (max(a, 0) * f[node.id] + min(a, 0) * g[node.id])
                 m += len(node.token_ids)
-        length += sum(tree.rollout(leaf).loss_mask)
+        length += sum(rollout_of(tree, leaf).loss_mask)
     packed = sum(len(tree[n].token_ids) * (c.positive * f[n] + c.negative * g[n]) for n, c in credit.nodes.items())
     assert packed == pytest.approx(flat, abs=1e-9)
     assert credit.rollout_tokens == pytest.approx(m) == pytest.approx(length)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from rollout_view import rollouts_of
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message, ToolCall
 from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
@@ -120,7 +121,7 @@ class Growth(RuleBasedStateMachine):
 
     @invariant()
     def every_path_is_what_the_engine_saw(self) -> None:
-        for rollout in self.tree.rollouts():
+        for rollout in rollouts_of(self.tree):
             assert rollout.token_ids == self.seen[rollout.leaf]
             assert rollout.loss_mask == self.sampled[rollout.leaf]
             assert tuple(logprob is not None for logprob in rollout.logprobs) == rollout.loss_mask
@@ -169,7 +170,7 @@ class Growth(RuleBasedStateMachine):
         value = json.loads(json.dumps(self.tree.to_json()))
         again = RolloutTree.from_json(value)
         assert list(again) == list(self.tree) and again.decisions == self.tree.decisions
-        assert again.rollouts() == self.tree.rollouts() and again.task_id == self.tree.task_id
+        assert rollouts_of(again) == rollouts_of(self.tree) and again.task_id == self.tree.task_id
         assert again.to_json() == value
 
 

@@ -228,7 +228,7 @@ def importing(on_error: Any) -> Callable[[Path], object]:
 
         traces: list[Trace] = []
         report = stream_chat([path], traces.append, on_error=on_error)
-        assert report.adds_up
+        assert report.turns_read == report.turns_kept + report.dropped_turns.total()
         splits = assign_splits([(trace.id, trace.group, trace.split) for trace in traces], 0)
         done = [replace(trace, split=split) for trace, split in zip(traces, splits, strict=True)]
         write_traces(path.with_name("imported.jsonl"), done)
@@ -276,9 +276,9 @@ def packed_games(path: Path) -> None:
 
 
 def read_packed_games(path: Path) -> object:
-    from turntree_worlds.household.games import load_games
+    from turntree_worlds.household.games import GameFiles
 
-    return [game.reset() for game in load_games(path)]
+    return [game.reset() for game in GameFiles(path)]
 
 
 def chat_template(path: Path) -> None:

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
-from turntree.pivots.select import SelectConfig, capped_shares, classify, is_pivot, preview, select
+from turntree.pivots.rows import classify
+from turntree.pivots.select import SelectConfig, capped_shares, is_pivot, preview, select
 
 PAPER = {"max_per_kind": 1.0, "anchor_share": 0.0}  # its form
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fault_drill import FaultPlan, Faulty
+from rollout_view import rollout_of
 from token_world import (
     EPISODES,
     LONGEST,
@@ -107,7 +108,7 @@ def test_every_path_is_what_the_engine_was_asked_and_answered_and_every_turn_was
     assert len(engine.requests) == sum(turns_spoken(group.tree) for group in groups), "nothing was asked as a probe"
     for group in groups:
         for leaf in group.tree.leaves():
-            *episode, nothing = episode_in(group.tree.rollout(leaf).token_ids)
+            *episode, nothing = episode_in(rollout_of(group.tree, leaf).token_ids)
             assert nothing == (), "it ends with what the environment answered"
             assert over(tuple(episode)), "whole turns, each once"
             messages = [node.message.content for node in group.tree.path(leaf) if node.sampled and node.message]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scripted_engine import ScriptedEngine
+from rollout_view import rollout_of
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST
@@ -63,7 +64,7 @@ def test_the_tokens_of_a_path_are_what_the_engine_saw():
 
     ((tree, rewards),) = grow([Counter()], scripted(answer), RENDERER, EpisodeConfig(sampling=SAMPLING), seed=0)
     (leaf,) = tree.leaves()
-    rollout = tree.rollout(leaf)
+    rollout = rollout_of(tree, leaf)
     for prompt in seen:
         assert rollout.token_ids[: len(prompt)] == prompt
     assert rollout.turns == 3
@@ -156,7 +157,7 @@ def test_siblings_get_draws_of_their_own_and_neighbours_do_not_matter():
     together = grow([Counter("a"), Counter("b")], scripted(answer), RENDERER, config, group_size=6, seed=1)[1][0]
 
     def paths(tree):
-        return sorted(tree.rollout(leaf).token_ids for leaf in tree.leaves())
+        return sorted(rollout_of(tree, leaf).token_ids for leaf in tree.leaves())
 
     assert paths(alone) == paths(together)
     assert len(set(paths(alone))) > 1

@@ -14,6 +14,7 @@ import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
 from scripted_engine import ScriptedEngine
+from rollout_view import rollout_of
 from tiny_models import tiny_tokenizer
 from turntree.core import seeds
 from turntree.core.completion import Finished, GenerationRequest, Sampling
@@ -110,7 +111,7 @@ def test_a_rollout_is_what_it_would_be_alone() -> None:
     for found in (groups, grow(tasks, engine(), RENDERER, EPISODES, group_size=3, seed=5)):
         for task, (tree, rewards) in zip(tasks, found, strict=True):
             leaves = tree.leaves()
-            rollouts = [(tree.rollout(leaf).token_ids, tree.stop_reason(leaf), rewards.of(leaf)) for leaf in leaves]
+            rollouts = [(rollout_of(tree, leaf).token_ids, tree.stop_reason(leaf), rewards.of(leaf)) for leaf in leaves]
             assert sorted(rollouts) == sorted(played_alone(task, sample, 5) for sample in range(3))
 
 

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +10,6 @@ from turntree.run.statistics import (
     clopper_pearson_high,
     clopper_pearson_low,
     paired_bootstrap,
-    percentile_interval,
-    resampled,
     successes_needed,
     wilson,
 )
@@ -71,16 +68,3 @@ def test_the_fewest_successes_are_those_whose_bound_first_reaches_the_floor(tria
     if needed <= trials:
         assert clopper_pearson_low(needed, trials, confidence) >= floor - 1e-9
     assert clopper_pearson_low(min(needed - 1, trials), trials, confidence) < floor + 1e-9
-
-
-def test_a_bootstrap_over_tasks_draws_all_rows_of_a_task_together():
-    tasks = ["a", "b", "b", "c"]
-    for rows in resampled(tasks, resamples=50, seed=0):
-        drawn = [tasks[row] for row in rows]
-        assert drawn.count("b") % 2 == 0
-        assert drawn.count("a") + drawn.count("b") // 2 + drawn.count("c") == 3
-
-
-def test_a_percentile_interval_holds_its_share_of_the_values():
-    assert percentile_interval(list(np.linspace(0, 1, 101)), 0.9) == pytest.approx((0.05, 0.95))
-    assert percentile_interval([]) is None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trace_fixtures import adds_up
 
 from chat_import import import_chat
 from turntree.core.errors import InputError
@@ -110,7 +111,7 @@ class TestResponses:
         traces, report = imported(tmp_path, row, on_error="drop")
         assert traces == []
         assert report.dropped_turns == {"history_of_a_pivot_row": 1, "arguments_not_json": 1}
-        assert report.adds_up
+        assert adds_up(report)
 
     def test_a_terminus_row_demonstrates_its_expected_answer(self, tmp_path: Path) -> None:
         row = {
@@ -199,7 +200,7 @@ class TestAtif:
         [trace], report = imported(tmp_path, self.trajectory(copied, dispatched, *said), "t.json")
         assert [state.demonstration.content for state in candidates(trace)] == ["step 4", "step 5"]
         assert len(trace.turn_positions) == 4
-        assert report.dropped_turns == {"copied_context": 1, "no_model_call": 1} and report.adds_up
+        assert report.dropped_turns == {"copied_context": 1, "no_model_call": 1} and adds_up(report)
 
     def test_what_sub_agents_said_is_left_out_and_counted(self, tmp_path: Path) -> None:
         deeper = self.trajectory(self.step(2), session_id="s3")
@@ -207,7 +208,7 @@ class TestAtif:
         more = {"subagent_trajectories": [helper], "continued_trajectory_ref": "next.json"}
         [trace], report = imported(tmp_path, self.trajectory(self.step(2), **more), "t.json")
         assert (trace.id, report.turns_kept, report.turns_read) == ("s", 1, 4)
-        assert report.dropped_turns == {"in_subagent_trajectory": 3} and report.adds_up
+        assert report.dropped_turns == {"in_subagent_trajectory": 3} and adds_up(report)
         assert report.ignored == {"subagent_trajectories[]": 2, "continued_trajectory_ref": 1}
 
     def test_a_sub_agent_that_is_no_object_is_refused(self, tmp_path: Path) -> None:

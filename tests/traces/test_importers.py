@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_fixtures import CLAUDE, FIXTURES, SDK, Fixture, claude, line, text_item, use, used
+from trace_fixtures import CLAUDE, FIXTURES, SDK, Fixture, adds_up, claude, line, text_item, use, used
 
 from chat_import import import_chat
 from turntree.core import parts
@@ -49,7 +49,7 @@ def test_a_fixture_is_recognised_and_all_its_turns_are_accounted_for(name: str) 
         fixture.kept,
         fixture.dropped,
     )
-    assert report.adds_up and len(traces) == fixture.traces
+    assert adds_up(report) and len(traces) == fixture.traces
     assert tuple(trace.success for trace in traces) == fixture.success
     assert not fixture.unknown or report.ignored[fixture.unknown] >= 1, report.ignored
     assert all(trace.messages[0].role in ("system", "user", "assistant") for trace in traces)
@@ -83,7 +83,7 @@ def check(fixture: Fixture, text: str) -> ImportReport:
         assert "\n" not in str(error) and len(str(error)) < 2000
         stopping = None
     going_on = traces, report = imported(fixture, text, on_error="drop")
-    assert report.adds_up
+    assert adds_up(report)
     assert report.turns_kept == sum(len(candidates(trace)) for trace in traces)
     assert "format_failed" not in report.dropped_traces
     malformed = set(report.dropped_traces) - WELL_FORMED or report.cut_traces
@@ -176,7 +176,7 @@ def test_a_row_that_stands_twice_is_counted_and_kept_once(name: str) -> None:
             (Path(folder) / copy_of / fixture.name).write_text(written(fixture, values))
         traces, report = import_chat([folder], on_error="drop", **fixture.options)
     once = whole(name)
-    assert report.adds_up
+    assert adds_up(report)
     assert (len(traces), report.turns_kept) == (once.traces_kept, once.turns_kept)
     assert report.turns_read == 2 * once.turns_read
     assert report.dropped_traces["duplicate"] == once.traces_kept
@@ -196,7 +196,7 @@ def test_one_id_with_two_contents_stops_or_counts_the_second_with_its_turns(name
         imported(lines)
     _, report = imported(lines, on_error="drop")
     assert report.dropped_traces == {"duplicate_id": 1}
-    assert report.dropped_turns["duplicate_id"] == fixture.turns and report.adds_up
+    assert report.dropped_turns["duplicate_id"] == fixture.turns and adds_up(report)
 
 
 # what the fixtures become, where it is more than a change of names
@@ -300,7 +300,7 @@ def test_a_session_with_a_damaged_line_ends_there_and_counts_what_followed() -> 
     with pytest.raises(InputError, match=r"rollout-1\.jsonl:7: .*is not complete JSON"):
         imported(fixture, "\n".join(text))
     traces, report = imported(fixture, "\n".join(text), on_error="drop")
-    assert report.turns_read == fixture.turns and report.adds_up
+    assert report.turns_read == fixture.turns and adds_up(report)
     assert report.dropped_turns == {"after_malformed_message": 2} and report.cut_traces == {"malformed_message": 1}
     assert len(traces) == 2
 

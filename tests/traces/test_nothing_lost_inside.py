@@ -14,7 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_importers import imported
-from trace_fixtures import ATIF, FIXTURES, GYM, OLD, OPENHANDS, RECORD, SHAREGPT, SWE_GYM, TAU2, TOOL, TRAJ, lines
+from trace_fixtures import (
+    ATIF,
+    FIXTURES,
+    GYM,
+    OLD,
+    OPENHANDS,
+    RECORD,
+    SHAREGPT,
+    SWE_GYM,
+    TAU2,
+    TOOL,
+    TRAJ,
+    adds_up,
+    lines,
+)
 
 from turntree.core import parts
 from turntree.core.errors import InputError
@@ -166,7 +180,7 @@ def test_every_registered_format_is_looked_into() -> None:
 def test_the_files_hold_so_many_calls_parts_and_declarations_and_are_read(name: str) -> None:
     assert tuple(map(len, places(name))) == PLACES[name]
     traces, report = read(name, rows_of(name)) if name != "react" else imported(FIXTURES[name])
-    assert traces and report.adds_up
+    assert traces and adds_up(report)
 
 
 unknown_keys = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=3, max_size=12).map("x_{}".format)

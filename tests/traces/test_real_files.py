@@ -9,6 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from trace_fixtures import adds_up
 
 from chat_import import import_chat
 from turntree.core.errors import InputError
@@ -61,7 +62,7 @@ def test_no_file_of_trajectories_is_forgotten(shared_data: Path) -> None:
 @pytest.mark.parametrize("name", COUNTS)
 def test_every_turn_is_kept_or_counted(shared_data: Path, name: str) -> None:
     traces, report = import_chat([shared_data / name])
-    assert report.adds_up
+    assert adds_up(report)
     assert (len(traces), report.traces_read, report.turns_kept, report.dropped_turns) == COUNTS[name]
 
 

@@ -30,6 +30,12 @@ class Fixture:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+def adds_up(report: Any) -> bool:
+    """The laws of `ImportReport`."""
+    traces = report.traces_kept + report.dropped_traces.total()
+    return traces == report.traces_read and report.turns_kept + report.dropped_turns.total() == report.turns_read
+
+
 def lines(*rows: Any) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 

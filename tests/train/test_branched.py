@@ -15,6 +15,7 @@ from test_online import ROLLOUTS, Even, config, parts, weights, without_timing
 from test_parity import in_pieces
 
 from packed_gradient import gradient, library_gradient, relative_error
+from rollout_view import rollout_of, rollouts_of
 from tiny_models import tiny_model
 from turntree.core.labels import Rewards
 from turntree.core.protocols import Brancher
@@ -86,7 +87,7 @@ def flat_loss(model: Any, reference: Any, trees: list[RolloutTree], terms: list[
     total = torch.tensor(0.0, dtype=torch.float64)
     for tree, weighted in zip(trees, terms, strict=True):
         for leaf, weight, advantage in weighted:
-            rollout = tree.rollout(leaf)
+            rollout = rollout_of(tree, leaf)
             path = torch.tensor([rollout.token_ids])
             here = torch.tensor([t for t, sampled in enumerate(rollout.loss_mask) if sampled])
             old = torch.tensor([lp for lp in rollout.logprobs if lp is not None], dtype=torch.float64)
@@ -143,7 +144,7 @@ def test_what_the_engine_says_of_split_turns_is_what_the_model_says_of_the_whole
         run.policy.engine, run.policy.renderer, rollouts, brancher=run.brancher
     ).run(run.tasks[:3], seed=0)]  # fmt: skip
     assert sum(tree[fork].sampled for tree in trees for fork in tree.branch_points()) > 3
-    for rollout in (rollout for tree in trees for rollout in tree.rollouts()):
+    for rollout in (rollout for tree in trees for rollout in rollouts_of(tree)):
         path = torch.tensor([rollout.token_ids])
         with torch.no_grad():
             scores = torch.log_softmax(run.policy.model(input_ids=path).logits[0], -1)

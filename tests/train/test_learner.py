@@ -13,6 +13,7 @@ import torch
 from test_lora import adapted
 from torch import Tensor
 
+from rollout_view import rollout_of
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Completion, Sampling
 from turntree.core.cost import Cost
@@ -239,7 +240,7 @@ def test_an_engine_that_is_off_is_corrected_by_the_truncated_weight(off: float, 
     total, tokens = torch.tensor(0.0), 0
     for tree, credit in zip(trees, credits, strict=True):
         for leaf in tree.leaves():
-            path = torch.tensor([tree.rollout(leaf).token_ids])
+            path = torch.tensor([rollout_of(tree, leaf).token_ids])
             said = len(tree[leaf].token_ids)
             scores = torch.log_softmax(fresh(input_ids=path).logits[0], -1)[-1 - said : -1]
             advantage = credit.nodes[leaf].positive + credit.nodes[leaf].negative

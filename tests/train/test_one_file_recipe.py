@@ -11,6 +11,7 @@ import pytest
 import torch
 from random_trees import sampled_near, scored_trees
 
+from rollout_view import rollout_of
 from tiny_models import tiny_model
 from turntree.credit.credit import CreditRule
 from turntree.pack.packing import pack
@@ -35,7 +36,7 @@ def flat_rows(recipe, trees, rewards):
     for tree, labels in zip(trees, rewards, strict=True):
         scored = labels.scored()
         for leaf, advantage in zip(scored, recipe.group_advantages(list(scored.values())), strict=True):
-            rollout = tree.rollout(leaf)
+            rollout = rollout_of(tree, leaf)
             old = [logprob or 0.0 for logprob in rollout.logprobs]
             rows.append(recipe.Row(list(rollout.token_ids), [int(m) for m in rollout.loss_mask], old, advantage))
     return rows

@@ -15,6 +15,7 @@ import torch
 from random_trees import sampled_near, scored_trees
 
 from packed_gradient import gradient, library_gradient, relative_error
+from rollout_view import rollout_of
 from tiny_models import tiny_model
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
@@ -79,7 +80,7 @@ def flat_loss(
     for tree, labels in zip(trees, rewards, strict=True):
         leaves = [leaf for leaf in tree.leaves() if labels.of(leaf) is not None]
         for leaf, advantage in zip(leaves, group_advantages([labels.of(leaf) for leaf in leaves]), strict=True):
-            rollout = tree.rollout(leaf)
+            rollout = rollout_of(tree, leaf)
             path = torch.tensor([rollout.token_ids])
             scores = torch.log_softmax(model(input_ids=path).logits[0] / case.temperature, -1)
             with torch.no_grad():

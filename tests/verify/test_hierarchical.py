@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
-from turntree.core.verdict import Verdict
 from turntree.render.tool_calls import parse_message
 from turntree.verify import symbolic
 from turntree_worlds.qa.hierarchical import (
@@ -47,9 +46,9 @@ def test_the_reward_is_correctness_plus_a_bonus_for_correct_answers_with_all_too
 def test_every_part_is_reported_and_the_verdict_says_why():
     found = judged("<answer>Paris</answer>", calls=BOTH)
     assert (found.answer, found.correct, found.score, found.bonus) == ("Paris", True, 1.0, 0.1)
-    assert found.verdict == Verdict(1.1, "correct, with search and python", "answer")
-    assert judged(None).verdict == Verdict(-1.0, "no answer before the limit", "answer")
-    assert judged("<answer>Rome</answer>").verdict.reason == "wrong"
+    assert (found.reward, found.reason) == (1.1, "correct, with search and python")
+    assert judged(None).reward == -1.0 and judged(None).reason == "no answer before the limit"
+    assert judged("<answer>Rome</answer>").reason == "wrong"
 
 
 def test_every_one_of_several_answers_is_right():
@@ -60,7 +59,7 @@ def test_every_one_of_several_answers_is_right():
 def test_what_could_not_be_decided_has_no_reward_and_the_reason_says_so(monkeypatch):
     monkeypatch.setattr(symbolic, "equal", lambda one, two: None)
     found = judged("<answer>9^{9^{9}}</answer>", ("x+1",), "expression", score="overlap")
-    assert found.verdict == Verdict(None, "not decided: its comparison with the right answer is open", "answer")
+    assert (found.reward, found.reason) == (None, "not decided: its comparison with the right answer is open")
     assert judged("<answer>x + 1</answer>", ("y", "x + 1"), "expression").correct
 
 
@@ -142,7 +141,7 @@ def test_a_broken_call_is_text_and_text_without_an_answer_is_no_answer():
 
 def test_a_message_that_still_calls_a_tool_is_no_answer():
     message = Message("assistant", "<answer>Paris</answer>", (ToolCall("search", {"query": "x"}),))
-    assert judged(message).verdict == Verdict(-1.0, "a call instead of an answer", "answer")
+    assert (judged(message).reward, judged(message).reason) == (-1.0, "a call instead of an answer")
 
 
 EXTRACTED = [

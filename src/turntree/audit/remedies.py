@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turntree.audit.played import Played
+from turntree.audit.waste import share
 from turntree.decide.filters.greso import Greso, GresoConfig
 from turntree.run.statistics import ratio_interval
 
@@ -139,8 +140,8 @@ def estimate(played: Played, remedies: Remedies) -> dict[str, Any]:
         "rollout_saved_interval": _intervals([one.generation for one in each], played.spent, played.tasks_N),
         "training_saved_share": _shares(mean["training_saved"], played.trained),
         "training_saved_interval": _intervals([one.training for one in each], played.trained, played.tasks_N),
-        "mixed_lost_share": _share(lost, int(played.mixed_N.sum())),
-        "precision": _share(avoided, avoided + lost),
+        "mixed_lost_share": share(lost, int(played.mixed_N.sum())),
+        "precision": share(avoided, avoided + lost),
         "seeds": len(rows),
     }
 
@@ -178,8 +179,4 @@ def _mean(values: Sequence[Any]) -> Any:
 
 
 def _shares(saved: dict[str, float | None], spent: dict[str, NDArray[np.int64]]) -> dict[str, float | None]:
-    return {unit: _share(value, int(spent[unit].sum())) for unit, value in saved.items()}
-
-
-def _share(part: float | None, whole: float) -> float | None:
-    return None if part is None or not whole else part / whole
+    return {unit: share(value, int(spent[unit].sum())) for unit, value in saved.items()}

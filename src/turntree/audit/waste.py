@@ -35,8 +35,8 @@ def counts(played: Played) -> dict[str, Any]:
 def rate(zero_variance: int, scored: int) -> dict[str, Any]:
     """The share of scored groups with zero variance, with its 95% Wilson interval; None without a scored group."""
     low, high = wilson(zero_variance, scored)
-    share = zero_variance / scored if scored else None
-    return {"zero_variance_rate": share, "low": low, "high": high, "zero_variance": zero_variance, "scored": scored}
+    value = share(zero_variance, scored)
+    return {"zero_variance_rate": value, "low": low, "high": high, "zero_variance": zero_variance, "scored": scored}
 
 
 def overall(played: Played) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def cost(played: Played) -> dict[str, Any]:
             "total": int(spent.sum()),
             **{outcome.value: int(spent[mask].sum()) for outcome, mask in masks.items()},
             "zero_variance": int(spent[played.zero_variance_N].sum()),
-            "zero_variance_share": _share(spent[played.zero_variance_N].sum(), spent.sum()),
+            "zero_variance_share": share(spent[played.zero_variance_N].sum(), spent.sum()),
             "zero_variance_interval": ratio_interval(spent * played.zero_variance_N, spent, played.tasks_N),
         }
         for unit, spent in played.spent.items()
@@ -78,7 +78,7 @@ def _groups_by(keys: Sequence[K | None]) -> dict[K, list[int]]:
 def _row(played: Played, rows: list[int]) -> dict[str, Any]:
     flat_N = played.zero_variance_N[rows]
     outcomes = Counter(played.outcomes[i] for i in rows)
-    spent = {unit: _share(values[rows][flat_N].sum(), values[rows].sum()) for unit, values in played.spent.items()}
+    spent = {unit: share(values[rows][flat_N].sum(), values[rows].sum()) for unit, values in played.spent.items()}
     return {
         **rate(int(flat_N.sum()), int(played.scored_N[rows].sum())),
         **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
@@ -90,8 +90,8 @@ def dilution(played: Played) -> dict[str, Any]:
     """The share of the rollouts in a loss whose terms are zero. The gradient of a mean over all of them is smaller by
     the factor 1 - share; `amplification` is what leaving them out would gain (nothing with a constant normaliser)."""
     sizes = np.array([len(group.scored) for group in played.groups], dtype=np.int64)
-    share = _share(sizes[played.zero_variance_N].sum(), sizes[played.scored_N].sum())
-    return {"share": share, "amplification": None if share is None or share == 1 else 1 / (1 - share)}
+    diluted = share(sizes[played.zero_variance_N].sum(), sizes[played.scored_N].sum())
+    return {"share": diluted, "amplification": None if diluted is None or diluted == 1 else 1 / (1 - diluted)}
 
 
 def by_task_type(played: Played) -> dict[str, Any]:
@@ -100,8 +100,9 @@ def by_task_type(played: Played) -> dict[str, Any]:
     return {kind: _row(played, rows[kind]) for kind in sorted(rows)}
 
 
-def _share(part: Any, whole: Any) -> float | None:
-    return float(part) / float(whole) if whole else None
+def share(part: Any, whole: Any) -> float | None:
+    """None where nothing is known of the part, or the whole is nothing."""
+    return None if part is None or not whole else float(part) / float(whole)
 
 
 # tasks whose groups never have a gradient

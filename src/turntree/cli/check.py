@@ -108,7 +108,10 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
     loop = LOOP if any(found.case == LOOP and found.works for found in findings) else TALK
     options = "".join(f" {key}={value}" for key, value in choice.options.items())
     lines = [f"{choice.name}{options}: {choice.why}", "", shown(renderer, tokenizer, LOOPS[loop]), ""]
-    lines += [f"{'works  ' if found.works else 'refused'}  {found.case}{_reason(found.said)}" for found in findings]
+    lines += [
+        f"{'works  ' if found.works else 'refused'}  {found.case}{(f': {found.said}' if found.said else '')}"
+        for found in findings
+    ]
     refused = [found for found in findings if not found.works]
     if refused:
         lines.append("A rollout that would need one of these is censored with this reason; the run goes on.")
@@ -130,7 +133,3 @@ _ADVICE = (
     "(--set device.renderer.tool_format=NAME in the commands that sample), or try a model family (extra `renderers`, "
     "--renderer family:NAME)."
 )
-
-
-def _reason(said: str) -> str:
-    return f": {said}" if said else ""

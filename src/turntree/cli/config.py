@@ -66,7 +66,11 @@ def _rows(command: StageCommand, arguments: list[str], above: click.Context) -> 
     with command.make_context(command.name, list(arguments), parent=above, resilient_parsing=True) as ctx:
         known = {option for parameter in command.params for option in parameter.opts}
         refused = [word for word in arguments if word.startswith("--") and word.partition("=")[0] not in known]
-        refused += [name for name, value in ctx.params.items() if value is None and _given(ctx, name)]
+        refused += [
+            name
+            for name, value in ctx.params.items()
+            if value is None and (ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+        ]
         if refused:
             raise InputError(f"does not take {' '.join(refused)!r}", field=command.stage, hint="see its --help")
         values = command.values(ctx)
@@ -77,10 +81,6 @@ def _rows(command: StageCommand, arguments: list[str], above: click.Context) -> 
         {**key.to_json(), "option": ", ".join(short.get(key.name, [])), "shown": default_text(key)}
         for key in keys(command.config_class, values)
     ]
-
-
-def _given(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _table(rows: list[dict[str, Any]]) -> Iterator[str]:

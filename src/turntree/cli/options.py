@@ -96,6 +96,11 @@ class Read:
     metavar: str
     repeated: bool = False
 
+    def value(self, ctx: click.Context, parameter: click.Parameter, text: Any) -> Any:
+        if self.repeated:
+            return [to_value(self.read(one)) for one in text]
+        return None if text is None else to_value(self.read(text))
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -187,7 +192,8 @@ class StageCommand(OutputCommand):
         values = self._overlaid(layers)
         required = {key.name for key in keys(self.config_class) if key.required}
         for name, target in self.options.items():
-            if target in required and _lacks(values, str(target)):
+            section = _at(values, str(target).rpartition(".")[0])
+            if target in required and isinstance(section, Mapping) and not _holds(values, str(target)):
                 place = next((p for p in self.params if name in (*p.opts, p.human_readable_name)), None)
                 raise click.MissingParameter(ctx=ctx, param=place)
         try:
@@ -211,7 +217,8 @@ class StageCommand(OutputCommand):
 
     def _overlaid(self, layers: list[_Layer]) -> dict[str, Any]:
         values = defaults_of(self.config_class)
-        if self._named and self._part and not any(_names_part(layer.values.get(self._part)) for layer in layers):
+        parts_given = [layer.values.get(self._part) for layer in layers if self._part]
+        if self._named and self._part and not any(isinstance(v, str) or "name" in (v or ()) for v in parts_given):
             model = [layer.values["model"] for layer in layers if "model" in layer.values] or [values["model"]]
             layers = [_Layer({self._part: self._named(model[-1])}), *layers]
         for layer in layers:
@@ -292,8 +299,7 @@ def _parameter(name: str, target: str | Read, known: Mapping[str, Key]) -> click
         return click.Argument([_name(name)], metavar=name, required=False)
     told = f"{key.meaning}  {default_text(key)}".strip()
     if isinstance(target, Read):
-        read = _reader(target)
-        return click.Option([name], multiple=target.repeated, metavar=target.metavar, callback=read, help=told)
+        return click.Option([name], multiple=target.repeated, metavar=target.metavar, callback=target.value, help=told)
     if section_of(key.hint) not in (None, Part):
         return click.Option(
             [name],
@@ -303,15 +309,6 @@ def _parameter(name: str, target: str | Read, known: Mapping[str, Key]) -> click
             help=told,
         )
     return click.Option([name], help=told, **_kind(key.hint, name))
-
-
-def _reader(target: Read) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def read(ctx: click.Context, parameter: click.Parameter, text: Any) -> Any:
-        if target.repeated:
-            return [to_value(target.read(one)) for one in text]
-        return None if text is None else to_value(target.read(text))
-
-    return read
 
 
 def default_text(key: Key) -> str:
@@ -393,10 +390,6 @@ def _own(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         yield word.removeprefix("--").replace("-", "_"), value_of(text if equals else left.pop(0))
 
 
-def _names_part(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, Mapping) and "name" in value)
-
-
 def value_of(text: str) -> Any:
     """JSON where it parses as JSON, else text."""
     try:
@@ -430,11 +423,6 @@ def _holds(values: Mapping[str, Any], dotted: str) -> bool:
     above, _, name = dotted.rpartition(".")
     here = _at(values, above)
     return isinstance(here, Mapping) and name in here
-
-
-def _lacks(values: Mapping[str, Any], dotted: str) -> bool:
-    """Whether a required key is missing from a section that is there."""
-    return isinstance(_at(values, dotted.rpartition(".")[0]), Mapping) and not _holds(values, dotted)
 
 
 def _at(values: Mapping[str, Any], dotted: str) -> Any:

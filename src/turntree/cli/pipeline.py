@@ -249,10 +249,6 @@ def _reward(text: str) -> Any:
 REWARD = Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True)
 
 
-def _brancher(text: str) -> str | None:
-    return None if text == "none" else text
-
-
 @train.command(
     cls=StageCommand,
     config=_CONFIG + "TrainOnlineConfig",
@@ -261,7 +257,7 @@ def _brancher(text: str) -> str | None:
     named=environment_for,
     options={
         **short("environment model count held_out_count train.iterations train.groups train.rollouts.group_size"),
-        "--brancher": Read("brancher", _brancher, "SPEC"),
+        "--brancher": Read("brancher", lambda text: None if text == "none" else text, "SPEC"),
         **short(
             "brancher.probe_tokens initial=train.rollouts.initial_rollouts train.rollouts.episodes.max_turns "
             "train.rollouts.episodes.sampling.max_tokens train.rollouts.episodes.sampling.temperature "

@@ -48,7 +48,7 @@ class Part:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     @classmethod
-    def from_value(cls, value: Any, field: str, path: str | Path | None = None) -> Part:
+    def from_value(cls, value: Any, field: str) -> Part:
         """A name alone, or the mapping. Raises `ConfigError` for anything else."""
         if isinstance(value, Part):
             return value
@@ -58,7 +58,7 @@ class Part:
             row = cast("Mapping[Any, Any]", value)
             if isinstance(row.get("name"), str):
                 return cls(row["name"], {str(key): item for key, item in row.items() if key != "name"})
-        raise ConfigError("names no part", path=path, field=field, hint='write a name, or {"name": ..., KEY: VALUE}')
+        raise ConfigError("names no part", field=field, hint='write a name, or {"name": ..., KEY: VALUE}')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,26 +89,31 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], *, path: str | Path | 
 
     Raises `ConfigError` for an unknown key (naming the nearest known one), a missing one or a wrong type.
     """
+    try:
+        return _built(cls, values)
+    except ConfigError as error:
+        raise ConfigError(error.problem, path=error.path or path, field=error.field, hint=error.hint) from error
+
+
+def _built(cls: type[T], values: Mapping[str, Any]) -> T:
     hints, fields = _shape(cls)
     if not isinstance(cast(Any, values), Mapping):
-        raise ConfigError(f"is {type(values).__name__}, not an object", path=path)
+        raise ConfigError(f"is {type(values).__name__}, not an object")
     for key, value in values.items():
         if key not in fields:
             known = [name for name, field in fields.items() if not is_fixed(field)]
-            raise unknown_key(str(key), known, field=str(key), path=path)
+            raise unknown_key(str(key), known, field=str(key))
         if is_fixed(fields[key]) and value != (usual := _default(fields[key])):
-            raise ConfigError("is no key", path=path, field=key, hint=f"it is {usual!r}, always")
-    built = {key: _convert(hints[key], value, path, key) for key, value in values.items()}
+            raise ConfigError("is no key", field=key, hint=f"it is {usual!r}, always")
+    built = {key: converted(hints[key], value, key) for key, value in values.items()}
     for name, field in fields.items():
         no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if no_default and name not in built:
-            raise ConfigError("is missing", path=path, field=name, hint="give it a value")
+            raise ConfigError("is missing", field=name, hint="give it a value")
     try:
         return cls(**built)
-    except ConfigError as error:
-        raise ConfigError(error.problem, path=error.path or path, field=error.field, hint=error.hint) from error
     except ValueError as error:  # a __post_init__ check
-        raise ConfigError(str(error), path=path) from error
+        raise ConfigError(str(error)) from error
 
 
 @functools.cache
@@ -207,60 +212,60 @@ def section_of(hint: Any) -> type | None:
     return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
 
 
-def converted(hint: Any, value: Any, *, field: str, path: str | Path | None = None) -> Any:
-    """A plain value converted to the type `hint`. Raises `ConfigError` where it is not of that type."""
-    return _convert(hint, value, path, field)
-
-
-def unknown_key(key: str, known: Iterable[str], *, field: str, path: str | Path | None = None) -> ConfigError:
+def unknown_key(key: str, known: Iterable[str], *, field: str) -> ConfigError:
     """The error for a key that is not among `known`: names the nearest, or all."""
     names = sorted(known)
     near = difflib.get_close_matches(key[:100], names, n=1)
     listed = f"known keys: {', '.join(names)}" if names else "it has no keys"
-    return ConfigError(UNKNOWN, path=path, field=field, hint=f"did you mean {near[0]!r}?" if near else listed)
+    return ConfigError(UNKNOWN, field=field, hint=f"did you mean {near[0]!r}?" if near else listed)
 
 
-def _convert(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
+def converted(hint: Any, value: Any, field: str) -> Any:
+    """A plain value converted to the type `hint`. Raises `ConfigError` where it is not of that type."""
     if hint is Part:
-        return Part.from_value(value, field, path)
+        return Part.from_value(value, field)
     if hint is Any or (hint is str and type(value) is str):
         return value
     origin, arguments = _parts(hint)
     if origin is None and type(value) is hint:  # most values: nothing to take apart
-        return _convert_scalar(hint, value, path, field)
+        return _convert_scalar(hint, value, field)
     if origin is typing.Annotated:
         usual = usual_of(hint)
         if usual is not None and isinstance(value, Mapping) and "name" not in value:
             value = {"name": usual, **cast("Mapping[str, Any]", value)}
-        converted = _convert(arguments[0], value, path, field)
-        _check_bounds(converted, arguments[1:], path, field)
-        return converted
+        plain = converted(arguments[0], value, field)
+        for bound in arguments[1:]:
+            if isinstance(bound, Between) and plain is not None and not bound.least <= plain <= bound.most:
+                raise ConfigError(f"is {plain!r}", field=field, hint=f"it is {bound}")
+        return plain
     if origin in (types.UnionType, typing.Union):
-        return _convert_union(arguments, value, path, field)
+        return _convert_union(arguments, value, field)
     if origin is typing.Literal:
         if not any(type(value) is type(option) and value == option for option in arguments):
             allowed = ", ".join(map(repr, arguments))
-            raise ConfigError(f"{value!r} is not allowed", path=path, field=field, hint=f"use one of {allowed}")
+            raise ConfigError(f"{value!r} is not allowed", field=field, hint=f"use one of {allowed}")
         return value
     if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
         if value not in list(hint):
             allowed = ", ".join(repr(option.value) for option in hint)
-            raise ConfigError(f"{value!r} is not allowed", path=path, field=field, hint=f"use one of {allowed}")
+            raise ConfigError(f"{value!r} is not allowed", field=field, hint=f"use one of {allowed}")
         return hint(value)
     if dataclasses.is_dataclass(cast(Any, hint)) and isinstance(value, Mapping):
-        return _section(cast(Any, hint), cast("Mapping[str, Any]", value), path, field)
+        return _section(cast(Any, hint), cast("Mapping[str, Any]", value), field)
     if origin in (tuple, list) and isinstance(value, list | tuple):
-        return _convert_items(origin, arguments, list(cast("list[Any]", value)), path, field)
+        return _convert_items(origin, arguments, list(cast("list[Any]", value)), field)
     if origin in (dict, collections.abc.Mapping) and isinstance(value, Mapping):
-        pairs = cast("Mapping[Any, Any]", value).items()
-        return {_text(key, path, field): _convert(arguments[1], item, path, f"{field}.{key}") for key, item in pairs}
-    return _convert_scalar(origin or hint, value, path, field)
+        row = cast("Mapping[Any, Any]", value)
+        if odd := [key for key in row if not isinstance(key, str)]:
+            raise ConfigError(f"has the key {odd[0]!r}, which is not text", field=field)
+        return {key: converted(arguments[1], item, f"{field}.{key}") for key, item in row.items()}
+    return _convert_scalar(origin or hint, value, field)
 
 
-def _section(cls: type[T], value: Mapping[str, Any], path: str | Path | None, field: str) -> T:
+def _section(cls: type[T], value: Mapping[str, Any], field: str) -> T:
     """A nested dataclass. Its errors name their place from here; checks of a section may begin with its name."""
     try:
-        return from_mapping(cls, value, path=path)
+        return _built(cls, value)
     except ConfigError as error:
         inner = "" if error.field is None else f".{error.field.removeprefix(field + '.')}"
         whole = field if error.field == field else field + inner
@@ -273,7 +278,7 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return typing.get_origin(hint), typing.get_args(hint)
 
 
-def _convert_union(options: tuple[Any, ...], value: Any, path: str | Path | None, field: str) -> Any:
+def _convert_union(options: tuple[Any, ...], value: Any, field: str) -> Any:
     if value is None and type(None) in options:
         return None
     errors: list[ConfigError] = []
@@ -281,46 +286,34 @@ def _convert_union(options: tuple[Any, ...], value: Any, path: str | Path | None
         if option is type(None):
             continue
         try:
-            return _convert(option, value, path, field)
+            return converted(option, value, field)
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
 
 
-def _convert_items(kind: Any, arguments: tuple[Any, ...], items: list[Any], path: str | Path | None, field: str) -> Any:
+def _convert_items(kind: Any, arguments: tuple[Any, ...], items: list[Any], field: str) -> Any:
     kinds: list[Any] = list(arguments)
     if kind is list or arguments[-1:] == (Ellipsis,):
         kinds = [arguments[0]] * len(items)
     if len(kinds) != len(items):
-        raise ConfigError(f"needs {len(kinds)} values, has {len(items)}", path=path, field=field)
+        raise ConfigError(f"needs {len(kinds)} values, has {len(items)}", field=field)
     plain = len(set(kinds)) == 1 and kinds[0] in (int, float) and {type(item) for item in items} == {kinds[0]}
     if plain and all(-_LARGEST <= item <= _LARGEST for item in items):
         return items if kind is list else tuple(items)  # thousands of token ids, without a long look at each
     pairs = enumerate(zip(kinds, items, strict=True))
-    converted = [_convert(hint, item, path, f"{field}[{place}]") for place, (hint, item) in pairs]
-    return converted if kind is list else tuple(converted)
+    found = [converted(hint, item, f"{field}[{place}]") for place, (hint, item) in pairs]
+    return found if kind is list else tuple(found)
 
 
-def _convert_scalar(hint: Any, value: Any, path: str | Path | None, field: str) -> Any:
+def _convert_scalar(hint: Any, value: Any, field: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST:
         return float(value)
     if isinstance(hint, type) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         kind = "a section of keys" if section_of(hint) else f"of type {hint.__name__}"
-        raise ConfigError(f"{value!r} is not {kind}", path=path, field=field)
+        raise ConfigError(f"{value!r} is not {kind}", field=field)
     if hint is float and not math.isfinite(value):
-        raise ConfigError(f"is {value}, which is not a finite number", path=path, field=field)
+        raise ConfigError(f"is {value}, which is not a finite number", field=field)
     if hint is int and abs(value) > _LARGEST:
-        raise ConfigError("is a number of more than 64 bits", path=path, field=field)
+        raise ConfigError("is a number of more than 64 bits", field=field)
     return value
-
-
-def _check_bounds(value: Any, bounds: tuple[Any, ...], path: str | Path | None, field: str) -> None:
-    for bound in bounds:
-        if isinstance(bound, Between) and value is not None and not bound.least <= value <= bound.most:
-            raise ConfigError(f"is {value!r}", path=path, field=field, hint=f"it is {bound}")
-
-
-def _text(key: Any, path: str | Path | None, field: str) -> str:
-    if not isinstance(key, str):
-        raise ConfigError(f"has the key {key!r}, which is not text", path=path, field=field)
-    return key

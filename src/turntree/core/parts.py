@@ -321,8 +321,9 @@ def _parameters(target: Callable[..., Any], *, keyword_only: bool = False) -> di
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations as types, for a class those of its `__init__`."""
-    function = cast("Any", target).__init__ if inspect.isclass(target) else target
+    """Annotations as types, for a class those of its `__init__`; of a dataclass each is read where its field is."""
+    plain = inspect.isclass(target) and not dataclasses.is_dataclass(target)
+    function = cast("Any", target).__init__ if plain else target
     try:
         return typing.get_type_hints(function)
     except NameError:  # a name that exists for type checkers only: that of a `tokenizer` must not hide the options'

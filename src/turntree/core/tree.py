@@ -116,40 +116,6 @@ class Decision:
     saw: int | None = None
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """A view of one root-to-leaf path; the three sequences align.
-
-    `loss_mask[t]` is True where the policy sampled token t; `logprobs[t]` is None elsewhere.
-    """
-
-    leaf: int
-    nodes: tuple[Node, ...]
-    stop: StopReason | None
-    token_ids: tuple[int, ...]
-    loss_mask: tuple[bool, ...]
-    logprobs: tuple[float | None, ...]
-
-    @classmethod
-    def along(cls, nodes: tuple[Node, ...], stop: StopReason | None) -> Rollout:
-        """The rollout of a path from the root to a leaf."""
-        logprobs: list[float | None] = []
-        for node in nodes:
-            logprobs.extend(node.logprobs if node.logprobs is not None else [None] * len(node.token_ids))
-        return cls(
-            leaf=nodes[-1].id,
-            nodes=nodes,
-            stop=stop,
-            token_ids=tuple(token for node in nodes for token in node.token_ids),
-            loss_mask=tuple(node.sampled for node in nodes for _ in node.token_ids),
-            logprobs=tuple(logprobs),
-        )
-
-    @property
-    def turns(self) -> int:
-        return self.nodes[-1].turn
-
-
 class RolloutTree:
     """The rollouts of one task. Only `add`, `stop`, `mark_refill` and `record` change it: all of them append."""
 
@@ -287,12 +253,6 @@ class RolloutTree:
         """Ids of the nodes without children, in order of creation."""
         return tuple(node for node, children in enumerate(self._children) if not children)
 
-    def first_leaf(self, node: int) -> int:
-        """The leaf that first children lead to: of a fork, the rollout that was forked."""
-        while children := self._children[node]:
-            node = children[0]
-        return node
-
     def stop_reason(self, leaf: int) -> StopReason | None:
         return self._stops.get(leaf)
 
@@ -361,12 +321,6 @@ class RolloutTree:
             found.append(self._nodes[current])
             current = self._nodes[current].parent
         return tuple(reversed(found))
-
-    def rollout(self, leaf: int) -> Rollout:
-        return Rollout.along(self.path(leaf), self._stops.get(leaf))
-
-    def rollouts(self) -> tuple[Rollout, ...]:
-        return tuple(self.rollout(leaf) for leaf in self.leaves())
 
     @property
     def cost(self) -> Cost:

@@ -10,9 +10,9 @@ import contextlib
 import json
 import pickle
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from turntree.core import seeds
 from turntree.core.config import Part, at_least
@@ -22,6 +22,7 @@ from turntree.core.protocols import Environment, Observation, task_of
 from turntree.env.pool import checked, start
 from turntree.env.tasks import same_tasks
 
+T = TypeVar("T")
 WORDS = ("look", "help", "yes", "no", "0", "1", "left", "right", "up", "[stop]")
 
 
@@ -94,7 +95,10 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     found += _play(first, tools, told, task_id, seed, turns)
     found += _garbage(task, tools, task_id)
     found += _gold(task, task_id)
-    found += _workers(task, task_id)
+    sent, raised = _tried(pickle.dumps, task)
+    if sent is None:
+        said = f"{raised}; it is stepped in this process only"
+        found.append(Finding("a task can be sent to a worker process", task_id, None, said, grave=False))
     return found
 
 
@@ -106,14 +110,13 @@ def _play(
     last = told
     for turn in range(1, turns + 1):
         action = random_action(tools, last, rng)
-        twin, cannot = _fork(environment)
-        if cannot is not None:
+        twin, cannot = _tried(environment.fork)
+        if twin is None:
             said = f"{cannot}; it trains, but without branching"
             yield Finding("a fork stands where the original stood", task_id, turn, said, grave=False)
-        try:
-            answer = checked(environment.step(action))
-        except BaseException as error:
-            said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
+        answer, raised = _tried(_stepped, environment, action)
+        if answer is None:
+            said = f"{raised} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, turn, said)
             return
         if not 0 <= (answer.progress or 0.0) <= 1:
@@ -122,27 +125,32 @@ def _play(
             yield from _same(twin, action, answer, task_id, turn)
         yield from _carried(answer, task_id, turn)
         if answer.done:
-            yield from _ending(answer, task_id, turn)
+            if answer.success is None and answer.reward is None:
+                said = "the episode is over with neither success nor reward: only a reward function could judge it"
+                yield Finding("an ending says how it went", task_id, turn, said, grave=False)
             return
         last = answer
 
 
-def _fork(environment: Environment) -> tuple[Environment | None, str | None]:
+def _tried(call: Callable[..., T], *given: Any) -> tuple[T | None, str]:
+    """What a call gave, or None and why it raised."""
     try:
-        return environment.fork(), None
+        return call(*given), ""
     except BaseException as error:
         return None, reason_of(error)
 
 
+def _stepped(environment: Environment, action: Message) -> Observation:
+    return checked(environment.step(action))
+
+
 def _same(twin: Environment, action: Message, answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
-    try:
-        again = checked(twin.step(action))
-    except BaseException as error:
-        yield Finding("a fork answers as the original", task_id, turn, f"the fork raised {reason_of(error)}")
-        return
+    again, raised = _tried(_stepped, twin, action)
     if again != answer:
-        said = f"{_shown(action)} was answered {_short(again)} in a fork and {_short(answer)} in the original"
-        yield Finding("a fork answers as the original", task_id, turn, said)
+        differs = (
+            again and f"{_shown(action)} was answered {_short(again)} in a fork and {_short(answer)} in the original"
+        )
+        yield Finding("a fork answers as the original", task_id, turn, differs or f"the fork raised {raised}")
 
 
 def _carried(observation: Observation, task_id: str, turn: int) -> Iterator[Finding]:
@@ -156,12 +164,6 @@ def _carried(observation: Observation, task_id: str, turn: int) -> Iterator[Find
             said = "it reads back as another message"
         if not kept:
             yield Finding("JSON carries every message", task_id, turn, said)
-
-
-def _ending(answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
-    if answer.success is None and answer.reward is None:
-        said = "the episode is over with neither success nor reward: only a reward function could judge it"
-        yield Finding("an ending says how it went", task_id, turn, said, grave=False)
 
 
 def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
@@ -192,12 +194,9 @@ def _garbage(task: Environment, tools: Sequence[dict[str, Any]], task_id: str) -
         Message("assistant", "", (ToolCall(tool, {"no_such_argument": [None, {"a": 1e308}]}),)),
     )
     for action in actions:
-        try:
-            environment = task.fork()
-            environment.reset()
-            checked(environment.step(action))
-        except BaseException as error:
-            said = f"{reason_of(error)} for {_shown(action)}; the rollout would be censored"
+        answer, raised = _tried(_last_of, task, [action])
+        if answer is None:
+            said = f"{raised} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, 1, said)
 
 
@@ -206,28 +205,22 @@ def _gold(task: Environment, task_id: str) -> Iterator[Finding]:
     law, gold = "the task's own gold solves it", task_of(task).gold
     if not gold:
         return
-    last = None
-    try:
-        environment = task.fork()
-        environment.reset()
-        for message in gold:
-            last = checked(environment.step(message))
-            if last.done:
-                break
-    except BaseException as error:
-        yield Finding(law, task_id, None, f"raised {reason_of(error)}", grave=False)
-        return
+    last, raised = _tried(_last_of, task, gold)
     if last is None or not last.success:
-        said = "it does not end in success; `turntree traces gold` leaves this task out"
+        unsolved = "it does not end in success; `turntree traces gold` leaves this task out"
+        said = f"raised {raised}" if last is None else unsolved
         yield Finding(law, task_id, None, said, grave=False)
 
 
-def _workers(task: Environment, task_id: str) -> Iterator[Finding]:
-    try:
-        pickle.dumps(task)
-    except BaseException as error:
-        said = f"{reason_of(error)}; it is stepped in this process only"
-        yield Finding("a task can be sent to a worker process", task_id, None, said, grave=False)
+def _last_of(task: Environment, actions: Sequence[Message]) -> Observation:
+    """The last answer to these actions on a copy of the task; the first that ends it is the last."""
+    environment = task.fork()
+    environment.reset()
+    for action in actions[:-1]:
+        answer = checked(environment.step(action))
+        if answer.done:
+            return answer
+    return checked(environment.step(actions[-1]))
 
 
 def random_action(tools: Sequence[dict[str, Any]], last: Observation, rng: random.Random) -> Message:

@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -251,7 +252,8 @@ class ContainerHost:
                 user="0",
             )
         )
-        weakref.finalize(container, self._later, self._remove, container.id, base).atexit = False
+        remove = partial(self.client.api.remove_container, container.id, force=True, v=True)
+        weakref.finalize(container, self._later, remove, base).atexit = False
         self.call(container.start)
         return container
 
@@ -260,19 +262,16 @@ class ContainerHost:
         self.count("committed")
         image: str = self.call(lambda: container.commit(conf={"Labels": {LABEL: self.owner}}).id)
         made = Snapshot(image, parent.depth + 1, parent)
-        weakref.finalize(made, self._later, self._forget, image, parent).atexit = False
+        remove = partial(self.client.images.remove, image, force=False, noprune=True)
+        weakref.finalize(made, self._later, remove, parent).atexit = False
         return made
 
-    def _forget(self, image: str, _parent: Snapshot) -> None:
-        self.client.images.remove(image, force=False, noprune=True)
+    def _later(self, act: Callable[[], Any], needed: Snapshot | None = None) -> None:
+        """`needed` is kept until then."""
 
-    def _remove(self, container: str, _base: Snapshot) -> None:
-        self.client.api.remove_container(container, force=True, v=True)
-
-    def _later(self, act: Callable[..., Any], *arguments: Any) -> None:
         def quietly() -> None:
             with contextlib.suppress(EnvironmentFault, EnvironmentGone):
-                self.call(lambda: act(*arguments))
+                self.call(act)
 
         with contextlib.suppress(RuntimeError):  # the host has ended, and swept
             self._helpers.submit(quietly)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,7 +139,40 @@ class ContainerTools:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContainerTasks:
+class InContainers(ABC):
+    """Tasks of a file or folder in containers, over Docker's API; with `held_out` that one is "dev" and "test". A
+    command that plays only held-out tasks needs it."""
+
+    held_out: str | None = None
+    """A second file or folder of such tasks, for held-out tasks."""
+    limits: ContainerLimits = field(default_factory=ContainerLimits)
+    threads: int = 16
+    """Commands that run at once."""
+
+    def __post_init__(self) -> None:
+        at_least(self, threads=1)
+
+    @abstractmethod
+    def source(self) -> str:
+        """The file or folder of tasks to train on."""
+
+    @abstractmethod
+    def of_split(self, split: str, count: int, seed: int) -> list[ContainerTask]:
+        """Raises `InputError` for what is no task."""
+
+    @contextlib.contextmanager
+    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
+        """Raises `InputError` for what is no task, and where no daemon answers."""
+        source = self.source()
+        must_be_held_out(splits, source, self.held_out)
+        made = {split: self.of_split(split, count, seed) for split, count in splits.items()}
+        files = contents({"tasks": source, "held_out": self.held_out})
+        with opened(made, self.limits, self.threads, files) as tasks:
+            yield tasks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerTasks(InContainers):
     """Tasks in containers, over Docker's API.
 
     The rows of `tasks` are assigned to splits by a hash of their content; with `held_out` that file is "dev" and
@@ -147,30 +181,14 @@ class ContainerTasks:
 
     tasks: str
     """A file of tasks (JSON lines)."""
-    held_out: str | None = None
-    """A second such file, for held-out tasks."""
     image: str = ""
     """The image of tasks that name none."""
-    limits: ContainerLimits = field(default_factory=ContainerLimits)
-    threads: int = 16
-    """Commands that run at once."""
 
-    def __post_init__(self) -> None:
-        at_least(self, threads=1)
+    def source(self) -> str:
+        return self.tasks
 
-    @contextlib.contextmanager
-    def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """Raises `InputError` for a row that is no task, and where no daemon answers."""
-        must_be_held_out(splits, self.tasks, self.held_out)
-        made = {
-            split: [
-                self._task(row, name) for name, row in rows_of(self.tasks, self.held_out, split, count, seed)
-            ]
-            for split, count in splits.items()
-        }  # fmt: skip
-        files = {"tasks": self.tasks, "held_out": self.held_out}
-        with opened(made, self.limits, self.threads, contents(files)) as tasks:
-            yield tasks
+    def of_split(self, split: str, count: int, seed: int) -> list[ContainerTask]:
+        return [self._task(row, name) for name, row in rows_of(self.tasks, self.held_out, split, count, seed)]
 
     def _task(self, row: Mapping[str, Any], name: str) -> ContainerTask:
         for key in row:

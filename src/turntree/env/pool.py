@@ -29,9 +29,8 @@ class Session:
 
     def twin(self, steps: int | None = None) -> Session:
         """The same episode up to now, or up to `steps` steps."""
-        if steps is None:
-            return Session(self.environment, list(self.actions), list(self.answers))
-        return Session(self.environment, self.actions[:steps], self.answers[: steps + 1])
+        answers = self.answers[: None if steps is None else steps + 1]
+        return Session(self.environment, self.actions[:steps], answers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,9 @@ class ToolEnvironment(Recorded):
         return _opening(self._prompt, None if told is None else _text(told))
 
     def _do(self, action: Message) -> Observation:
-        answers = tuple(self._call(call) for call in action.tool_calls)
+        answers = tuple(
+            Message("tool", self._answer(call), tool_call_id=call.id, name=call.name) for call in action.tool_calls
+        )
         state = self._held
         done, reward = not answers or _read(state, "done", given_truth) is True, _reward(state)
         return Observation(
@@ -129,9 +131,6 @@ class ToolEnvironment(Recorded):
             progress=_read(state, "progress", given_number),
             reward=reward,
         )
-
-    def _call(self, call: ToolCall) -> Message:
-        return Message("tool", self._answer(call), tool_call_id=call.id, name=call.name)
 
     def _answer(self, call: ToolCall) -> str:
         if call.name not in tool_names(type(self._held)):

@@ -59,15 +59,14 @@ def held_out_checks(folder: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def held_out_outcomes(folder: Path, iteration: int | None = None) -> dict[str, float]:
-    """Success by task at the check after `iteration`, None for the last one of a run. Raises `InputError` where a run
-    kept none."""
+def held_out_outcomes(folder: Path) -> dict[str, float]:
+    """Success by task at the last check of a run. Raises `InputError` where a run kept none."""
     checks = held_out_checks(folder)
     if not checks:
         raise InputError(
             "has no outcomes by task", path=folder / held_out.FILE_NAME, hint="run this arm again in a new folder"
         )
-    return checks[max(checks) if iteration is None else iteration]
+    return checks[max(checks)]
 
 
 def write_experiment(out: Path, summary: Mapping[str, Any], seeds: Sequence[int], arms: Sequence[str]) -> None:

@@ -33,8 +33,7 @@ def by_rows(
     for path in paths:
         report.files += 1
         here: set[int] = set()
-        rows = read_each(read, parsed(path, report), path, report)
-        yield from grouped(_noted(rows, here) if len(paths) > 1 else rows, path, report)
+        yield from grouped(_noted(read_each(read, parsed(path, report), path, report), here), path, report)
         if not before.isdisjoint(here):
             report.note(
                 "rollouts of one group and iteration lie in several files, each of which was read as a group of its own"

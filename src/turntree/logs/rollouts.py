@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from turntree.core.config import from_mapping
 from turntree.core.errors import InputError
@@ -15,6 +15,7 @@ from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
 from turntree.logs.rows import ReadReport
 from turntree.run import jsonl
 
+T = TypeVar("T")
 SCHEMA = "turntree.rollout/1"
 FILE_NAME = "rollouts.jsonl"
 
@@ -98,6 +99,22 @@ def _rollout(
     )
 
 
+def read_own(path: Path, read: Callable[[Any], T], what: str, report: ReadReport | None) -> Iterator[T]:
+    """What `read` makes of every line of a log of a run. Raises `InputError` with the line, unless there is a `report`,
+    in which lines that cannot be read (a run that is being written, or was killed) are counted."""
+    for number, line in jsonl.read_lines(path):
+        if report is not None:
+            report.saw_line()
+        try:
+            found = read(jsonl.parse_json(line, half_characters=True))
+        except InputError as error:
+            if report is None:
+                raise jsonl.located(error, path=path, line=number) from error
+            report.drop(f"a line that is not {what}", path, number, detail=str(error))
+            continue
+        yield found
+
+
 class Rollouts:
     """turntree's own rollout logs (a log format)."""
 
@@ -106,12 +123,6 @@ class Rollouts:
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:
             report.files += 1
-            for number, line in jsonl.read_lines(path):
-                report.saw_line()
-                try:
-                    group = group_from_json(jsonl.parse_json(line, half_characters=True))
-                except InputError as error:
-                    report.drop("a line that is not a finished group", path, number, detail=str(error))
-                    continue
+            for group in read_own(path, group_from_json, "a finished group", report):
                 report.saw_group(len(group.rollouts))
                 yield group

@@ -57,12 +57,8 @@ answer may have (answer, solution) are not among them."""
 def facts_of(row: Mapping[str, Any], **more: Any) -> dict[str, int]:
     """A number for every fact of a row that is not null, and for those in `more`: equal for equal values."""
     found = {name: row[name] for name in sorted(FACTS.intersection(row))} | more
-    return {name: _number_of(value) for name, value in found.items() if value is not None}
-
-
-def _number_of(value: Any) -> int:
-    told = json.dumps(value, sort_keys=True, default=repr)
-    return int.from_bytes(hashlib.blake2b(told.encode(), digest_size=8).digest())
+    told = {name: json.dumps(value, sort_keys=True, default=repr) for name, value in found.items() if value is not None}
+    return {name: int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest()) for name, t in told.items()}
 
 
 def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:

@@ -18,9 +18,8 @@ from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import Decision, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import LARGEST, LoggedGroup
-from turntree.logs.rollouts import group_from_tree
+from turntree.logs.rollouts import group_from_tree, read_own
 from turntree.logs.rows import ReadReport
-from turntree.run import jsonl
 
 SCHEMA = "turntree.trees/1"
 FILE_NAME = "trees.jsonl"
@@ -59,7 +58,8 @@ class KeptTree:
         for node in tree["nodes"]:
             for name in ("logprobs", "entropies"):
                 if name in node:
-                    node[name] = [_single(value) for value in node[name]]
+                    # the shortest decimal that is the same number in single precision
+                    node[name] = [float(f"{value:.9g}") for value in node[name]]
             if "timing" in node:
                 node["timing"] = {name: round(seconds, 6) for name, seconds in node["timing"].items()}
         completions = {str(node): reward for node, reward in sorted(self.rewards.completions.items())}
@@ -100,18 +100,11 @@ class KeptTree:
         return kept
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Labels:
+@dataclass(frozen=True)
+class _Labels(Credit):
     """A `Credit` as it is written."""
 
-    nodes: dict[str, tuple[float, float, float]]
-    rollout_tokens: float
-    rollouts: float
-    zero_variance: bool
-    censored: int = 0
-    uncounted: int = 0
-    redistributed: float = 0.0
-    biased_forks: int = 0
+    nodes: dict[str, tuple[float, float, float]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def restored(self) -> Credit:
         nodes = {int(node): NodeCredit(*numbers) for node, numbers in self.nodes.items()}
@@ -178,19 +171,8 @@ def is_kept(iteration: int, iterations: int, keep: int | None) -> bool:
 
 
 def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
-    """The trees of a file in order, one at a time. Raises `InputError` with the line, unless there is a `report`, in
-    which lines that cannot be read (a run that is being written, or was killed) are counted."""
-    for number, line in jsonl.read_lines(path):
-        if report is not None:
-            report.saw_line()
-        try:
-            kept = KeptTree.from_json(jsonl.parse_json(line, half_characters=True))
-        except InputError as error:
-            if report is None:
-                raise jsonl.located(error, path=path, line=number) from error
-            report.drop("a line that is not a rollout tree", path, number, detail=str(error))
-            continue
-        yield kept
+    """The trees of a file in order, one at a time; `report` as in `logs.rollouts.read_own`."""
+    return read_own(path, KeptTree.from_json, "a rollout tree", report)
 
 
 class Trees:
@@ -216,8 +198,3 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 def _credit(credit: Credit) -> dict[str, Any]:
     nodes = {str(node): [c.positive, c.negative, c.multiplicity] for node, c in sorted(credit.nodes.items())}
     return {**{key: value for key, value in vars(credit).items() if key != "nodes"}, "nodes": nodes}
-
-
-def _single(value: float) -> float:
-    """The shortest decimal that is the same number in single precision."""
-    return float(f"{value:.9g}")

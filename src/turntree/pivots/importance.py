@@ -14,7 +14,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from turntree.core import seeds
 from turntree.core.cost import NO_COST, Cost
@@ -22,6 +21,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.pivots.rows import Row, samples_of
 from turntree.rollout.continuations import Continuation, PlayOn
+from turntree.run.artifacts import Importance
 
 _SIDES = ("accepted", "refused")
 _LEAST_VARIANCE = 1e-3  # of a difference between two outcomes that are exact
@@ -34,22 +34,6 @@ class Choice:
     state: TurnState
     accepted: Message
     refused: Message
-
-
-@dataclass(frozen=True)
-class Importance:
-    """Mean success after the accepted and after the refused action, their difference and its standard error. Or why
-    there is none."""
-
-    accepted: float | None = None
-    refused: float | None = None
-    difference: float | None = None
-    error: float | None = None
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        found = {"accepted": self.accepted, "refused": self.refused, "difference": self.difference, "error": self.error}
-        return {**found, **({"reason": self.reason} if self.reason else {})}
 
 
 def choose(state: TurnState, row: Row, seed: int) -> Choice | None:
@@ -147,9 +131,10 @@ def _mean(pairs: Sequence[tuple[float, float]]) -> float:
 def _difference(accepted: Continuation, refused: Continuation) -> Importance:
     for side in (accepted, refused):
         if not side.outcomes:
-            return Importance(reason=f"{side.name}: {side.reason}")
+            unknown = dict.fromkeys(("accepted", "refused", "difference", "error"))
+            return Importance(**unknown, reason=f"{side.name}: {side.reason}")
     (high, spread), (low, other) = _moments(accepted), _moments(refused)
-    return Importance(high, low, high - low, math.sqrt(spread + other))
+    return Importance(accepted=high, refused=low, difference=high - low, error=math.sqrt(spread + other))
 
 
 def _moments(side: Continuation) -> tuple[float, float]:

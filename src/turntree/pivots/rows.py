@@ -70,6 +70,12 @@ def class_of_moments(mean_and_variance: tuple[float, float] | None, threshold: f
     return Class.PIVOT if mean < threshold else Class.EASY
 
 
+def classify(row: Row, threshold: float) -> str:
+    """The class of the candidate of a row, as it is written."""
+    moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
+    return class_of_moments(moments, threshold).value
+
+
 class Stop(StrEnum):
     """Why sampling stopped at this number of rollouts."""
 

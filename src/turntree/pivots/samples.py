@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from turntree.core.completion import Finished, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
@@ -15,6 +15,9 @@ from turntree.core.protocols import Engine, Renderer, StreamingEngine, TurnState
 from turntree.engine.requests import polled
 from turntree.rollout.live import RendererFault, sampled_turn
 from turntree.rollout.local import Prompted, local_request
+
+if TYPE_CHECKING:
+    from turntree.pivots.rows import StoredProfile
 
 _AN_OUTAGE = 8  # this many failures in a row mean an outage; fewer may be one state that the engine refuses
 
@@ -39,12 +42,6 @@ class Sample:
     def key(self) -> str:
         """Equal for equal actions that ended alike (cut or not)."""
         return json.dumps(None if self.action is None else self.action.to_chat(), sort_keys=True)
-
-
-class Store(Protocol):
-    """Stored samples of a state by number, each exactly what the engine would draw again."""
-
-    def samples(self, state: TurnState) -> Sequence[Sample]: ...
 
 
 def together(engine: Engine) -> Answer:
@@ -78,7 +75,7 @@ class Sampler:
     holds the first samples of one with more."""
 
     def __init__(
-        self, answer: Answer, renderer: Renderer, sampling: Sampling, seed: int, store: Store | None = None
+        self, answer: Answer, renderer: Renderer, sampling: Sampling, seed: int, store: StoredProfile | None = None
     ) -> None:
         self._answer, self._renderer, self._sampling, self._seed, self._store = answer, renderer, sampling, seed, store
 

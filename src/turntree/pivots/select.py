@@ -19,13 +19,12 @@ from typing import Any, Literal
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.pivots.importance import shrunk
-from turntree.pivots.rows import class_of_moments
+from turntree.pivots.rows import Row, classify
 from turntree.run.artifacts import PIVOTS
 
 SCHEMA = PIVOTS.schema
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are previewed
 _LEAST = 0.05  # importance of a state, as a share of the highest
-Row = Mapping[str, Any]  # a row of a profile (schema turntree.profile/2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +79,6 @@ def is_mixed(row: Row) -> bool:
 def is_pivot(row: Row, threshold: float) -> bool:
     """Eq. 5 (`rows.class_of_moments`)."""
     return classify(row, threshold) == "pivot"
-
-
-def classify(row: Row, threshold: float) -> str:
-    """The selection outcome of a candidate; the outcomes partition the candidates."""
-    moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
-    return class_of_moments(moments, threshold).value
 
 
 def select(rows: Sequence[Row], config: SelectConfig) -> Selection:

@@ -144,7 +144,7 @@ class StoppingRule:
     def __init__(self, config: AdaptiveConfig, rollouts: int, prior: Prior) -> None:
         self._config, self._rollouts = config, rollouts
         self._weights_G = prior.weights()
-        self._known: dict[tuple[int, int, int], Forecast] = {}
+        self._forecast = lru_cache(maxsize=None)(self._compute)
 
     def settled(self, rewards: Sequence[float | None]) -> Forecast | None:
         """The outcome of K rollouts where the first few (None: not judged) settle it; None where they do not.
@@ -161,7 +161,7 @@ class StoppingRule:
         forecast = self._forecast(successes, len(scored) - successes, left)
         seen = way_of(
             scored, self._config.threshold
-        )  # what the row will say: a pivot that is only forecast is not selected
+        )  # what the row says: a pivot that is only forecast is not selected
         return forecast if forecast.kind is seen and forecast.probability >= self._config.confidence else None
 
     def _certain(self, scored: Sequence[float], left: int) -> bool:
@@ -171,12 +171,6 @@ class StoppingRule:
             return False
         low, high = sum(scored) / (len(scored) + left), (sum(scored) + left) / (len(scored) + left)
         return (low < self._config.threshold) == (high < self._config.threshold)
-
-    def _forecast(self, successes: int, failures: int, left: int) -> Forecast:
-        key = (successes, failures, left)
-        if key not in self._known:
-            self._known[key] = self._compute(*key)
-        return self._known[key]
 
     def _compute(self, successes: int, failures: int, left: int) -> Forecast:
         joint_G = self._weights_G * _likelihood(successes, failures)

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from turntree.pivots.rows import Stop, class_of_moments
+from turntree.pivots.rows import Row, Stop, classify
 from turntree.pivots.stopping import AdaptiveConfig, way_of
-
-Row = Mapping[str, Any]
 
 UNJUDGED = "not judged by the verifier"
 _REASONS = 20  # the most distinct faults that are counted; a server may send unlimited different messages
@@ -29,8 +27,7 @@ class ProfileSummary:
         self._doubt = self._accepted = self._missed = 0.0
 
     def add(self, row: Row) -> None:
-        moments = None if row["reward_mean"] is None else (row["reward_mean"], row["reward_var"])
-        self._classes[class_of_moments(moments, self.threshold).value] += 1
+        self._classes[classify(row, self.threshold)] += 1
         self._stops[row["stop"]] += 1
         self._sums.update({key: row[key] for key in ("rollouts", "truncated", "unjudged")})
         for reason, count in row["faults"].items():

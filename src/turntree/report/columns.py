@@ -33,7 +33,6 @@ ONLINE = (
     NORM,
 )
 BRANCHING = (Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),)
-SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share")
 SPENT = {  # since the start; before the first iteration nothing
     "trees.calls_fresh": "fresh tool calls",
     "spent.turns": "turns sampled in training",

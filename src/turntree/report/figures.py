@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turntree.pivots.select import classify
+from turntree.pivots.rows import classify
 from turntree.report.columns import Curve
 from turntree.report.read import Row
 from turntree.report.wording import label, number, percent

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from turntree.core.progress import notice
-from turntree.pivots.select import classify
+from turntree.pivots.rows import classify
 from turntree.report import browser, examples, figures, results
 from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
 from turntree.report.figures import Chart, lines, series, style

@@ -128,6 +128,9 @@ class Importance:
     error: Annotated[float, Between(0)] | None
     reason: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "reason" or value}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:

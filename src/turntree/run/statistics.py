@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,22 +163,3 @@ def successes_needed(trials: int, floor: float, confidence: float = 0.95) -> NDA
             least += 1
         needed.append(least)
     return np.array(needed, dtype=np.int64)
-
-
-def resampled(clusters: Sequence[Hashable], *, resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
-    """Row indices of bootstrap samples that draw whole clusters: rows of one task are not independent."""
-    members: dict[Hashable, list[int]] = {}
-    for row, cluster in enumerate(clusters):
-        members.setdefault(cluster, []).append(row)
-    rows = [np.array(each) for each in members.values()]
-    generator = np.random.default_rng(seed)
-    for _ in range(resamples):
-        yield np.concatenate([rows[drawn] for drawn in generator.integers(len(rows), size=len(rows))])
-
-
-def percentile_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """The percentile interval of bootstrap values, as (low, high); None without values."""
-    if not values:
-        return None
-    low, high = np.quantile(np.asarray(values), [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)

@@ -317,11 +317,5 @@ def _check_arguments(raw: Any) -> None:
 
 def _lost(turns: Sequence[_Turn], cut: str) -> Counter[str]:
     """The assistant turns from the malformed one on; the malformed one has a reason of its own."""
-    lost: Counter[str] = Counter()
     first, *rest = turns
-    if first.is_assistant:
-        lost[cut] += 1
-    later = sum(turn.is_assistant for turn in rest)
-    if later:
-        lost[AFTER_MALFORMED] += later
-    return lost
+    return +Counter({cut: int(first.is_assistant), AFTER_MALFORMED: sum(turn.is_assistant for turn in rest)})

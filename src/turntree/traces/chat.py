@@ -48,11 +48,6 @@ class ImportReport:
     ignored: Counter[str] = field(default_factory=Counter[str])  # fields that a trace has no place for
     formats: Counter[str] = field(default_factory=Counter[str])
 
-    @property
-    def adds_up(self) -> bool:
-        traces = self.traces_kept + self.dropped_traces.total()
-        return traces == self.traces_read and self.turns_kept + self.dropped_turns.total() == self.turns_read
-
     def to_json(self) -> dict[str, Any]:
         return {key: dict(sorted(v.items())) if isinstance(v, Counter) else v for key, v in vars(self).items()}
 

@@ -178,10 +178,11 @@ def _probe(model: PreTrainedModel, path_tokens: int) -> tuple[RolloutTree, Credi
 def _plain_logprobs(model: PreTrainedModel, tree: RolloutTree, batch: PackedBatch) -> Tensor:
     """The same slots from stock forward passes, one row per rollout."""
     of_node: dict[int, Tensor] = {}
-    for rollout in tree.rollouts():
-        scores_L = _stock_logprobs(model, torch.tensor(rollout.token_ids, device=model.device))
+    for path in map(tree.path, tree.leaves()):
+        token_ids = [token for node in path for token in node.token_ids]
+        scores_L = _stock_logprobs(model, torch.tensor(token_ids, device=model.device))
         end = 0
-        for node in rollout.nodes:
+        for node in path:
             start, end = end, end + len(node.token_ids)
             if node.sampled:
                 of_node.setdefault(node.id, scores_L[start - 1 : end - 1])

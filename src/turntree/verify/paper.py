@@ -60,7 +60,7 @@ class Paper(Chained):
             raise ConfigError(f"is {domain!r}", field="domain", hint=f"use one of {', '.join(get_args(Domain))}")
         if messages == "judge" and then is None:
             raise ConfigError("needs a judge", field="messages", hint="name it: --set verifier.then.name=judge")
-        self._domain, self._similarity, self._messages = domain, similarity, messages
+        self.domain, self._similarity, self._messages = domain, similarity, messages
         self._calls = ToolCallMatch(messages="any" if messages == "any" else "exact")
         options = [f"domain={domain}"] if domain != "auto" else []
         options += [f"similarity={similarity:g}"] if similarity is not None else []
@@ -71,7 +71,7 @@ class Paper(Chained):
         if (verdict := unreadable(state, action)) is not None:
             return verdict
         kind = action_kind(action)
-        form = form_of(state, self._domain)
+        form = form_of(state, self.domain)
         shown, tried = (calls_in(one, form) for one in (state.demonstration, action))
         if shown is None and form is not None:
             return Verdict(None, "unjudgeable demonstration: its action cannot be read", kind)
@@ -81,7 +81,7 @@ class Paper(Chained):
                 self._messages == "judge" and verdict.reward == 0 and answer_text(action) and not action.tool_calls
             )
             return self._then.judge(state, action) if is_open and self._then is not None else verdict
-        domain = self._domain if self._domain != "auto" else _domain_of(state, shown)
+        domain = self.domain if self.domain != "auto" else _domain_of(state, shown)
         if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):
             return Verdict(0.0, "a message instead of a call", kind)
         if domain == "conversation":
@@ -94,10 +94,6 @@ class Paper(Chained):
         if domain == "swe":
             return Verdict(1.0, "the same tool", kind)
         return self._alike(state, action, shown, tried, domain)
-
-    def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
-        """The calls that it takes a message for; None for words."""
-        return calls_in(message, form_of(state, self._domain))
 
     def _alike(
         self, state: TurnState, action: Message, shown: tuple[ToolCall, ...], tried: tuple[ToolCall, ...], domain: str

@@ -268,14 +268,11 @@ def unit_name(text: str) -> str:
         if name != "unit":
             powers[name] += power
             words += [name] * (name not in words)
+    # known units are factors, in any order; other words are a phrase
     return " ".join(
-        name if powers[name] == 1 else f"{name}^{powers[name]}" for name in (sorted(words) if _all(words) else words)
+        name if powers[name] == 1 else f"{name}^{powers[name]}"
+        for name in (sorted(words) if all(map(_known, words)) else words)
     )
-
-
-def _all(words: list[str]) -> bool:
-    """Known units are factors, in any order; other words are a phrase."""
-    return all(_known(word) for word in words)
 
 
 def _factors(text: str) -> list[tuple[str, int]]:

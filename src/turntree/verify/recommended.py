@@ -117,7 +117,7 @@ class Recommended(Chained):
         for tool, kind in (kinds or {}).items():
             if kind not in known:
                 raise ConfigError(f"is {kind!r}", field=f"kinds.{tool}", hint=f"use one of {', '.join(sorted(known))}")
-        self._domain, self._messages = domain, messages
+        self.domain, self._messages = domain, messages
         self._kinds: Mapping[str, Kind] = dict(kinds or {})  # pyright: ignore[reportAttributeAccessIssue]
         self._idle = {tool: frozenset(names) for tool, names in (idle or {}).items()}
         self._gold: Remembered[_Gold] = Remembered()
@@ -227,7 +227,7 @@ class Recommended(Chained):
 
     def _read_gold(self, state: TurnState) -> _Gold:
         shown = state.demonstration
-        form = form_of(state, self._domain)
+        form = form_of(state, self.domain)
         calls = calls_in(shown, form)
         if calls is None:
             if not answer_text(shown):
@@ -241,10 +241,6 @@ class Recommended(Chained):
         if problem is not None:
             raise Unjudgeable(problem)
         return _Gold(form, read, Counter(call.name for call in calls), folder)
-
-    def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
-        """The calls that it takes a message for; None for words."""
-        return calls_in(message, form_of(state, self._domain))
 
     def _read(self, call: ToolCall, tools: tuple[dict[str, Any], ...], folder: str | None) -> Reading:
         """Raises `SchemaUnusable` for an invalid declaration, ValueError for a call that cannot be read."""

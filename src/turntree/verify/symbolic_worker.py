@@ -45,7 +45,10 @@ def equal(one: Any, two: Any) -> bool | None:
         return False  # what has no value equals nothing
     kind = next((kind for kind in _KINDS if all(_are(kind, one, two))), None)
     if kind is sympy.FiniteSet:
-        return _same_items(_written(one), _written(two), set(one), set(two))
+        written = [list(getattr(items, "_unsorted_args", items.args)) for items in (one, two)]  # as often as they are
+        if len(written[0]) == len(written[1]) or [len(one), len(two)] == [len(items) for items in written]:
+            return _paired(*written)
+        return None if _paired(list(one), list(two)) is not False else False  # one only says an item more than once
     if one == two:
         return True
     if kind is MatrixBase:
@@ -76,18 +79,6 @@ def _are(kind: Any, *values: Any) -> list[bool]:
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
     found = set(verdicts)
     return False if False in found else None if None in found else True
-
-
-def _written(items: sympy.FiniteSet) -> list[Any]:
-    """As often as they are written."""
-    return list(getattr(items, "_unsorted_args", items.args))
-
-
-def _same_items(one: list[Any], two: list[Any], first: set[Any], second: set[Any]) -> bool | None:
-    """None where one of them only says an item more than once."""
-    if len(one) == len(two) or (len(first), len(second)) == (len(one), len(two)):
-        return _paired(one, two)
-    return None if _paired(list(first), list(second)) is not False else False
 
 
 def _paired(left: list[Any], right: list[Any]) -> bool | None:

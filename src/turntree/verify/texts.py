@@ -128,11 +128,10 @@ def _tagged(text: str) -> ToolCall | None:
     told = _PARAMETER.findall(head + end)
     if _PARAMETER.sub("", head + end).strip() or tail.strip() or len(dict(told)) < len(told):
         return None
-    return ToolCall(name, {key: _typed(key, value) for key, value in told})
-
-
-def _typed(key: str, value: str) -> Any:
-    return json.loads(value) if key not in _TEXTS and _VALUE.fullmatch(value) else value
+    return ToolCall(
+        name,
+        {key: (json.loads(value) if key not in _TEXTS and _VALUE.fullmatch(value) else value) for key, value in told},
+    )
 
 
 def _in_command(text: str) -> ToolCall | None:

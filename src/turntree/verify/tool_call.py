@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from turntree.core.errors import ConfigError
-from turntree.core.messages import Message, ToolCall, action_kind
+from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verify.arguments import SchemaUnusable, rules_of
@@ -111,19 +111,19 @@ class ToolCallMatch(TurnVerifier):
         return Verdict(1.0, "the same calls", kind) if found == expected else Verdict(0.0, "other arguments", kind)
 
     def _canonicals(self, message: Message, tools: dict[str, dict[str, Any]]) -> Counter[tuple[str, str]]:
-        return Counter(self._canonical(call, tools) for call in message.tool_calls)
-
-    def _canonical(self, call: ToolCall, tools: dict[str, dict[str, Any]]) -> tuple[str, str]:
         """Raises ValueError for a call that breaks its declaration, `SchemaUnusable` for an invalid declaration."""
-        if not tools:
-            return call.name, canonical_json(call.arguments)
-        if call.name not in tools:
-            raise ValueError(f"{call.name!r} is not declared")
-        rules = rules_of(tools[call.name]["function"].get("parameters"))
-        problem = rules.problem(call.arguments)
-        if problem is not None:
-            raise ValueError(f"{call.name!r}: {problem}")
-        return call.name, rules.canonical(call.arguments)
+        found: Counter[tuple[str, str]] = Counter()
+        for call in message.tool_calls:
+            if not tools:
+                found[call.name, canonical_json(call.arguments)] += 1
+                continue
+            if call.name not in tools:
+                raise ValueError(f"{call.name!r} is not declared")
+            rules = rules_of(tools[call.name]["function"].get("parameters"))
+            if (problem := rules.problem(call.arguments)) is not None:
+                raise ValueError(f"{call.name!r}: {problem}")
+            found[call.name, rules.canonical(call.arguments)] += 1
+        return found
 
 
 def declared(tools: tuple[dict[str, Any], ...]) -> dict[str, dict[str, Any]]:

@@ -16,9 +16,10 @@ from turntree.core import parts, scalars
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
-from turntree.core.messages import Message, action_kind
+from turntree.core.messages import Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
+from turntree.verify.texts import calls_in, form_of
 
 
 @dataclass(frozen=True)
@@ -103,12 +104,18 @@ def wrapped(built: Any, part: Part, name: str) -> TurnVerifier:
 
 class Chained(TurnVerifier):
     """A verifier whose rules leave something open, about which it may ask another one (`then`). `named` is its rule
-    and the options that are not usual: its name, with that of `then`."""
+    and the options that are not usual: its name, with that of `then`. `domain` says how texts that act are read."""
+
+    domain: str
 
     def __init__(self, then: Part | None, environment: Part | None, named: Sequence[str]) -> None:
         self._then = None if then is None else build_verifier(then, environment)
         self.name = "+".join([*named, *([f"then={self._then.name}"] if self._then else [])])
         self.concurrency = 1 if self._then is None else self._then.concurrency
+
+    def reads(self, message: Message, state: TurnState) -> tuple[ToolCall, ...] | None:
+        """The calls that it takes a message for; None for words."""
+        return calls_in(message, form_of(state, self.domain))
 
     def close(self) -> None:
         if self._then is not None:

@@ -16,7 +16,7 @@ from itertools import permutations, product
 
 from turntree_worlds.household.world import APPLIANCES, State
 
-_VERB_OF_TRAIT = {gained: verb for verb, (_, _, gained, _) in APPLIANCES.items()}
+VERB_OF_TRAIT = {gained: verb for verb, (_, _, gained, _) in APPLIANCES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def distance(state: State) -> int | None:
 
     Out of reach happens: an object that no receptacle admits, once taken, can never be put down.
     """
-    costs = (_cost(state, errands) for errands in _errand_lists(state))
+    costs = (len(_commands(state, errands)) for errands in _errand_lists(state))
     return 0 if state.won else min(costs, default=None)
 
 
@@ -44,24 +44,8 @@ def shortest_plan(state: State) -> list[str] | None:
     """One shortest list of commands that wins from here (the first of equals), or None where there is none."""
     if state.won:
         return []
-    best = min(_errand_lists(state), key=lambda errands: _cost(state, errands), default=None)
+    best = min(_errand_lists(state), key=lambda errands: len(_commands(state, errands)), default=None)
     return None if best is None else _commands(state, best)
-
-
-def _cost(state: State, errands: Errands) -> int:
-    """`len(_commands(state, errands))`, without writing the commands."""
-    receptacles, place, cost = state.game.receptacles, state.place, 0
-    opened: list[str] = []
-    for errand in errands:
-        name = errand.receptacle
-        if receptacles[name].place != place:
-            place = receptacles[name].place
-            cost += 1
-        if errand.opened and name not in opened and not state.is_open(name):
-            opened.append(name)
-            cost += 1
-        cost += errand.command != ""
-    return cost
 
 
 def _commands(state: State, errands: Errands) -> list[str]:
@@ -126,7 +110,7 @@ def _deliver_one(state: State, sources: dict[str, list[str]]) -> Iterator[Errand
             yield from ((*fetch, *treat, put) for put in deliveries)
             # Official files let an object lie in two receptacles at once: then it can be held and delivered.
             taken_from = fetch[-1].receptacle if fetch else None
-            if any(name in goals and name != taken_from for name in _lying(state, target)):
+            if any(target in state.contents(name) for name in goals if name != taken_from):
                 yield (*fetch, *treat)
 
 
@@ -163,7 +147,7 @@ def _ways_to_treat(state: State, target: str, appliances: Iterable[str]) -> list
     trait = state.game.goal.trait
     if trait is None or state.has(trait, target):
         return [()]
-    verb = _VERB_OF_TRAIT[trait]
+    verb = VERB_OF_TRAIT[trait]
     if APPLIANCES[verb][1] not in state.game.things[target].abilities:
         return []
     return [(Errand(name, f"{verb} {target} with {name}", opened=False),) for name in appliances]
@@ -188,16 +172,12 @@ def _ways_to_empty_hands(state: State, stops: list[str]) -> list[Errands]:
 
 def _appliances(state: State) -> list[str]:
     trait = state.game.goal.trait
-    kinds = APPLIANCES[_VERB_OF_TRAIT[trait]][0] if trait else frozenset[str]()
+    kinds = APPLIANCES[VERB_OF_TRAIT[trait]][0] if trait else frozenset[str]()
     return [name for name, receptacle in state.game.receptacles.items() if receptacle.kind in kinds]
 
 
 def _all(sources: dict[str, list[str]]) -> list[str]:
     return [name for places in sources.values() for name in places]
-
-
-def _lying(state: State, thing: str) -> list[str]:
-    return [name for name in state.game.receptacles if thing in state.contents(name)]
 
 
 def _unlike(state: State, names: Iterable[str], stops: Iterable[str], targets: Iterable[str] = ()) -> list[str]:

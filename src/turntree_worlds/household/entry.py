@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.traces.schema import Split
 from turntree_worlds.household.environment import (
-    DIFFICULTIES,
     HouseholdEnvironment,
+    Level,
     Prompt,
     build_game,
     file_source,
@@ -47,18 +47,10 @@ class GamesConfig:
     """How many games."""
     offset: int = 0
     """Skip this many of the split's games."""
-    stratified: bool = field(default=False, metadata=FIXED)
-    """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
-    difficulty: str = "easy"
-    """Of generated games: easy, medium or hard."""
+    difficulty: Level = "easy"
+    """Of generated games: how much there is to search."""
 
     def __post_init__(self) -> None:
-        if self.split not in SPLIT_SEEDS:
-            raise ConfigError(f"{self.split!r} is not a split", field="split", hint=f"use {', '.join(SPLIT_SEEDS)}")
-        if self.difficulty not in DIFFICULTIES:
-            raise ConfigError(
-                f"{self.difficulty!r} is not a difficulty", field="difficulty", hint=f"use {', '.join(DIFFICULTIES)}"
-            )
         at_least(self, count=1)
         if self.offset < 0 or self.offset + self.count > SPLIT_SIZE:
             raise ConfigError(
@@ -79,9 +71,7 @@ def games(
             source = generated_source(number, TASK_TYPES[number % len(TASK_TYPES)], config.difficulty)
             yield build_game(source), source
         return
-    drawn, report = draw_games(
-        config.source, config.count, offset=config.offset, seed=seed, stratified=config.stratified
-    )
+    drawn, report = draw_games(config.source, config.count, offset=config.offset, seed=seed)
     if read is not None:
         read.append(report)
     for game in drawn:
@@ -97,16 +87,14 @@ class Household:
     file, or a folder."""
     held_out: str = GENERATED
     """Games that training is checked on."""
-    difficulty: str = "easy"
-    """Of generated games: easy, medium or hard."""
+    difficulty: Level = "easy"
+    """Of generated games: how much there is to search."""
     prompt: Prompt = "plain"
     """plain: observations alone, and an action is a bare command. react: the ReAct prompt of Selective Rollout
     (appendix F), to be used with device.renderer.tool_format=react, so that a gate compares actions without thoughts.
     react_admissible: with the admissible actions, as in its released code."""
     offset: int = 0
     """Skip this many of the first games."""
-    stratified: bool = field(default=False, metadata=FIXED)
-    """Of a file or folder: the task types alternate, as they do in generated games. Else games are drawn alike."""
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
@@ -134,10 +122,5 @@ class Household:
     def _games(self, split: str, count: int, first: bool) -> GamesConfig:
         source, offset = (self.games, self.offset) if first else (self.held_out, 0)
         return GamesConfig(
-            source=source,
-            split=cast(Split, split),
-            count=count,
-            offset=offset,
-            stratified=self.stratified,
-            difficulty=self.difficulty,
+            source=source, split=cast(Split, split), count=count, offset=offset, difficulty=self.difficulty
         )

@@ -11,7 +11,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation, TurnState
 from turntree.render.tool_calls import ACT, parse_message
-from turntree_worlds.household.games import load_games
+from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, TASK_TYPES, generate_game
 from turntree_worlds.household.world import NOTHING_HAPPENS, Game, State
 
@@ -51,6 +51,7 @@ Thought: I put it in.
 Action: move tomato 2 to cabinet 1
 You move the tomato 2 to the cabinet 1."""
 
+Level = Literal["easy", "medium", "hard"]
 DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
 
 
@@ -158,7 +159,7 @@ def _generated(seed: int, task_type: str, difficulty: str) -> Game:
 
 @functools.lru_cache(maxsize=8)
 def _file(path: str) -> dict[str, Game]:
-    return {game.id: game for game in load_games(path)}
+    return {game.id: game for game in GameFiles(path)}
 
 
 def state_at(turn: TurnState) -> State:

@@ -12,8 +12,6 @@ from turntree.core.errors import TurntreeError
 from turntree_worlds.household import distance
 from turntree_worlds.household.world import APPLIANCES, State
 
-_VERB_OF_TRAIT = {gained: verb for verb, (_, _, gained, _) in APPLIANCES.items()}
-
 
 class UnreachableGoal(TurntreeError):
     """No command list wins from here: an object is in hand that no receptacle takes, or a target does not exist."""
@@ -81,7 +79,7 @@ def next_exploring_action(state: State, rng: random.Random | None = None) -> str
     if goal.receptacle_kind is None:
         return _light(state, rng)
     if goal.trait is not None and not state.has(goal.trait, state.held):
-        return _treat(state, _VERB_OF_TRAIT[goal.trait])
+        return _treat(state, distance.VERB_OF_TRAIT[goal.trait])
     return _visit(state, _destination(state), f"move {state.held} to {{}}")
 
 

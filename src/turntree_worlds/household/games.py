@@ -6,7 +6,6 @@ walkthrough, solvable. What the official loader leaves out is left out here as w
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -72,7 +71,9 @@ class GameFiles(Iterator[Game]):
     """An iterator over games that counts what it leaves out.
 
     `skipped` maps a reason to a number, `loaded` counts the games given out; both are final once it is exhausted.
-    `records` are the same games unparsed: draw from one of the two.
+    `records` are the same games unparsed: draw from one of the two. `path` is a packed file or a tree of `game.tw-pddl`
+    files, read in a fixed order; it may hold variables such as `$ALFWORLD_DATA`. InputError names the file and line of
+    anything unreadable.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -94,30 +95,15 @@ class GameFiles(Iterator[Game]):
         return next(self.records).game()
 
 
-def load_games(path: str | Path) -> GameFiles:
-    """The games of a packed file or of a tree of `game.tw-pddl` files, in a fixed order.
-
-    `path` may hold variables such as `$ALFWORLD_DATA`. InputError names the file and line of anything unreadable.
-    """
-    return GameFiles(path)
-
-
-def draw_games(
-    path: str | Path, count: int, *, offset: int = 0, seed: int = 0, stratified: bool = False
-) -> tuple[list[Game], dict[str, Any]]:
+def draw_games(path: str | Path, count: int, *, offset: int = 0, seed: int = 0) -> tuple[list[Game], dict[str, Any]]:
     """`count` games drawn from all that can be played, and what they are: how many of how many, by task type, and what
     was left out, by reason.
 
     Games lie sorted by task type, so the first ones would be of one or two types. The order is drawn by `seed`, and
-    `offset` games of it are skipped; `stratified`: the task types alternate in it, as far as each has games. Raises
-    `InputError` where there are fewer games.
+    `offset` games of it are skipped. Raises `InputError` where there are fewer games.
     """
-    files = load_games(path)
+    files = GameFiles(path)
     records = seeds.shuffled(seed, files.records, lambda record: record.id)
-    if stratified:
-        by_type = [[one for one in records if one.task_type == name] for name in TASK_TYPES]
-        rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_type))
-        records = [record for record in rounds if record is not None]
     if len(records) < offset + count:
         problem = f"holds {len(records)} games that can be played, and games {offset} to {offset + count} are asked for"
         raise InputError(problem, path=path, field="count", hint=f"ask for {max(0, len(records) - offset)}")
@@ -132,23 +118,19 @@ def _records(path: Path, skipped: Counter[str]) -> Iterator[Record]:
         hint = "run alfworld-download and give its folder ($ALFWORLD_DATA), or give a packed .jsonl.xz file"
         raise InputError("no such file or folder", path=path, hint=hint)
     if path.is_file():
-        return _packed_records(path)
+        if path.name.endswith(_PACKED_ENDINGS):
+            return _packed_records(path)
+        raise InputError("is not a packed file of games", path=path, hint="give a .jsonl or .jsonl.xz file or a folder")
     downloaded = path / _DOWNLOAD_FOLDER
     return _tree_records(downloaded if downloaded.is_dir() else path, skipped)
 
 
 def _packed_records(path: Path) -> Iterator[Record]:
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         fields = parse_object(line, path, number)
         if not isinstance(fields.get("game"), str):
             raise InputError("is missing or not text", path=path, line=number, field="game", hint="name the game")
         yield Record(fields["game"], fields.get("task_type", ""), fields, path, number)
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    if not path.name.endswith(_PACKED_ENDINGS):
-        raise InputError("is not a packed file of games", path=path, hint="give a .jsonl or .jsonl.xz file or a folder")
-    return read_lines(path)
 
 
 def _tree_records(root: Path, skipped: Counter[str]) -> Iterator[Record]:

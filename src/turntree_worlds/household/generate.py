@@ -36,16 +36,6 @@ class Difficulty:
     extra_target: float = 0.3
     shared_location: float = 0.0
 
-    def __post_init__(self) -> None:
-        for field, least in (("receptacles", 4), ("objects", 2)):
-            low, high = getattr(self, field)
-            if not least <= low <= high:
-                raise InputError(
-                    f"({low}, {high}) is not a range for difficulty {self.name!r}",
-                    field=field,
-                    hint=f"give (low, high) with {least} <= low <= high",
-                )
-
 
 EASY = Difficulty("easy", (6, 9), (5, 9), closed_fraction=0.25)
 MEDIUM = Difficulty("medium", (10, 14), (10, 16), closed_fraction=0.4, shared_location=0.05)
@@ -79,12 +69,12 @@ def generate_game(seed: int, *, task_type: str | None = None, difficulty: Diffic
     task_type = task_type or rng.choice(TASK_TYPES)
     task = draw_task(rng, TASK_KINDS[task_type])
     furniture = _furnish(rng, task, difficulty)
-    layout = _lay_out(rng, furniture, _fill(rng, task, furniture, difficulty), difficulty)
+    facts = _facts(rng, furniture, _fill(rng, task, furniture, difficulty), difficulty)
     name = f"{task_type}-{task.target.name}-None-{task.goal_name}-{task.room.name}"
     return GeneratedGame(
         id=f"{difficulty.name}/{name}/seed_{seed}",
         task_type=task_type,
-        facts=tuple(_facts(layout)),
+        facts=tuple(facts),
         goal=task.goal,
         task=task.sentence(rng),
     )
@@ -163,48 +153,29 @@ def _locations(rng: random.Random, furniture: list[str], shared: float) -> list[
     return names
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The entities of one game: parallel lists of ids and kinds; `inside[i]` is the receptacle index of object i."""
-
-    receptacles: list[str]
-    furniture: list[str]
-    objects: list[str]
-    kinds: list[str]
-    inside: list[int]
-    spots: list[str]
-
-
-def _lay_out(
+def _facts(
     rng: random.Random, furniture: list[str], contents: list[tuple[str, int]], difficulty: Difficulty
-) -> _Layout:
+) -> list[tuple[str, ...]]:
+    """What is where: `contents` are objects by their kind and the index of their receptacle."""
     taken: set[str] = set()
-    return _Layout(
-        receptacles=[_entity(rng, kind, taken) for kind in furniture],
-        furniture=furniture,
-        objects=[_entity(rng, kind, taken) for kind, _ in contents],
-        kinds=[kind for kind, _ in contents],
-        inside=[receptacle for _, receptacle in contents],
-        spots=_locations(rng, furniture, difficulty.shared_location),
-    )
-
-
-def _facts(layout: _Layout) -> list[tuple[str, ...]]:
-    facts: list[tuple[str, ...]] = [("atLocation", "agent1", layout.spots[-1])]
-    for entity, kind, spot in zip(layout.receptacles, layout.furniture, layout.spots, strict=False):
+    receptacles = [_entity(rng, kind, taken) for kind in furniture]
+    objects = [_entity(rng, kind, taken) for kind, _ in contents]
+    spots = _locations(rng, furniture, difficulty.shared_location)
+    facts: list[tuple[str, ...]] = [("atLocation", "agent1", spots[-1])]
+    for entity, kind, spot in zip(receptacles, furniture, spots, strict=False):
         facts += [("receptacleType", entity, f"{kind}Type"), ("receptacleAtLocation", entity, spot)]
         if kind in OPENABLE_KINDS:
             facts.append(("openable", entity))
-    for entity, kind, i in zip(layout.objects, layout.kinds, layout.inside, strict=True):
-        facts += [("objectType", entity, f"{kind}Type"), ("inReceptacle", entity, layout.receptacles[i])]
-        facts.append(("objectAtLocation", entity, layout.spots[i]))
+    for entity, (kind, i) in zip(objects, contents, strict=True):
+        facts += [("objectType", entity, f"{kind}Type"), ("inReceptacle", entity, receptacles[i])]
+        facts.append(("objectAtLocation", entity, spots[i]))
         if kind == LAMP_KIND:
             facts.append(("toggleable", entity))
         else:
             facts.append(("pickupable", entity))
             facts += [(PROPERTY_FACTS[p], entity) for p in sorted(OBJECT_KINDS[kind].properties)]
-    present = set(layout.furniture)
-    for kind in sorted(set(layout.kinds) - {LAMP_KIND}):
+    present = set(furniture)
+    for kind in sorted({kind for kind, _ in contents} - {LAMP_KIND}):
         places = sorted(present.intersection(OBJECT_KINDS[kind].places))
         facts += [("canContain", f"{place}Type", f"{kind}Type") for place in places]
     return facts

@@ -24,6 +24,7 @@ from __future__ import annotations
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
+from turntree.verify.tool_call import Remembered
 from turntree_worlds.household.distance import distance
 from turntree_worlds.household.environment import command_of, state_at
 from turntree_worlds.household.world import State, parse_command
@@ -46,7 +47,6 @@ ACTION_KINDS = (
     "other",
     INVALID,
 )
-_REMEMBERED_TURNS = 4096
 
 
 def action_kind(state: State, command: str) -> str:
@@ -130,24 +130,11 @@ class HouseholdVerifier(TurnVerifier):
     name = "household-functional/2"
 
     def __init__(self) -> None:
-        self._states: dict[str, tuple[TurnState, State]] = {}
+        self._states = Remembered[State](4096)
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Raises `InputError` where the trace names no game; a command of the policy never raises."""
         if action.tool_calls and not command_of(action):
             return Verdict(0.0, "a tool call is not a command", INVALID)
-        return judge(self._state(state), command_of(state.demonstration), command_of(action))
-
-    def kind(self, state: TurnState) -> str:
-        """The kind of the demonstrated command, for quotas."""
-        return action_kind(self._state(state), command_of(state.demonstration))
-
-    def _state(self, turn: TurnState) -> State:
-        known = self._states.get(turn.id)
-        if known is not None and known[0] is turn:
-            return known[1]
-        if len(self._states) >= _REMEMBERED_TURNS:
-            self._states.clear()
-        rebuilt = state_at(turn)
-        self._states[turn.id] = (turn, rebuilt)
-        return rebuilt
+        rebuilt = self._states.of(state, lambda: state_at(state))
+        return judge(rebuilt, command_of(state.demonstration), command_of(action))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 from turntree.core import seeds
-from turntree.core.config import Between, Part, at_least, to_mapping
+from turntree.core.config import Between, Part, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
@@ -56,7 +56,6 @@ class QaDemonstrator:
         for name in ("dev", "slips"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError("is outside [0, 1)", field=name)
-        at_least(self.questions, "questions.", offset=0)
 
     def __len__(self) -> int:
         return self.count
@@ -64,8 +63,10 @@ class QaDemonstrator:
     def __iter__(self) -> Iterator[Trace | str]:
         """Every question answered once: the episode, or why there is none."""
         questions = Questions(**{each.name: getattr(self.questions, each.name) for each in fields(self.questions)})
-        with questions.play({TRAIN: self.count}) as opened:
-            for environment, posed in zip(opened.tasks[TRAIN], opened.posed[TRAIN], strict=True):
+        with questions.open({TRAIN: self.count}, seed=0) as opened:
+            for environment in cast("Sequence[QaEnvironment]", opened.tasks[TRAIN]):
+                posed = environment.posed
+                assert posed is not None, "generated questions are posed"
                 rng = seeds.generator(self.seed, "expert", environment.task_id)
                 played = play(environment, posed, rng, self.slips, _RECOVERABLE)
                 yield _trace(posed, played, environment.tools, self) if played.success else "answered wrong"

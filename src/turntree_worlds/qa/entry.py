@@ -16,10 +16,10 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.env.local import LocalPool
 from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
-from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
+from turntree.env.tools.runtime import ToolRuntimeConfig
 from turntree.run.files import read_json
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
-from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
+from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig
 from turntree_worlds.qa.experts import gold, gold_of_evidence
 from turntree_worlds.qa.formats import QuestionFile, read_questions
 from turntree_worlds.qa.generate import Posed, Split
@@ -48,6 +48,9 @@ class GeneratedQuestions:
     """The policy that answers. It gets instructions about the answer format, unless it is the embedded one or was
     trained from it (it has the same tokenizer): these have learned the format without them."""
 
+    def __post_init__(self) -> None:
+        at_least(self, offset=0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Questions(GeneratedQuestions):
@@ -73,7 +76,8 @@ class Questions(GeneratedQuestions):
     """Concurrent tool calls."""
 
     def __post_init__(self) -> None:
-        at_least(self, threads=1, offset=0)
+        super().__post_init__()
+        at_least(self, threads=1)
         if (self.questions == GENERATED) != (self.index is None):
             raise ConfigError(
                 "a file of questions needs an index of the documents to search; generated questions have their own",
@@ -87,25 +91,13 @@ class Questions(GeneratedQuestions):
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
-        """`seed` draws questions of a file; the generated world has its own (`world.seed`)."""
-        with self.play(splits, seed) as opened:
-            files = {} if self.index is None else {"questions": self.questions}
-            files |= {"index": self.index} if self.index is not None and not self._served else {}
-            yield TaskSet(
-                tasks=opened.tasks,
-                pool=opened.pool,
-                figures=opened.tools.ledger.figures,
-                read=opened.read,
-                contents=contents({**files, "held_out": self.held_out}),
-            )
-
-    @contextlib.contextmanager
-    def play(self, splits: Mapping[str, int], seed: int = 0) -> Iterator[Opened]:
-        """Build what has to be built and close it again. Raises `InputError` on a machine without a sandbox."""
+        """`seed` draws questions of a file; the generated world has its own (`world.seed`). Raises `InputError` on a
+        machine without a sandbox."""
         with contextlib.ExitStack() as stack:
             posed: dict[str, Sequence[Posed]] = {}
             shown: dict[str, Sequence[Message]] = {}
             read: list[dict[str, Any]] = []
+            files = {"held_out": self.held_out}
             if self.index is None:
                 world = QaWorld(self.world)
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -116,9 +108,11 @@ class Questions(GeneratedQuestions):
                 shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
             else:
                 asked, read = self.read(splits, seed)
-                if self._served:
+                files["questions"] = self.questions
+                if self.index.startswith(("http://", "https://")):
                     index = RetrievalServer(self.index)
                 else:
+                    files["index"] = self.index
                     index = stack.enter_context(SearchIndex(Path(self.index)))
                     every = (question for found in asked.values() for question in found)
                     shown = {each.id: gold_of_evidence(each, index, self.search.pages) for each in every}
@@ -131,7 +125,7 @@ class Questions(GeneratedQuestions):
             for split, found in posed.items():
                 for environment, each in zip(tasks[split], found, strict=True):
                     environment.posed = each
-            yield Opened(tasks, pool, tools, posed, read)
+            yield TaskSet(tasks=tasks, pool=pool, figures=tools.ledger.figures, read=read, contents=contents(files))
 
     def generated(self, world: QaWorld, splits: Mapping[str, int]) -> dict[str, Sequence[Posed]]:
         """The questions of each split; `offset` is of those to train on, or of those to play where there are none."""
@@ -150,11 +144,6 @@ class Questions(GeneratedQuestions):
         trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted, seed)
         return {first: trained, checked: held_out}, read
 
-    @property
-    def _served(self) -> bool:
-        """Whether a server searches."""
-        return self.index is not None and self.index.startswith(("http://", "https://"))
-
     def _episodes(self) -> QaConfig:
         """As they are given; else instructions for policies that have not learned the format."""
         if self.episodes.instructions is not None:
@@ -171,26 +160,12 @@ class Browsing(Questions):
     episodes: QaConfig = field(default_factory=lambda: QaConfig(max_calls=24))
 
 
-@dataclass(frozen=True)
-class Opened:
-    """Environments by split with the pool to step them in. They share their tools. `posed` says how generated ones are
-    answered."""
-
-    tasks: Mapping[str, Sequence[QaEnvironment]]
-    pool: LocalPool
-    tools: ToolRuntime
-    posed: Mapping[str, Sequence[Posed]]
-    read: Sequence[dict[str, Any]] = ()
-
-
 def _has_tokenizer_of_embedded(folder: Path) -> bool:
     """By its vocabulary: another release of Transformers may write the rest of the file in other words."""
-    theirs, own = (place / "tokenizer.json" for place in (folder, POLICY))
-    return theirs.is_file() and _vocabulary(theirs) == _vocabulary(own)
-
-
-def _vocabulary(path: Path) -> Any:
-    return read_json(path).get("model", {}).get("vocab")
+    if not (folder / "tokenizer.json").is_file():
+        return False
+    theirs, own = (read_json(place / "tokenizer.json").get("model", {}).get("vocab") for place in (folder, POLICY))
+    return theirs == own
 
 
 def read_splits(

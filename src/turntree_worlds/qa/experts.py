@@ -128,7 +128,7 @@ def next_turn(posed: Posed, messages: Sequence[Message]) -> Message:
         ends.append(held)
     if posed.operation == "none":
         return answer(ends[0])
-    computing = compute(f"{ends[0]}+{ends[1]}" if posed.operation == "sum" else f"abs({ends[0]}-{ends[1]})")
+    computing = _arithmetic(posed, ends)
     (wanted,) = computing.tool_calls
     for message, after in itertools.pairwise(messages):
         if [(call.name, call.arguments) for call in message.tool_calls] == [(wanted.name, wanted.arguments)]:

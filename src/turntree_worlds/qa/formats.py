@@ -28,7 +28,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.run.jsonl import located
 from turntree.run.opening import parquet_rows
+from turntree.traces.formats.row import RowRefused, part_of
 from turntree.traces.sources import source_rows
 from turntree.verify.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
 from turntree_worlds.qa.questions import Question
@@ -90,7 +92,7 @@ def read_questions(paths: Sequence[str | Path], *, answer_type: AnswerType | Non
                 question = row.question(answer_type, report)
                 _check_new(question, kept, ids, row)
             except RowRefused as refused:
-                report.drop(refused.reason, refused.error)
+                report.drop(refused.reason, located(refused, path=row.path, line=row.number))
             else:
                 kept[question.key] = question
                 ids.add(question.id)
@@ -99,14 +101,6 @@ def read_questions(paths: Sequence[str | Path], *, answer_type: AnswerType | Non
         why = "; ".join(report.first.values()) or "it is empty"
         raise InputError(f"holds no question that can be used ({why})", path=paths[0] if paths else None)
     return QuestionFile(tuple(kept.values()), report)
-
-
-class RowRefused(Exception):
-    """`reason` is one of few texts, for counting; `error` says it of this row."""
-
-    def __init__(self, reason: str, error: InputError) -> None:
-        super().__init__(str(error))
-        self.reason, self.error = reason, error
 
 
 @dataclass(frozen=True)
@@ -118,8 +112,7 @@ class _Row:
     number: int
 
     def refused(self, problem: str, field: str | None = None, hint: str | None = None) -> RowRefused:
-        error = InputError(problem, path=self.path, line=self.number, field=field, hint=hint)
-        return RowRefused(problem if field is None else f"{field}: {problem}", error)
+        return RowRefused(problem if field is None else f"{field}: {problem}", problem, field=field, hint=hint)
 
     def question(self, asked_type: AnswerType | None, report: QuestionReport) -> Question:
         """Raises `RowRefused`."""
@@ -134,7 +127,7 @@ class _Row:
         if declared is not None and declared not in ANSWER_TYPES:
             raise self.refused(f"is none of {', '.join(ANSWER_TYPES)}", "answer_type")
         question = Question(
-            id=self._id(),
+            id=self._first("id", "_id", "unique_id") or f"{self.path.name.partition('.')[0]}:{self.number}",
             text=text,
             answers=tuple(dict.fromkeys(answers)),
             answer_type=self._checked(declared, answers) if declared else self._inferred(answers),
@@ -148,7 +141,7 @@ class _Row:
 
     def _text(self) -> tuple[str, str]:
         """The question and the name of its field."""
-        extra = self._struct("extra_info").get("question")
+        extra = part_of(self.values, "extra_info").get("question")
         for name, value in (
             ("question", self.values.get("question")),
             ("problem", self.values.get("problem")),
@@ -161,7 +154,7 @@ class _Row:
 
     def _answers(self) -> list[str]:
         """The right answers as text; of GSM8K's solutions, what follows `####`."""
-        truth = self._struct("reward_model").get("ground_truth")
+        truth = part_of(self.values, "reward_model").get("ground_truth")
         truth = cast("dict[str, Any]", truth).get("target") if isinstance(truth, dict) else truth
         values = self.values
         for value in (*(values.get(name) for name in ("answers", "golden_answers", "answer")), truth):
@@ -184,8 +177,8 @@ class _Row:
             for answer in answers:
                 check_answer(answer, declared)
         except InputError as error:
-            problem = InputError(error.problem, path=self.path, line=self.number, field="answer", hint=error.hint)
-            raise RowRefused(f"answer: cannot be read as {declared}", problem) from None
+            reason = f"answer: cannot be read as {declared}"
+            raise RowRefused(reason, error.problem, field="answer", hint=error.hint) from None
         return declared
 
     def _inferred(self, answers: Sequence[str]) -> AnswerType:
@@ -198,9 +191,6 @@ class _Row:
             return self._checked("expression", answers)
         except RowRefused:
             return "span"
-
-    def _id(self) -> str:
-        return self._first("id", "_id", "unique_id") or f"{self.path.name.partition('.')[0]}:{self.number}"
 
     def _hops(self) -> int | None:
         """2WikiMultihopQA lists the facts that lead to the answer."""
@@ -221,10 +211,6 @@ class _Row:
         rows = cast("list[Any]", messages) if isinstance(messages, list) else []
         found = (cast("dict[str, Any]", row) for row in rows if isinstance(row, dict))
         return [row["content"] for row in found if row.get("role") == role and isinstance(row.get("content"), str)]
-
-    def _struct(self, name: str) -> dict[str, Any]:
-        value = self.values.get(name)
-        return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
     def _first(self, *names: str) -> str:
         values = (self.values.get(name) for name in names)

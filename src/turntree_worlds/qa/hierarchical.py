@@ -12,7 +12,6 @@ from typing import Literal
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
-from turntree.core.verdict import Verdict
 from turntree.verify.answers import AnswerType, equal, overlap
 
 _OPEN, _CLOSE, _BOX, _THOUGHT = "<answer>", "</answer>", "\\boxed", "</think>"
@@ -65,10 +64,6 @@ class Judgement:
     score: float = 0.0
     bonus: float = 0.0
 
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict(self.reward, self.reason, "answer")
-
 
 class NoAnswer(Exception):
     """A message from which no answer can be taken. The text says why."""
@@ -108,7 +103,11 @@ class HierarchicalReward:
         if config.score == "overlap" and not correct:
             score = max(overlap(answer, gold, answer_type) for gold in answers)
         earned = correct if config.bonus_for == "correct" else score > 0
-        bonus = config.tool_bonus if earned and set(config.bonus_tools) <= _answered(calls) else 0.0
+        bonus = (
+            config.tool_bonus
+            if earned and set(config.bonus_tools) <= {call.tool for call in calls if call.answered}
+            else 0.0
+        )
         reason = "correct" if correct else "partly right" if score else "wrong"
         return Judgement(
             reward=score + bonus,
@@ -162,7 +161,3 @@ def _unboxed(text: str, required: bool) -> str:
             return rest[1:k]
         k += 2 if rest[k] == "\\" else 1
     raise NoAnswer("a box that does not end")
-
-
-def _answered(calls: Sequence[ExecutedCall]) -> set[str]:
-    return {call.tool for call in calls if call.answered}

@@ -79,17 +79,14 @@ def confinement(config: SandboxConfig, interpreter: Interpreter) -> list[str]:
         *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),
         *_read_only({package: package for package in config.packages}),
         "--ro-bind", str(Path(__file__).with_name("runner.py")), _RUNNER,
-        "--proc", "/proc", *(option for path in _LISTS if os.path.exists(path) for option in _hidden(path)),
+        "--proc", "/proc",
+        *(word for path in _LISTS if os.path.exists(path) for word in ("--ro-bind", "/dev/null", path)),
         "--dev", "/dev",
         "--tmpfs", "/dev/pts", "--remount-ro", "/dev/pts",  # all boxes would share the machine's terminals
         "--remount-ro", "/dev",
         "--perms", "0777", "--size", str(config.limits.disk_bytes), "--tmpfs", "/tmp", "--remount-ro", "/",
         "--chdir", "/",
     ]  # fmt: skip
-
-
-def _hidden(path: str) -> tuple[str, ...]:
-    return ("--ro-bind", "/dev/null", path)
 
 
 def _system() -> list[str]:
@@ -149,11 +146,6 @@ class _Stream:
         self.written += len(chunk)
         self.head += chunk[: self.limit - len(self.head)]
         return bool(chunk)
-
-    def drain(self, descriptor: int) -> None:
-        """What a dead program left in the pipe."""
-        while (before := self.written) < FLOOD_BYTES and self.read(descriptor) and self.written > before:
-            pass
 
     @property
     def text(self) -> str:
@@ -241,8 +233,9 @@ class Box:
         ended = self._watch(pipes, started + seconds)
         code = self._process.wait() if ended == "exited" else None
         self._kill()
-        for descriptor, stream in pipes.items():
-            stream.drain(descriptor)
+        for descriptor, stream in pipes.items():  # what the dead program left
+            while (before := stream.written) < FLOOD_BYTES and stream.read(descriptor) and stream.written > before:
+                pass
         begun, result = value.text[:1], value.text[1:]
         if begun != "+" or (language == "shell" and result) or (code is not None and code < 0):
             raise SandboxLost(f"the program did not begin, or its box died (exit code {code}): {err.text[-200:]}")

@@ -108,12 +108,9 @@ def _execute(source: str) -> None:
     if isinstance(last, _ast.Expr):
         value = eval(compile(_ast.Expression(last.value), _NAME, "eval"), space)
         if value is not None:
-            _tell(repr(value).encode("utf-8", "replace"))
-
-
-def _tell(value: bytes) -> None:
-    while value:
-        value = value[os.write(_LINK, value) :]
+            left = repr(value).encode("utf-8", "replace")
+            while left:
+                left = left[os.write(_LINK, left) :]
 
 
 def _code_of(leaving: SystemExit) -> int:

@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from turntree.core.errors import InputError
@@ -40,7 +41,7 @@ allowed
 """
 
 
-class Sandbox:
+class Sandbox(AbstractContextManager["Sandbox"]):
     """Runs model-written programs, `config.boxes` at once; any number of threads may call `run`.
 
     Every program has a fresh box: nothing that it defines, patches, writes or leaves running is seen by another one,
@@ -63,9 +64,6 @@ class Sandbox:
         self._boxes: queue.LifoQueue[Future[Box]] = queue.LifoQueue()
         for _ in range(self.config.boxes):
             self._boxes.put(self._starter.submit(self._start))
-
-    def __enter__(self) -> Sandbox:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -63,7 +63,10 @@ def generated(split: str, number: int, sandbox: Sandbox) -> Task:
     return Task(
         id=f"swe-{split}-{number}",
         kind=package.name,
-        instruction=_issue(package, probes[shown], found[shown], due[shown]),
+        instruction=(
+            f"The package {package.name} has a bug: `{package.name}.{probes[shown]}` gives {found[shown]} instead of "
+            f"{due[shown]}. Find it and fix it in the package. The tests run with: {_TESTS.partition(' 2')[0]}"
+        ),
         files=texts({**whole, path: changed, f"test_{package.name}.py": tests}),
         gold=(
             ToolCall("bash", {"command": _TESTS}),
@@ -72,13 +75,6 @@ def generated(split: str, number: int, sandbox: Sandbox) -> Task:
             ToolCall("submit", {}),
         ),
         values=((_ask(package, probes), repr(due)),),
-    )
-
-
-def _issue(package: Package, probe: str, found: str, due: str) -> str:
-    return (
-        f"The package {package.name} has a bug: `{package.name}.{probe}` gives {found} instead of {due}. Find it and "
-        f"fix it in the package. The tests run with: {_TESTS.partition(' 2')[0]}"
     )
 
 

@@ -70,6 +70,11 @@ class ChatRow:
     left_out: Counter[str] = field(default_factory=Counter[str])
     ignored: Counter[str] = field(default_factory=Counter[str])
 
+    def drop_turns(self) -> None:
+        """Of a rollout that failed: no turn of it is a demonstration."""
+        self.left_out["rollout_failed"] += sum(role_of(message) == "assistant" for message in self.messages)
+        self.messages = [message for message in self.messages if role_of(message) != "assistant"]
+
 
 WhyNot = Callable[[dict[str, Any]], str]  # "" for a row of the format, else why it is not
 
