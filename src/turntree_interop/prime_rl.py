@@ -33,12 +33,12 @@ from turntree.logs.rows import (
     named_prompt,
     number,
     parse_row,
+    read_rows,
     reward,
     step_of,
     text,
 )
 from turntree.logs.suspects import suspect_of
-from turntree.run.jsonl import read_lines
 
 Row = dict[str, Any]
 _GRAPH = frozenset({"nodes", "rewards", "task"})
@@ -75,7 +75,7 @@ class PrimeRL(Options):
                 yield replace(row, iteration=at)
 
     def _rows_of(self, path: Path, step: int, report: ReadReport) -> Iterator[LoggedRow]:
-        for line, raw in read_lines(path):
+        for line, raw in read_rows(path):
             report.saw_line()
             try:
                 row = parse_row(raw)

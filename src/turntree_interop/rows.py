@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import InputError
 from turntree.logs.generic import TextOptions
 from turntree.logs.groups import LoggedRollout
 from turntree.logs.rows import reward, split
 from turntree.logs.suspects import suspect_of
-from turntree.stages.export import ExportedPivot
 from turntree_interop.judging import pack_state
+
+if TYPE_CHECKING:
+    from turntree.stages.export import ExportedPivot
 
 
 def rollout_of_text(

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from turntree.logs.generic import TextOptions
 from turntree.logs.groups import LoggedRollout
@@ -29,10 +29,12 @@ from turntree.logs.rows import (
 )
 from turntree.logs.suspects import suspect_of
 from turntree.render.tool_calls import ToolFormat
-from turntree.rollout.local import CutTurns
-from turntree.stages.export import Bundle
 from turntree_interop.judging import Judge, pack_state, required, write_reward
 from turntree_interop.rows import columns, write_parquet
+
+if TYPE_CHECKING:
+    from turntree.rollout.local import CutTurns
+    from turntree.stages.export import Bundle
 
 SOURCE = "turntree"
 
