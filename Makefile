@@ -33,16 +33,18 @@ test-alfworld: install  ## Parity with the official ALFWorld package (installs i
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,alfworld]'
 	$(BIN)/python -m pytest tests/parity -s --timeout 7200
 
-# Two environments, because verifiers and openenv need another major version of the MCP package than our own client.
+# Three environments: verifiers to 0.2 and openenv need another major version of the MCP package than our own client, and
+# verifiers 0.4 has nothing in common with the older ones.
 ENVS := .venv-environments
 MCP1 := gymnasium,verifiers,openenv
 MCP2 := gymnasium,mcp
+AGENTS4 := train,verifiers-agents
 test-environments:  ## Environments of other packages, on the real packages (installs them into .venv-environments)
-	for extras in $(MCP1) $(MCP2); do \
+	for extras in $(MCP1) $(MCP2) $(AGENTS4); do \
 	  test -x $(ENVS)/$$extras/bin/python || $(PYTHON) -m venv $(ENVS)/$$extras || exit 1; \
 	  pip="$(ENVS)/$$extras/bin/python -m pip install --quiet -c constraints.txt"; \
 	  $$pip torch && $$pip pytest pytest-timeout hypothesis --editable ".[$$extras]" || exit 1; \
-	  $(ENVS)/$$extras/bin/python -m pytest tests/env/test_packages.py -rs || exit 1; \
+	  $(ENVS)/$$extras/bin/python -m pytest tests/env/test_packages.py tests/env/test_verifiers_episodes.py -rs || exit 1; \
 	done
 
 # an environment of its own, because vLLM pins packages; torchvision and the like do not load beside torch for CPUs

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
@@ -21,9 +21,10 @@ from turntree.core.messages import THOUGHT, Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.render.tool_calls import ToolFormat, parse_message
-from turntree.rollout.local import CutTurns, judge_turns
 from turntree.run.files import write_text
-from turntree.stages.verifier import open_verifier
+
+if TYPE_CHECKING:
+    from turntree.rollout.local import CutTurns
 
 _BEGUN = "<think>"
 
@@ -94,6 +95,10 @@ class Judge:
 
     def __call__(self, pairs: Sequence[tuple[str, Message]]) -> list[Verdict]:
         """The verdicts on actions at packed states, in order."""
+        # not with the module: an audit, which recognises every partner's log, judges nothing
+        from turntree.rollout.local import judge_turns
+        from turntree.stages.verifier import open_verifier
+
         states = {packed: unpack_state(packed) for packed in {packed for packed, _ in pairs}}
         with self._lock:  # most verifiers keep processes or caches that one thread at a time may use
             if self._verifier is None:

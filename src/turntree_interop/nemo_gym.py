@@ -23,7 +23,7 @@ from difflib import SequenceMatcher
 from functools import partial
 from itertools import groupby, takewhile
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import THOUGHT, Message, ToolCall, action_kind
@@ -43,11 +43,13 @@ from turntree.logs.rows import (
     text,
 )
 from turntree.run.jsonl import write_lines
-from turntree.stages.export import Bundle, ExportedPivot
 from turntree.traces.formats.row import part_of
 from turntree.verify.matching import most_pairs
 from turntree.verify.texts import terminus_in
 from turntree_interop.rows import columns
+
+if TYPE_CHECKING:
+    from turntree.stages.export import Bundle, ExportedPivot
 
 AGENT = "single_step_tool_use_with_argument_comparison_agent"
 BATCH = "function_call_batch"  # the type of several calls at once

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turntree.core.errors import InputError
 from turntree.logs.generic import TextOptions
@@ -19,8 +19,10 @@ from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.rows import LoggedRow, ReadReport, reward, split, step_of
 from turntree.logs.suspects import suspect_of
-from turntree.stages.export import ExportedPivot
 from turntree_interop.judging import pack_state
+
+if TYPE_CHECKING:
+    from turntree.stages.export import ExportedPivot
 
 
 def rollout_of_text(

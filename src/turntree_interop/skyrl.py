@@ -13,17 +13,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped, parsed, read_each
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, step_of, text
 from turntree.render.tool_calls import ToolFormat
-from turntree.rollout.local import CutTurns
-from turntree.stages.export import Bundle
 from turntree_interop.judging import Judge, pack_state, required, write_reward
 from turntree_interop.rows import columns, rollout_of_text, write_parquet
+
+if TYPE_CHECKING:
+    from turntree.rollout.local import CutTurns
+    from turntree.stages.export import Bundle
 
 ENVIRONMENT = "turntree_pivot"
 

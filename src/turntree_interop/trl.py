@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,18 +54,27 @@ from turntree.env.tool_environment import ToolEnvironment
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, parse_row
-from turntree.pack.rows import Row, rows
+from turntree.logs.rows import (
+    LoggedRow,
+    ReadReport,
+    RowRefused,
+    count,
+    facts_of,
+    named_prompt,
+    parse_row,
+    read_rows,
+)
 from turntree.render.tool_calls import ToolFormat
-from turntree.rollout.episode_figures import group_figures
-from turntree.rollout.local import CutTurns
-from turntree.rollout.service import EpisodeGroup, RolloutService
 from turntree.run.jsonl import read_bytes
-from turntree.run.opening import parquet_rows
-from turntree.stages.export import Bundle, ExportedPivot
-from turntree.train.loss_config import LossConfig
 from turntree_interop.judging import Judge, write_reward
 from turntree_interop.rows import rollout_of_text, row_of, write_parquet
+
+if TYPE_CHECKING:  # an audit recognises every partner's log, and should not load what a trainer needs
+    from turntree.pack.rows import Row
+    from turntree.rollout.local import CutTurns
+    from turntree.rollout.service import EpisodeGroup, RolloutService
+    from turntree.stages.export import Bundle, ExportedPivot
+    from turntree.train.loss_config import LossConfig
 
 PromptForm = Literal["auto", "messages", "text"]
 """messages: TRL applies the chat template, to which it passes no tools. text: rendered here, exact with tools too.
@@ -303,6 +312,9 @@ class RolloutWorker:
 
     def _give(self, iteration: int, groups: Sequence[EpisodeGroup], *, ends: bool) -> None:
         """Put the samples of an iteration into the trainer's queue."""
+        from turntree.pack.rows import rows
+        from turntree.rollout.episode_figures import group_figures
+
         learned = [(group.tree, credit) for group in groups if (credit := group.trained_credit) is not None]
         trees, credits = [tree for tree, _ in learned], [credit for _, credit in learned]
         made, batches = rows(trees, credits), list[list[_Sample]]()
@@ -406,7 +418,8 @@ class CompletionsTables(TextOptions):
     """TRL's tables. Rows of one step with the same prompt, and facts about it, are one group, or several where other
     prompts show that a group is smaller; a prompt with its facts is a task."""
 
-    file_marks: ClassVar = (".parquet", ".table.json")
+    marks: ClassVar = frozenset({"step", "prompt", "completion", "advantage"})
+    file_marks: ClassVar = ("completions_*.parquet", ".table.json")
     folders: ClassVar = ("completions_*.parquet", "completions/completions_*.parquet", "*.table.json")
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
@@ -441,10 +454,14 @@ def _groups(
 
 
 def _records(path: Path) -> list[Record]:
-    """The rows of one file, which is one generation batch. A table of wandb has the names of the columns, and a list of
-    values for every row."""
-    if not path.name.endswith(".table.json"):
-        return list(parquet_rows(path))
+    """The rows of one file, which is one generation batch."""
+    if path.name.endswith(".table.json"):
+        return _table(path)
+    return list(map(parse_row, (line for _, line in read_rows(path))))
+
+
+def _table(path: Path) -> list[Record]:
+    """A table of wandb: the names of the columns, and a list of values for every row."""
     try:
         table = parse_row(read_bytes(path))
     except RowRefused as refused:

@@ -59,15 +59,19 @@ def tasks(
     argument: str | None,
     load: Mapping[str, Any] | None = None,
     seconds: float = 120.0,
-) -> list[AdaptedEnvironment]:
+) -> list[Any]:
     """At most `count` rows, drawn by `seed`, of the environment's data set ("train") or of its evaluation set ("dev"
     and "test", a half each); where it has none, the one data set is split by a hash of the row.
 
     Args:
-        load: Arguments of `load_environment`.
-        seconds: Time limit of one answer of the environment.
+        load: Arguments of `load_environment`; since 0.4 the configuration of the environment (`verifiers_episode`).
+        seconds: Time limit of one answer of the environment, since 0.4 of an episode.
     """
     name = named(argument, "verifiers:ID")
+    if not hasattr(package("verifiers", "verifiers"), "load_environment"):  # since 0.4
+        from turntree_interop import verifiers_episode
+
+        return verifiers_episode.tasks(name, split, count, seed=seed, load=dict(load or {}), seconds=seconds)
     environment = loaded(name, dict(load or {}))
     if getattr(environment.rubric, "has_group_rewards", False):
         raise InputError(f"{name!r} scores whole groups at once", field="environment", hint="score episodes one by one")
@@ -98,9 +102,6 @@ def _plain(rows: Any) -> list[dict[str, Any]]:
 def loaded(name: str, arguments: dict[str, Any]) -> Any:
     """The environment. Its constructor replaces the signal handlers of the process; they are restored."""
     verifiers = package("verifiers", "verifiers")
-    if not hasattr(verifiers, "load_environment"):
-        problem = f"verifiers {getattr(verifiers, '__version__', '')} has no load_environment"
-        raise InputError(problem, field="environment", hint="pip install 'turntree[verifiers]'")
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if ":" in name:

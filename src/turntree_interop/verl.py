@@ -13,15 +13,17 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from turntree.logs.generic import TextOptions
 from turntree.logs.rows import LoggedRow, RowRefused, count, facts_of, named_prompt, text
 from turntree.render.tool_calls import ToolFormat
-from turntree.rollout.local import CutTurns
-from turntree.stages.export import Bundle
 from turntree_interop.judging import Judge, pack_state, required, write_reward
 from turntree_interop.rows import columns, rollout_of_text, write_parquet
+
+if TYPE_CHECKING:
+    from turntree.rollout.local import CutTurns
+    from turntree.stages.export import Bundle
 
 SOURCE = "turntree"
 

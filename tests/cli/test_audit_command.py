@@ -122,12 +122,23 @@ def test_bad_input_ends_in_one_line(turntree, tmp_path, arguments, line):
     assert line in turntree.error("audit", *arguments, cwd=tmp_path)
 
 
-def test_an_audit_loads_no_torch(tmp_path):
+def test_an_audit_loads_what_it_needs_and_no_trainers_code(tmp_path):
     log = training_log(tmp_path / "log.jsonl")
+    heavy = [
+        "torch",
+        "transformers",
+        "pandas",
+        "pydantic",
+        "matplotlib",
+        "jsonschema",
+        "starlette",
+        "turntree.rollout.service",
+    ]
+    heavy += ["turntree.stages.export", "turntree.stages.verifier", "turntree.gateway.server"]
     code = (
-        "import sys; from turntree.cli.main import main; "
+        f"import sys; HEAVY = {heavy}; from turntree.cli.main import main; "
         f"main(['audit', {str(log)!r}, '--out', {str(tmp_path / 'a.html')!r}, '--json', '-']); "
-        "print([name for name in ('torch', 'transformers', 'pandas') if name in sys.modules])"
+        "print([name for name in HEAVY if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout[-300:] + done.stderr

@@ -134,3 +134,27 @@ def test_exec_runs_a_command_as_one_session_whose_reward_is_its_exit_code(tmp_pa
     (kept,) = read_trees(out / "trees.jsonl")
     assert sorted((one.reward for one in kept.rewards.verdicts.values()), key=str) == [0.0, 1.0, None]
     assert len(kept.tree.starts()) == 3, "three attempts at one task"
+
+
+ASKS_TOO_MUCH = """
+import json, os, sys, urllib.error, urllib.request
+body = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "who? " * 20000}]}
+headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "content-type": "application/json"}
+url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
+if sys.argv[1:]:
+    sys.exit(1)
+try:
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
+except urllib.error.HTTPError:
+    sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(("words", "why"), [((), "the context holds"), (("silent",), "no call was answered")])
+def test_a_command_that_was_never_answered_has_no_reward_and_is_told_why(tmp_path, capsys, words, why):
+    """As Claude Code ends whose first prompt does not fit: its exit code says nothing about the policy."""
+    (tmp_path / "agent.py").write_text(ASKS_TOO_MUCH)
+    given = ["gateway", "exec", "--model", "qa", "--port", "0", "--out", str(tmp_path / "runs"), "--json", "-"]
+    main([*given, "--", sys.executable, str(tmp_path / "agent.py"), *words])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["code"], told["reward"], told["calls"]) == (1, None, 0) and why in told["reason"]

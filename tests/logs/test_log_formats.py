@@ -1,5 +1,6 @@
 """Logs of five frameworks come out as the same groups; what cannot be read is counted."""
 
+import datetime
 import json
 import lzma
 import math
@@ -83,6 +84,32 @@ def trl_table(folder, step, rows, columns=("reward_a",)):
     path = folder / f"completions_{step:05d}.parquet"
     parquet.write_table(pyarrow.table({"step": [step] * len(rows), **table}), path)
     return path
+
+
+def as_table(path, rows):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+ROWS = {
+    "generic": [{"group": f"g{n // 2}", "iteration": 1, "reward": n / 4, "actions": ["a"]} for n in range(4)],
+    "verl": [{"input": f"q{n // 2}", "output": "o", "gts": "x", "score": float(n % 2), "step": 1} for n in range(4)],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("where", ["rows.parquet", "data/train-00000-of-00001.parquet"])
+def test_a_table_is_the_log_that_its_rows_would_be_as_json_lines(name, where, tmp_path):
+    """A file, or a data set of the Hub as a folder; what JSON has not (a time) is text."""
+    rows = [row | {"when": datetime.datetime(2026, 1, 1)} for row in ROWS[name]]
+    as_table(tmp_path / "table" / where, rows)
+    told = [row | {"when": str(row["when"])} for row in rows]
+    path = write(tmp_path / "lines" / "rows.jsonl", told)
+    groups, report = read(tmp_path / "table")
+    same, as_lines = read(path)
+    assert groups == same and groups and report.format == as_lines.format == name
 
 
 class TestTrl:

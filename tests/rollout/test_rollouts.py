@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from scripted_engine import ScriptedEngine
 from rollout_view import rollout_of
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
-from scripted_engine import ScriptedEngine
 from rollout_view import rollout_of
+from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core import seeds
 from turntree.core.completion import Finished, GenerationRequest, Sampling

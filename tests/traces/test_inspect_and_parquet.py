@@ -79,3 +79,14 @@ def test_a_parquet_file_gives_the_rows_that_json_lines_would(tmp_path):
     rows = [{"messages": [{"role": "user", "content": f"q{n}"}, said]} for n in range(3)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "t.parquet")
     assert values(tmp_path / "t.parquet") == rows
+
+
+def test_a_folder_is_searched_for_tables_and_archives_too(tmp_path):
+    """A data set of the Hub, and a folder of Inspect's logs."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    parquet.write_table(pyarrow.Table.from_pylist([row]), tmp_path / "data" / "train-00000-of-00001.parquet")
+    archive(tmp_path / "logs.eval", SAMPLE)
+    assert values(tmp_path) == [row, SAMPLE]

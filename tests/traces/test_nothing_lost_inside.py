@@ -17,11 +17,13 @@ from test_importers import imported
 from trace_fixtures import (
     ATIF,
     FIXTURES,
+    FUSE,
     GYM,
     OLD,
     OPENHANDS,
     RECORD,
     SHAREGPT,
+    SMITH_OPENAI,
     SWE_GYM,
     TAU2,
     TOOL,
@@ -44,6 +46,7 @@ PLACES = {  # format: how many calls, parts and declarations its file below hold
     "opencode": (3, 3, 0), "codex": (3, 3, 0), "claude_code": (5, 8, 0), "sharegpt": (2, 0, 1), "verifiers": (1, 5, 1),
     "terminus": (0, 0, 0), "agentbench": (0, 4, 0), "react": (0, 0, 0), "intercode": (0, 0, 0),
     "inspect": (0, 1, 0), "smolagents": (3, 1, 0), "autogen": (2, 0, 0),
+    "langsmith": (2, 6, 1), "langfuse": (2, 6, 1),
 }  # fmt: skip
 with_a_call = st.sampled_from([name for name, (calls, _, _) in PLACES.items() if calls])
 with_a_part = st.sampled_from([name for name, (_, texts, _) in PLACES.items() if texts])
@@ -77,6 +80,8 @@ def rows_of(name: str) -> list[Any]:
         | {"agent": ATIF["agent"] | {"tool_definitions": [renamed_tool("bash_command")]}},
         "verifiers": in_parts(RECORD) | {"tool_defs": [TOOL]},
         "sharegpt": SHAREGPT,
+        "langsmith": in_parts(SMITH_OPENAI),
+        "langfuse": in_parts(FUSE[2]),
     }
     if name in changed:
         return [changed[name]]

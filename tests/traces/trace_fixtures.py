@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -564,6 +565,15 @@ AUTOGEN = {
     "stop_reason": None,
 } | UNKNOWN
 
+# by the real packages (real_exports.py), and what they lack: an unknown key, and a call that failed
+REAL = Path(__file__).with_name("real")
+SMITH, [*_, SMITH_OPENAI], FUSE = (
+    [json.loads(line) for line in (REAL / f"{name}.jsonl").read_text().splitlines()]
+    for name in ("langsmith_graph", "langsmith_loop", "langfuse_loop")
+)
+SMITH.append({key: value for key, value in SMITH[2].items() if key != "outputs"} | {"error": "timeout"} | UNKNOWN)
+FUSE.append({key: value for key, value in FUSE[0].items() if key != "output"} | {"level": "ERROR"} | UNKNOWN)
+
 FIXTURES = {
     "chat": Fixture("old.jsonl", lines(OLD), 2, 2, {}, options={"unknown_keys": "keep"}),
     "responses": Fixture("gym.jsonl", lines(GYM), 2, 2, {}),
@@ -585,6 +595,8 @@ FIXTURES = {
     "inspect": Fixture("sample.json", json.dumps(INSPECT), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}),
     "smolagents": Fixture("run.json", json.dumps(SMOLAGENTS), 3, 2, {"error_tool_call": 1}, success=(None,)),
     "autogen": Fixture("run.json", json.dumps(AUTOGEN), 3, 3, {}, success=(None,)),
+    "langsmith": Fixture("runs.jsonl", lines(*SMITH), 4, 3, {"failed_call": 1}, success=(None,)),
+    "langfuse": Fixture("observations.jsonl", lines(*FUSE), 4, 3, {"failed_call": 1}, success=(None,)),
     "codex": Fixture(
         "rollout-1.jsonl", lines(*CODEX), 4, 2, {"error_tool_call": 1, "not_a_tool_call": 1}, traces=2,
         success=(None, None), unknown="unknown key lines[].surprise",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import io
 import os
 import signal
@@ -73,7 +72,7 @@ cli.add_command(verifier.verifier)
 cli.add_command(results.report)
 cli.add_command(results.quickstart)
 cli.add_command(config.config)
-for _point in importlib.metadata.entry_points(group="turntree.commands"):  # of the worlds, or of a package of one's own
+for _point in parts.entry_points("turntree.commands"):  # of the worlds, or of a package of one's own
     cli.add_command(_point.load(), _point.name)
 
 

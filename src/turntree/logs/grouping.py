@@ -18,8 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from turntree.core.errors import InputError, disk_is_full
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
-from turntree.run.jsonl import read_lines
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row, read_rows
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ def by_rows(
 
 def parsed(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file of JSON lines, each with the number of its line; what is none is dropped and counted."""
-    for number, line in read_lines(path):
+    for number, line in read_rows(path):
         report.saw_line()
         try:
             yield number, parse_row(line)

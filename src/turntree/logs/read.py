@@ -32,8 +32,8 @@ from turntree.logs import rollouts, trees
 from turntree.logs.generic import TextOptions, generic
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row
-from turntree.run.jsonl import parse_json, read_lines
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row, read_rows
+from turntree.run.jsonl import parse_json
 
 AUTO = Part("auto")
 _GENERIC: dict[str, Any] = {"generic": frozenset({"group", "reward"})}
@@ -120,8 +120,8 @@ def _files(path: Path) -> list[Path]:
         (rollouts.FILE_NAME,),
         (trees.FILE_NAME,),
         *told,
-        ("*.jsonl", "*.jsonl.gz", "*.jsonl.xz"),
-        ("*/*.jsonl", "*/*.jsonl.gz", "*/*.jsonl.xz"),
+        ("*.jsonl", "*.jsonl.gz", "*.jsonl.xz", "*.parquet"),
+        ("*/*.jsonl", "*/*.jsonl.gz", "*/*.jsonl.xz", "*/*.parquet"),
     ):
         found = {file for pattern in patterns for file in path.glob(pattern)}
         found = {file for file in found if not any(fnmatch(file.name, name) for name in beside)}
@@ -145,7 +145,7 @@ def _recognise(path: Path) -> str:
         if any(fnmatch(path.name, f"*{mark}") for mark in getattr(format, "file_marks", ())):
             return name
     known_marks = {name: format.marks for name, format in formats.items() if hasattr(format, "marks")} | _GENERIC
-    for number, line in read_lines(path):
+    for number, line in read_rows(path):
         try:
             fields = set(parse_row(line))
         except RowRefused as refused:

@@ -8,13 +8,15 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import ConfigError
 from turntree.logs.groups import LARGEST, LoggedRollout
+from turntree.run.jsonl import read_lines
+from turntree.run.opening import parquet_rows
 
 
 class RowRefused(Exception):
@@ -75,6 +77,15 @@ def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str,
     edges = [0, *(place for match in between for place in match.span()), len(text)]
     turns = [text[edges[i] : edges[i + 1]].strip() for i in range(0, len(edges), 2)]
     return tuple(turns), ("", *(match.group() for match in between))
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a log, those of a table (Parquet) as JSON, with their numbers from 1. Raises `InputError`."""
+    if path.suffix != ".parquet":
+        yield from read_lines(path)
+        return
+    for number, row in enumerate(parquet_rows(path), start=1):
+        yield number, json.dumps(row, default=str).encode()
 
 
 def parse_row(line: bytes | str) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def figures(result: dict[str, Any]) -> list[dict[str, str]]:
 
 def _best(result: dict[str, Any], unit: str) -> dict[str, str] | None:
     """The remedy that saves most generation for what it loses, else most training."""
-    for kind, words in (("rollout_saved", "need not have been generated"), ("training_saved", "need no training")):
+    for kind, words in (("rollout_saved", "would be saved by"), ("training_saved", "would not be trained on with")):
         worth = {
             name: row[f"{kind}_share"][unit] - (row["mixed_lost_share"] or 0.0)
             for name, row in result["remedies"].items()
@@ -108,7 +108,7 @@ def _best(result: dict[str, Any], unit: str) -> dict[str, str] | None:
         if not name or worth[name] <= 0:
             continue
         row = result["remedies"][name]
-        what = f"of the {UNITS[unit]} {words} with: {REMEDIES[name][0]}"
+        what = f"of the {UNITS[unit]} {words} {REMEDIES[name][0]}"
         price = (
             f"; price: {percent(lost, 0)} of the groups with a gradient" if (lost := row["mixed_lost_share"]) else ""
         )

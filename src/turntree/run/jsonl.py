@@ -29,7 +29,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surr
 _AGAIN = "write the file again"
 _ROWS = "write its rows as JSON lines"
 _BINARY = {  # how files begin that hold no text
-    b"PAR1": ("a Parquet file", _ROWS),
+    b"PAR1": ("a Parquet file", f"of traces, `turntree traces import` reads it; else {_ROWS}"),
     b"PK\x03\x04": ("a zip archive (logs of Inspect, *.eval, are such)", "extract it, and name the JSON files in it"),
     b"\x1f\x8b": ("a gzip archive", "give it a name that ends in .gz, a tar archive one in .tar.gz"),
     b"\xfd7zXZ": ("an xz archive", "give it a name that ends in .xz, a tar archive one in .tar.xz"),

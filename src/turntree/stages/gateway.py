@@ -147,6 +147,8 @@ def _worth_of(live: LiveSession, code: int, ask: Callable[[], str] | None) -> Re
     failed = next((call.error for call in live.calls if call.status == "failed"), None)
     if failed is not None or not 0 <= code < 126:  # shells say 126 and more for what was not run, or was killed
         return Reward(reward=None, reason=failed or f"the command ended with code {code}")
+    if not live.calls:
+        return Reward(reward=None, reason=live.limit or "no call was answered")
     if ask is not None:
         said = ask().strip()
         return last_words(said, ()) if said else Reward(reward=None, reason="its user gave none")

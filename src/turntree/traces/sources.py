@@ -56,16 +56,20 @@ def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile
     path = Path(path)
     if path.is_dir():
         names = sorted(file for file in path.rglob("*") if _is_file(file, ignored))
-        found = [SourceFile(file, file, _result_info(file, path)) for file in names if _wanted(file, ignored)]
-        yield from found
+        found = [file for file in names if file.suffix in _PACKED or _wanted(file, ignored)]
+        for file in found:
+            yield from (
+                _PACKED[file.suffix](file)
+                if file.suffix in _PACKED
+                else [SourceFile(file, file, _result_info(file, path))]
+            )
         if not found:
-            raise InputError(f"holds no file named {', '.join(NAMES)}", path=path, hint="name the files themselves")
+            told = ", ".join((*NAMES, *_PACKED))
+            raise InputError(f"holds no file named {told}", path=path, hint="name the files themselves")
     elif path.name.endswith(_ARCHIVES):
         yield from _members(path, ignored)
-    elif path.suffix == ".eval":
-        yield from _samples(path)
-    elif path.suffix == ".parquet":
-        yield from _table(path)
+    elif path.suffix in _PACKED:
+        yield from _PACKED[path.suffix](path)
     else:
         yield SourceFile(path, path)
 
@@ -146,6 +150,9 @@ def _table(path: Path) -> Iterator[SourceFile]:
         file = Path(folder) / "rows.jsonl"
         write_lines(file, parquet_rows(path))
         yield SourceFile(file, path)
+
+
+_PACKED = {".eval": _samples, ".parquet": _table}
 
 
 def _is_file(path: Path, ignored: Counter[str]) -> bool:
