@@ -2,7 +2,8 @@
 
 `installed(FakeTinker(model))` puts it in place of the package `tinker`. `averages`: it divides gradients by rows and by
 the lengths of rows, as SkyRL's JAX back end does; else it adds up and tells no norms, as the API is documented. `lose`
-says, for the name of a request that changes an adapter, whether its "request" or its "answer" is lost.
+says, for the name of a request that changes an adapter, whether its "request" or its "answer" is lost. `restarted`:
+saved samplers answer no more.
 """
 
 from __future__ import annotations
@@ -157,11 +158,19 @@ class SamplingClient:
         return done([None, *scores.tolist()])
 
 
+class Forgotten(SamplingClient):
+    """Of weights that SkyRL lost in a restart."""
+
+    def sample(self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams) -> Future[Any]:
+        return done(error=ValueError("Model run not loaded"))
+
+
 @dataclass
 class FakeTinker:
     model: PreTrainedModel
     names: Sequence[str] = (BASE,)
     averages: bool = False
+    restarted: bool = False
     lose: Callable[[str], str | None] = lambda name: None
     asked: list[tuple[str, Any]] = field(default_factory=list)
     carried_out: list[tuple[str, Any]] = field(default_factory=list)
@@ -184,6 +193,8 @@ class FakeTinker:
     def create_sampling_client(self, model_path: str | None = None, base_model: str | None = None) -> SamplingClient:
         if model_path is not None and model_path not in self.states:
             raise refused(f"Checkpoint not found: {model_path}")
+        if model_path is not None and self.restarted:
+            return Forgotten(self.model)
         return SamplingClient(self.model if model_path is None else self.states[model_path])
 
     @property

@@ -57,7 +57,7 @@ class AdamParams:
 class SamplingParams:
     max_tokens: int
     seed: int
-    stop: list[int]
+    stop: Sequence[int] = ()
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1

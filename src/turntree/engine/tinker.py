@@ -175,6 +175,20 @@ class TinkerAdapter:
             problem = f"the server does not have {path} ({error.problem})"
             raise InputError(problem, path=self.session.url, hint=hint) from error
 
+    def sampler(self, path: str) -> Any:
+        """Samples from saved weights, which are those that this adapter begins with. SkyRL samples only from what it
+        trained since it was started; it is asked for one token, and else these weights are loaded and published."""
+        sampler, types = self.session.sampler(path), self.session.sdk.types
+        one = types.SamplingParams(max_tokens=1, temperature=1.0, seed=0)
+        try:
+            asked = sampler.sample(prompt=types.ModelInput.from_ints([0]), num_samples=1, sampling_params=one)
+            asked.result(timeout=self.session.config.timeout)
+        except Exception as error:  # the boundary to foreign software
+            if "not loaded" not in str(error):
+                raise self.session.failure(error) from error
+            return self.publish()
+        return sampler
+
     def publish(self) -> Any:
         """The sampler of the weights of now."""
         return self.session.guarded(self._client.save_weights_and_get_sampling_client)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +59,13 @@ def open_policy(model: str, device: Device, config: TinkerConfig) -> Policy:
     context = session.max_context or context_of(base)
     if context is None:
         raise InputError("says nowhere how long its context is", path=base / "config.json")
-    sampler = session.sampler(found.sampler if found else None)
+    adapter = TinkerAdapter(session, lora.rank, found.weights if found else None)
+    sampler = adapter.sampler(found.sampler) if found else session.sampler()
     engine = TinkerEngine(session, sampler, renderer.stop_ids, vocabulary, context)
     name = f"tinker:{found.sampler if found else session.base_model}"
     return TinkerPolicy(
         source=model,
-        model=TinkerAdapter(session, lora.rank, found.weights if found else None),  # pyright: ignore[reportArgumentType]
+        model=adapter,  # pyright: ignore[reportArgumentType]
         tokenizer=tokenizer,
         renderer=renderer,
         prefixes=device.prefixes,
@@ -73,7 +73,7 @@ def open_policy(model: str, device: Device, config: TinkerConfig) -> Policy:
         hash=name,
         identity=identity_of(name, tokenizer, renderer, device.renderer),
         base=found.base if found else model,
-        start=found.sampler if found else None,
+        start=sampler,
         known=vocabulary,
     )
 
@@ -122,7 +122,7 @@ class TinkerPolicy(Policy):
     began with (None: the base's); `known` is the number of its tokens."""
 
     base: str
-    start: str | None
+    start: Any
     known: int
 
     @property
@@ -141,8 +141,7 @@ class TinkerPolicy(Policy):
         return self.engine.max_context
 
     def trainee(self, shared: bool, group: ProcessGroup) -> TinkerTrainee:
-        start = partial(self.adapter.session.sampler, self.start)
-        return TinkerTrainee(self.model, self.engine, self.renderer, shared, group, start)
+        return TinkerTrainee(self.model, self.engine, self.renderer, shared, group, self.start)
 
     def imitation(self, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup) -> TinkerSFT:
         return TinkerSFT(self.adapter, examples, config)

@@ -15,7 +15,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,18 +137,17 @@ class TinkerWeights:
 
 @dataclass(frozen=True)
 class TinkerTrainee(Trainee):
-    """A policy that is trained on a server: `model` is its adapter. `start` gives a sampler of the weights that it
+    """A policy that is trained on a server: `model` is its adapter. `start` samples from the weights that it
     began with, the reference of a KL term."""
 
-    start: Callable[[], Any] | None = None
+    start: Any = None
 
     def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> TinkerLearner:
         _require_loss(config, sampling)
         engine: Any = self.engine
         adapter: Any = self.model
         weights = TinkerWeights(adapter, config.optimizer, steps)
-        base = self.start() if self.start is not None and config.loss.needs_reference_logprobs else None
-        return TinkerLearner(weights, engine, config, base)
+        return TinkerLearner(weights, engine, config, self.start if config.loss.needs_reference_logprobs else None)
 
 
 def _require_loss(config: ReinforcedConfig, sampling: Sampling) -> None:
