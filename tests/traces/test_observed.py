@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trace_fixtures import REAL, lines
+from trace_fixtures import REAL, adds_up, lines
 
 from chat_import import import_chat
 from turntree.traces.candidates import candidates
@@ -81,4 +81,4 @@ def test_a_file_with_only_failed_calls_says_so(tmp_path: Path) -> None:
     run = {"id": "r", "trace_id": "t", "run_type": "llm", "inputs": {"messages": []}, "error": "timeout"}
     (tmp_path / "runs.jsonl").write_text(lines(run))
     traces, report = import_chat([tmp_path / "runs.jsonl"])
-    assert not traces and report.dropped_turns == {"failed_call": 1} and report.adds_up
+    assert not traces and report.dropped_turns == {"failed_call": 1} and adds_up(report)
