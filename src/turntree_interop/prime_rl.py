@@ -41,6 +41,7 @@ from turntree.logs.suspects import suspect_of
 from turntree.traces.formats.row import part_of
 
 Row = dict[str, Any]
+_FLAT = frozenset({"example_id", "completion", "prompt", "reward"})
 _GRAPH = frozenset({"nodes", "rewards", "task"})
 _EPISODE = frozenset({"traces", "task", "env"})
 _LIMITS = frozenset({
@@ -54,7 +55,7 @@ class PrimeRL(Options):
     """Rollouts of one group id, or else of one task in one step, are a group: a group with an id may end in a later
     step than it began, and has the first one. A rollout that ended in an error has no reward."""
 
-    marks: ClassVar = (_GRAPH, _EPISODE, frozenset({"example_id", "completion", "prompt", "reward"}))
+    marks: ClassVar = (_GRAPH, _EPISODE, _FLAT, _FLAT | {"advantage"})  # with it they hold what TRL's rows hold
     folders: ClassVar = tuple(
         f"{above}{one}"
         for above in ("", "rollouts/")
