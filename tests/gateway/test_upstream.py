@@ -203,6 +203,30 @@ def test_a_conversation_that_no_trace_can_hold_is_counted_and_spoils_no_other(tm
     assert [trace.messages[1].content for trace in read_traces(path)] == ["done"]
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_client_may_leave_with_the_event_that_ends_a_stream(tmp_path, ends):
+    """As openai's does; the connection to the server is still open then. One that leaves earlier has no answer."""
+
+    class Stream(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "it is 7"}}]}\n\n'
+            if ends:
+                yield b"data: [DONE]\n\n"
+            await asyncio.Event().wait()
+
+    headers = {"content-type": "text/event-stream"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, stream=Stream()))
+    writer = TraceWriter(tmp_path / "t.jsonl", Redaction())
+    with serving(Upstream("http://other/v1", writer, transport=transport).app, most=100) as served:
+        asked = {"json": {"messages": [USER], "stream": True}, "timeout": 10}
+        with HTTP.stream("POST", f"{served.url}/v1/chat/completions", **asked) as response:
+            last = "[DONE]" if ends else "it is 7"
+            assert any(last in line for line in response.iter_lines())
+    traces = traces_of(tmp_path / "t.jsonl") if ends else []
+    assert [trace.messages[-1].content for trace in traces] == (["it is 7"] if ends else [])
+    assert writer.counts["not traced: the answer was cut off"] == (0 if ends else 1)
+
+
 def test_a_server_that_is_gone_is_told_in_openais_form(tmp_path):
     upstream = Upstream("http://127.0.0.1:9/v1", TraceWriter(tmp_path / "t.jsonl", Redaction()))
     with serving(upstream.app, most=100) as served:

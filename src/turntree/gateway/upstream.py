@@ -39,6 +39,7 @@ from turntree.traces.splits import assign_split
 
 _MOST = 32_000_000  # bytes of a request; of an answer that is traced (a larger one passes through)
 _FLUSH = 5.0  # seconds between two looks for conversations that nobody continues
+_DONE = b"data: [DONE]"  # the event that ends a stream
 _HOP = frozenset(  # belongs to one connection, or would hide the answer from us
     {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization", "host"}
     | {"proxy-authenticate", "content-length", "accept-encoding", "x-turntree-session"}
@@ -327,28 +328,46 @@ class Upstream:
         return StreamingResponse(relay, response.status_code, _passed(response.headers))
 
     async def _relay(self, response: httpx.Response, session: str, asked: bytes | None) -> AsyncIterator[bytes]:
-        """The answer as it comes; once it is whole, its trace."""
-        seen, whole = bytearray(), False
+        """The answer as it comes. It is traced before its last part is given, because a client may leave with that."""
+        seen, held, traced = bytearray(), b"", asked is None
+        streamed = _is_streamed(response)
         try:
             async for part in response.aiter_raw():
                 if asked is not None and len(seen) <= _MOST:
                     seen += part
-                yield part
-            whole = True
+                if asked is not None and not traced and streamed and seen.rstrip().endswith(_DONE):
+                    traced = await self._traced(session, asked, seen, response)
+                now, held = (part, b"") if streamed else (held, part)
+                if now:
+                    yield now
+            if asked is not None and not traced:
+                traced = await self._traced(session, asked, seen, response)
+            if held:
+                yield held
         finally:
+            if not traced:
+                self.writer.counts["not traced: the answer was cut off"] += 1
             await response.aclose()
-            if asked is not None and (not whole or len(seen) > _MOST):
-                self.writer.counts["not traced: the answer was cut off" if not whole else "not traced: too large"] += 1
-        if asked is not None and len(seen) <= _MOST:
+
+    async def _traced(self, session: str, asked: bytes, seen: bytearray, response: httpx.Response) -> bool:
+        """Trace a whole answer, one by one."""
+        if len(seen) > _MOST:
+            self.writer.counts["not traced: too large"] += 1
+        else:
             tracing = (self._trace, session, asked, bytes(seen), response)
             await asyncio.get_running_loop().run_in_executor(self._tracer, *tracing)
+        return True
 
     def _trace(self, session: str, asked: bytes, answered: bytes, response: httpx.Response) -> None:
         try:
-            streamed = "event-stream" in response.headers.get("content-type", "")
-            self.writer.call(session, parse_object(asked), answers_in(answered, streamed=streamed))
+            answers = answers_in(answered, streamed=_is_streamed(response))
+            self.writer.call(session, parse_object(asked), answers)
         except (InputError, KeyError, TypeError, AttributeError) as error:  # foreign data: counted, never in the way
             self.writer.counts[f"not traced: {type(error).__name__}"] += 1
+
+
+def _is_streamed(response: httpx.Response) -> bool:
+    return "event-stream" in response.headers.get("content-type", "")
 
 
 def _passed(headers: Mapping[str, str]) -> dict[str, str]:
