@@ -52,18 +52,9 @@ from turntree.core.tree import RolloutTree
 from turntree.env.adapted import named, prompt_of, rows_of, scored
 from turntree.env.tool_environment import ToolEnvironment
 from turntree.logs.generic import TextOptions
-from turntree.logs.grouping import grouped
+from turntree.logs.grouping import grouped, parsed
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import (
-    LoggedRow,
-    ReadReport,
-    RowRefused,
-    count,
-    facts_of,
-    named_prompt,
-    parse_row,
-    read_rows,
-)
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, parse_row
 from turntree.render.tool_calls import ToolFormat
 from turntree.run.jsonl import read_bytes
 from turntree_interop.judging import Judge, write_reward
@@ -432,14 +423,14 @@ def _groups(
 ) -> Iterator[LoggedGroup]:
     before: list[tuple[Any, Any]] = []
     for path in paths:
-        records = _records(path)
+        numbered = _records(path, report)
+        records = [record for _, record in numbered]
         report.files += 1
         generated = [(record.get("prompt"), record.get("completion")) for record in records]
         again, before = generated == before, generated
         rows: list[LoggedRow] = []
         batches: dict[tuple[str, int], list[tuple[float | None, Record]]] = {}
-        for line, (record, group) in enumerate(zip(records, _groups_of(records), strict=True), start=1):
-            report.saw_line()
+        for (line, record), group in zip(numbered, _groups_of(records), strict=True):
             if again:
                 continue
             try:
@@ -453,11 +444,14 @@ def _groups(
         yield from grouped(rows, path, report)
 
 
-def _records(path: Path) -> list[Record]:
-    """The rows of one file, which is one generation batch."""
-    if path.name.endswith(".table.json"):
-        return _table(path)
-    return list(map(parse_row, (line for _, line in read_rows(path))))
+def _records(path: Path, report: ReadReport) -> list[tuple[int, Record]]:
+    """The rows of one file, which is one generation batch, with their numbers; what is none is dropped and counted."""
+    if not path.name.endswith(".table.json"):
+        return list(parsed(path, report))
+    rows = _table(path)
+    for _ in rows:
+        report.saw_line()
+    return list(enumerate(rows, start=1))
 
 
 def _table(path: Path) -> list[Record]:
@@ -482,7 +476,8 @@ def _table(path: Path) -> list[Record]:
 def _reward_columns(paths: Sequence[Path], report: ReadReport) -> tuple[str, ...]:
     """The columns that were rewards: the only one of numbers, else those that are named so. (Where the advantages are
     not theirs, `_check_advantages` refuses them.)"""
-    names = list(dict.fromkeys(name for path in paths for name in _numeric(_records(path), _NOT_REWARDS)))
+    rows = [[row for _, row in _records(path, ReadReport("trl"))] for path in paths]  # `_groups` counts them
+    names = list(dict.fromkeys(name for each in rows for name in _numeric(each, _NOT_REWARDS)))
     rewards = tuple(names if len(names) == 1 else [name for name in names if "reward" in name.lower()])
     if not rewards:
         problem = f"does not tell which of {', '.join(names)[:300]} were rewards" if names else "has no reward column"

@@ -98,6 +98,18 @@ def test_a_wandb_table_of_another_shape_is_refused_by_name(tmp_path, table):
         read(path)
 
 
+@pytest.mark.parametrize("broken", ['{"step": 1, "pro', "[1]", "3"])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_broken_line_of_trls_rows_is_counted_and_spoils_no_other(tmp_path, broken, at):
+    said = [("x", 0.5, 1.0), ("y", -0.5, 0.0)]
+    rows = [json.dumps({"step": 1, "prompt": "p", "completion": c, "advantage": a, "r": r}) for c, a, r in said]
+    (tmp_path / "t.jsonl").write_text("\n".join([*rows[:at], broken, *rows[at:]]))
+    [group], report = read(tmp_path / "t.jsonl")
+    assert [rollout.reward for rollout in group.rollouts] == [1.0, 0.0]
+    assert report.lines == 3 and sum(report.dropped.values()) == 1
+    assert [place.startswith(f"{tmp_path / 't.jsonl'}:{at + 1}") for place in report.first.values()] == [True]
+
+
 def test_half_a_character_in_a_name_reaches_the_page_as_an_escape(tmp_path):
     rows = [{"group": f"{i}", "task": "a\ud800", "iteration": i, "reward": 0} for i in (0, 1, 2) for _ in range(2)]
     path = tmp_path / "log.jsonl"

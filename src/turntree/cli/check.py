@@ -108,10 +108,9 @@ def check_model(model: str, named: str | None, json_path: str | None) -> None:
     loop = LOOP if any(found.case == LOOP and found.works for found in findings) else TALK
     options = "".join(f" {key}={value}" for key, value in choice.options.items())
     lines = [f"{choice.name}{options}: {choice.why}", "", shown(renderer, tokenizer, LOOPS[loop]), ""]
-    lines += [
-        f"{'works  ' if found.works else 'refused'}  {found.case}{(f': {found.said}' if found.said else '')}"
-        for found in findings
-    ]
+    for found in findings:
+        reason = f": {found.said}" if found.said else ""
+        lines.append(f"{'works  ' if found.works else 'refused'}  {found.case}{reason}")
     refused = [found for found in findings if not found.works]
     if refused:
         lines.append("A rollout that would need one of these is censored with this reason; the run goes on.")

@@ -217,8 +217,9 @@ class StageCommand(OutputCommand):
 
     def _overlaid(self, layers: list[_Layer]) -> dict[str, Any]:
         values = defaults_of(self.config_class)
-        parts_given = [layer.values.get(self._part) for layer in layers if self._part]
-        if self._named and self._part and not any(isinstance(v, str) or "name" in (v or ()) for v in parts_given):
+        given = [layer.values.get(self._part) for layer in layers if self._part]
+        named = any(isinstance(value, str) or (isinstance(value, Mapping) and "name" in value) for value in given)
+        if self._named and self._part and not named:
             model = [layer.values["model"] for layer in layers if "model" in layer.values] or [values["model"]]
             layers = [_Layer({self._part: self._named(model[-1])}), *layers]
         for layer in layers:
