@@ -6,7 +6,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
 
   base              the policy itself
   sft               the expert's traces
-  random            GRPO at turns of the expert's that were drawn blindly
+  all               GRPO at every turn of the expert's, without a profile; strict-all: rewarded by exact match
+  random            ... at as many turns as there are pivots, drawn blindly
   filter            PivotRL with the paper's rule alone (at lambda 0.6): no cap, pivots drawn alike
   capped            PivotRL at mixed states of the expert's, no kind of action above a share: the quickstart's arm
   strict            ... rewarded by exact match
@@ -50,12 +51,14 @@ from turntree.run.files import read_json
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
-MORE = ("filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged")  # where they are asked for
+MORE = ("all", "strict-all", "filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged")  # where they are asked for
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
     ("expert-important", "expert"), ("own-important", "own"), ("own-important", "expert-important"), ("capped", "sft"),
-    ("expert", "sft"), ("filter", "sft"), ("strict", "capped"), ("own-outcome", BASE), ("own-outcome", "sft"),
+    ("expert", "sft"), ("filter", "sft"), ("strict", "capped"), ("filter", BASE),
+    ("capped", BASE), ("capped", "random"), ("filter", "random"), ("all", BASE), ("filter", "all"), ("capped", "all"),
+    ("all", "strict-all"), ("random", BASE), ("all", "random"), ("own-outcome", BASE), ("own-outcome", "sft"),
     ("own-outcome", "own-important"), ("own-kept", BASE), ("own-kept", "sft"), ("own-kept", "random"),
     ("own-kept", "capped"), ("own-kept", "expert"), ("own-kept", "expert-important"), ("own-kept", "own"),
     ("own-kept", "own-important"), ("sft", BASE), ("grpo", "sft"), ("own-kept", "grpo"), ("judged", "sft"),
@@ -266,9 +269,12 @@ class Recipe:
             return self.model(arm, seed, command, traces)
         if arm.startswith("own"):
             return self.model(arm, seed, self.own(arm, seed), traces)
+        judged = ("--verifier", "strict") if arm.startswith("strict") else self.world.judged
+        if arm in ("all", "strict-all"):  # without a profile no file names the verifier
+            judged = judged or ("--verifier", self.world.verifier)
+            return self.model(arm, seed, self.reinforced("--traces", traces.result, *judged), traces)
         pivots = self.pivots(arm, seed, traces)
-        states = [pivots.result, *(["--verifier", "strict"] if arm == "strict" else self.world.judged)]
-        return self.model(arm, seed, self.reinforced(*states), pivots)
+        return self.model(arm, seed, self.reinforced(pivots.result, *judged), pivots)
 
     def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage) -> Stage:
         name = f"{arm}.{seed}"

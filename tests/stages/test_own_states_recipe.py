@@ -62,7 +62,7 @@ def test_a_seed_is_finished_before_the_next_and_more_games_are_all_that_is_playe
 
 
 def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> None:
-    run(recipe, tmp_path, arms=(*recipe.ARMS, "grpo", "judged"))
+    run(recipe, tmp_path, arms=(*recipe.ARMS, "all", "strict-all", "grpo", "judged"))
 
     def command(name: str) -> set[str]:
         words = read_json(tmp_path / "stages" / f"{name}.0.json")["command"]
@@ -73,6 +73,8 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
     }  # fmt: skip
     labels = {"--teacher", "--verifier", "household", "train.local.verdicts=2"}
     assert command("judged") - command("grpo") == labels - {"household"} and not command("grpo") - command("judged")
+    assert command("strict-all") ^ command("all") == {"strict", "household"}
+    assert not (tmp_path / "stages" / "pivots-all.0.json").exists()
     trained = {arm: command(arm) for arm in ("random", "capped", "expert", "expert-important")}
     assert all(words == trained["random"] for words in trained.values())
     assert {"--steps", "2", "--learning-rate", "0.0005", "--kl", "0.02"} <= trained["random"] & command("own")
