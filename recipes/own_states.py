@@ -51,7 +51,7 @@ from turntree.run.files import read_json
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
-MORE = ("all", "strict-all", "filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged")  # where they are asked for
+MORE = ("all", "strict-all", "filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged")  # if asked for
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from turntree.traces.formats.row import BrokenMessage, ChatRow, count_unknown, list_of, part_of, text_of, told_by, words
-from turntree_interop.observed import Observed, parsed
+from turntree_interop.observed import Observed, from_text
 
 _KEYS = words(
     "id traceid starttime endtime projectid parentobservationid type isrootobservation name level statusmessage "
@@ -55,7 +55,7 @@ def _take(raw: Any, observed: Observed) -> None:
     if one.get("type") != "GENERATION":
         observed.ignored[f"observations of type {one.get('type')}"] += 1
         return
-    asked, said = parsed(one.get("input")), parsed(one.get("output"))
+    asked, said = from_text(one.get("input")), from_text(one.get("output"))
     given = part_of({"input": asked}, "input")
     failed = one.get("level") == "ERROR"
     if not isinstance(said, dict) and not failed:

@@ -19,7 +19,7 @@ from turntree.traces.formats.row import (
     told_by,
     words,
 )
-from turntree_interop.observed import Observed, parsed
+from turntree_interop.observed import Observed, from_text
 
 _KEYS = words(
     "id name start_time end_time run_type extra error serialized events inputs outputs reference_example_id "
@@ -47,8 +47,8 @@ def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
         if run.get("run_type") != "llm":
             observed.ignored[f"runs of type {run.get('run_type')}"] += 1
             continue
-        asked, said = parsed(run.get("inputs")), parsed(run.get("outputs"))
-        given = part_of({"extra": parsed(run.get("extra"))}, "extra")
+        asked, said = from_text(run.get("inputs")), from_text(run.get("outputs"))
+        given = part_of({"extra": from_text(run.get("extra"))}, "extra")
         messages = part_of({"inputs": asked}, "inputs").get("messages")
         tools = part_of({"inputs": asked}, "inputs").get("tools") or part_of(given, "invocation_params").get("tools")
         if isinstance(messages, list) and messages and isinstance(messages[0], list):

@@ -116,7 +116,7 @@ def _name(message: Any) -> str:
     return fingerprint({key: value for key, value in cast("dict[str, Any]", message).items() if value})
 
 
-def parsed(value: Any) -> Any:
+def from_text(value: Any) -> Any:
     """A value, or the one that its text is: tables hold inputs and outputs as JSON."""
     if not isinstance(value, str) or value[:1] not in ("{", "["):
         return value

@@ -318,17 +318,15 @@ class ContainerHost:
 
     def made(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The containers and the images that runs made, of whatever machine uses this daemon, as it describes them."""
-        api, filters = self.client.api, {"label": LABEL}
-        for more in range(50, -1, -1):  # podman fails where an image is removed while it lists them
-            try:
-                both = (
-                    self.call(lambda ask=ask: ask(all=True, filters=filters)) for ask in (api.containers, api.images)
-                )
-                return next(both), next(both)
-            except EnvironmentFault:
-                if not more:
-                    raise
-        raise AssertionError
+
+        def listed() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+            api, asked = self.client.api, {"all": True, "filters": {"label": LABEL}}
+            return self.call(lambda: api.containers(**asked)), self.call(lambda: api.images(**asked))
+
+        for _ in range(50):  # podman fails where an image is removed while it lists them
+            with contextlib.suppress(EnvironmentFault):
+                return listed()
+        return listed()
 
     def _gone(self, remove: Callable[..., Any], name: str, **options: Any) -> bool:
         try:

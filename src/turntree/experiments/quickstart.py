@@ -190,23 +190,22 @@ def summarise(out: Path) -> dict[str, Any]:
     header = run.profile.header["summary"]
     return {
         "schema": QUICKSTART_SCHEMA,
-        "arms": {
-            arm["name"]: {
-                **{key: arm["sampled"][key] for key in ("success", "low", "high", "episodes")},
-                "invalid_share": arm["invalid_share"],
-                **{f"greedy_{key}": arm["greedy"][key] for key in ("success", "low", "high")},
-                "retention": arm["skills"],
-                "retention_change": arm["skills_change"] or 0.0,
-                **(
-                    arm["bill"] or {"turns": 0, "tokens": 0, "trained_tokens": 0, "seconds": 0.0}
-                ),  # the start cost nothing
-            }
-            for arm in results.arm_rows(run)
-        },
+        "arms": {arm["name"]: _arm(arm) for arm in results.arm_rows(run)},
         "differences": {f"{one.first}-{one.second}": _difference(one) for one in results.differences(run)},
         **{key: header[key] for key in ("candidates", "classes", "miss_rate")},
         "seed": run.seed,
         "machine": f"{platform.machine()}, {multiprocessing.cpu_count()} cores",
+    }
+
+
+def _arm(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: row["sampled"][key] for key in ("success", "low", "high", "episodes")},
+        "invalid_share": row["invalid_share"],
+        **{f"greedy_{key}": row["greedy"][key] for key in ("success", "low", "high")},
+        "retention": row["skills"],
+        "retention_change": row["skills_change"] or 0.0,
+        **(row["bill"] or {"turns": 0, "tokens": 0, "trained_tokens": 0, "seconds": 0.0}),  # the start cost nothing
     }
 
 
