@@ -51,7 +51,9 @@ from turntree.run.files import read_json
 HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
-MORE = ("all", "strict-all", "filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged")  # if asked for
+MORE = (  # where they are asked for
+    "all", "strict-all", "filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged",
+)  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
     ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
