@@ -1,6 +1,6 @@
 """Kill -9 of the client, of the server and of both, with a network between them that loses, delays and doubles answers:
 
-  TURNTREE_TINKER=VENV python tests/train/tinker_kills.py FOLDER [--kills 30] [--iterations 40] [--seed 0]
+  TURNTREE_TINKER=VENV python tests/train/tinker_kills.py FOLDER [--kills 30] [--iterations 150] [--seed 0]
 
 A run of `turntree train online` on SkyRL's real server (CPUs, JAX) is given again until it is done. Then the database
 of the server, which has every request that it carried out, is held against the run's folder: no step twice or lost, no
@@ -32,7 +32,7 @@ FATES = {"passed": 0.94, "request lost": 0.015, "answer lost": 0.015, "answer la
 SETTINGS = {
     "train.groups": 2,
     "train.rollouts.group_size": 4,
-    "train.rollouts.episodes.max_turns": 3,
+    "train.rollouts.episodes.max_turns": 8,  # a fifth of the games succeed
     "train.rollouts.episodes.sampling.max_tokens": 12,
     "train.optimizer.learning_rate": 1e-3,
     "train.loss.kl_coefficient": 0.0,
@@ -172,6 +172,7 @@ def held_against(run: Path, database: Path, iterations: int) -> Mapping[str, Any
         "tokens that the server sampled": sum(len(one["tokens"]) for found in sampled for one in found),
         "sampled tokens of the bill": cost["decoded_tokens"],
         "groups": len(groups),
+        "steps with a gradient": sum(row.get("grad_norm", 0) > 0 for row in metrics),
     }
     assert told["iterations"] and told["groups"] == iterations * SETTINGS["train.groups"], told
     assert told["steps in the weights"] == told["steps of the run"], told
@@ -186,8 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--iterations", type=int, default=40)
-    parser.add_argument("--span", type=float, default=90, help="a kill comes within so many seconds of a start")
+    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--span", type=float, default=60, help="a kill comes within so many seconds of a start")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="nobody is killed after so many")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
