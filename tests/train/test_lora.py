@@ -298,6 +298,18 @@ def test_an_adapter_of_another_shape_is_refused(base_folder: Path) -> None:
         load_model(folder)
 
 
+def test_weights_of_modules_that_an_adapter_s_config_does_not_name_are_not_dropped_in_silence(
+    base_folder: Path,
+) -> None:
+    """As some servers save them: the weights of all modules, and a config that names none or few."""
+    _, folder = saved(base_folder)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
+    with pytest.raises(InputError) as refused:
+        load_model(folder)
+    assert refused.value.path == folder
+
+
 def test_the_kl_term_of_an_adapter_from_a_folder_begins_at_zero(base_folder: Path) -> None:
     _, folder = saved(base_folder)
     policy = load_policy(str(folder), Device())

@@ -123,7 +123,8 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
             found = model.load_adapter(str(folder), is_trainable=True)
     except Exception as error:  # the boundary to foreign files and foreign code
         raise InputError(f"cannot be loaded as an adapter of {base} ({first_line(error)})", path=folder) from error
-    if wrong := sorted(str(key) for keys in (found.missing_keys, found.mismatched_keys) for key in keys):
+    kinds = (found.missing_keys, found.mismatched_keys, found.unexpected_keys)  # the last would be dropped
+    if wrong := sorted(str(key) for keys in kinds for key in keys):
         raise InputError(f"does not fit {base}: {len(wrong)} weights differ, among them {wrong[0]}", path=folder)
     for parameter in model.parameters():
         if parameter.requires_grad:
