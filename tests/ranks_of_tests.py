@@ -34,11 +34,13 @@ def policy(kind: str) -> PreTrainedModel:
     dtype = torch.bfloat16 if "bfloat16" in kind else torch.float32
     if "mixture" in kind:
         model = tiny_mixture(VOCABULARY).to(dtype)
-        freeze(model, ["mlp.gate"])
+        if "adapter" not in kind:
+            freeze(model, ["mlp.gate"])
     else:
         model = tiny_model("llama" if "untied" in kind else "qwen3", VOCABULARY, dtype=dtype)
     if "adapter" in kind:
-        add_adapter(model, LoRAConfig(rank=4))
+        experts = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj") if "mixture" in kind else ()
+        add_adapter(model, LoRAConfig(rank=4, targets=("all-linear", *experts)))
     if "trained" in kind:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)

@@ -15,7 +15,8 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from model_families import FAMILIES, family_model, seeing_model
 from packed_gradient import relative_error
-from tiny_models import save_tiny_checkpoint, tiny_model
+from tiny_models import save_tiny_checkpoint, tiny_mixture, tiny_model, tiny_tokenizer
+from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.credit import CreditRule
 from turntree.engine.checkpoint import load_model, merged, policy_hash, save_model
@@ -329,6 +330,51 @@ def test_an_adapter_trains_the_linear_modules_of_a_mixture_and_neither_its_exper
     version = sum(p._version for p in model.parameters())
     assert torch.equal(model(input_ids=IDS).logits, before)
     assert sum(p._version for p in model.parameters()) == version, "the engine takes that for an update"
+
+
+EXPERTS = ("all-linear", "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+
+
+@pytest.mark.parametrize("targets", [EXPERTS, EXPERTS[1:]], ids=["beside all that is linear", "alone"])
+def test_experts_are_adapted_where_they_are_named_and_the_update_is_that_of_flat_rows(targets) -> None:
+    draw = random.Random(5)
+    base = tiny_mixture(24)
+    model = adapted(base, spread=0.1, targets=targets)
+    trained = {name.split(".lora_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert {name for name in trained if ".experts" in name} and not any("gate" in name for name in trained)
+    shapes, rewards = scored_trees(draw)
+    trees = [sampled_near(base, tree, draw, spread=0.2) for tree in shapes]
+    case = CASES[0]
+    batches = in_pieces(trees, [CreditRule()(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=0)
+    normalizer = loss_normalizer(batches, case.config())
+    grads = []
+    for loss in (
+        lambda: sum(batch_loss(model, AdapterOff(model), batch, case.config(), normalizer)[0] for batch in batches),
+        lambda: flat_loss(model, base, trees, rewards, case),
+    ):
+        model.zero_grad()
+        loss().backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad]))
+    assert relative_error(*grads) <= 1e-4 and grads[0].any()
+    assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
+
+
+def test_adapted_experts_come_back_from_disk_and_are_sampled_as_they_score(tmp_path: Path) -> None:
+    folder = save_model(tiny_mixture(), tiny_tokenizer(), tmp_path / "base")
+    model = adapted(load_model(folder), spread=0.3, targets=EXPERTS)
+    there = save_model(model, load_tokenizer(folder), tmp_path / "adapter")
+    loaded = load_model(there)
+    assert torch.equal(logits(loaded), logits(model)) and not torch.equal(logits(loaded), logits(load_model(folder)))
+    engine = load_policy(str(there), Device()).engine
+    prompt = tuple(range(1, 12))
+    requests = [
+        GenerationRequest(prompt_ids=prompt, sampling=Sampling(max_tokens=6), seed=seed, retain=True) for seed in (1, 2)
+    ]
+    for found in engine.generate(requests):
+        with torch.no_grad():
+            scored = loaded(input_ids=torch.tensor([[*prompt, *found.token_ids]])).logits[0, 10:-1].log_softmax(-1)
+        expected = scored.gather(1, torch.tensor(found.token_ids)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(found.logprobs), expected, atol=1e-5)
 
 
 def test_an_adapter_leaves_alone_what_sees() -> None:

@@ -145,6 +145,7 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
     "bfloat16 adapter": (LOSS, 4096),
     "bfloat16 mixture with a frozen router": (LOSS, 4096),
     "trained adapter": (LOSS, 4096),
+    "trained adapter of a mixture, its experts too": (LOSS, 4096),
     "trained bfloat16 adapter": (LOSS, 24),
 }
 

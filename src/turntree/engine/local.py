@@ -152,7 +152,8 @@ class LocalEngine(ABC):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Every model call is inside this context. An error ends everything in flight, so no state is half done."""
-        weights = sum(p._version for p in self._model.parameters() if not p.is_inference())  # changes with every step
+        trained = (p for p in self._model.parameters() if p.requires_grad and not p.is_inference())
+        weights = sum(p._version for p in trained)  # changes with every step
         if self._holds and weights != self._weights:
             self._abandon()
             raise TurntreeError("the weights changed behind the engine; call update_weights after an update")

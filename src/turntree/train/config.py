@@ -95,7 +95,8 @@ class LoRAConfig:
     alpha: int = 32
     """alpha over rank scales the adapter."""
     targets: tuple[str, ...] = ("all-linear",)
-    """Names of linear modules, or "all-linear": all except the head, and the experts and router of a mixture."""
+    """Names of linear modules, or "all-linear": all except the head, and the experts and router of a mixture. Experts
+    by the name of their stacked weights (mlp.experts.gate_up_proj), which every pass then adds up anew."""
 
     def __post_init__(self) -> None:
         at_least(self, "lora.", rank=1, alpha=1)

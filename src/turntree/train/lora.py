@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,7 @@ class AdapterOff:
     policy: PreTrainedModel
 
 
+ALL_LINEAR = "all-linear"
 Reference = PreTrainedModel | AdapterOff
 
 
@@ -113,9 +114,17 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
 
     if has_adapter(model):
         raise InputError("the policy already has an adapter", hint="train it as it is, or merge it first")
-    targets = _linear(model) if config.targets == ("all-linear",) else list(config.targets)
+    named = [target for target in config.targets if target != ALL_LINEAR]
+    stacked = [f".{name}" for name, parameter in model.named_parameters() if parameter.dim() == 3]
+    experts = [target for target in named if any(name.endswith(f".{target}") for name in stacked)]
+    linear = _linear(model) if ALL_LINEAR in config.targets else []
     settings = LoraConfig(
-        r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=[*linear, *(target for target in named if target not in experts)],
+        target_parameters=experts or None,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
     )
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
@@ -124,17 +133,25 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
             model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(str(error).splitlines()[0][:200], field="lora.targets") from error
-    _require_linear(model)
+    _require_linear(model, set(experts))
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
-def _require_linear(model: PreTrainedModel) -> None:
+def _require_linear(model: PreTrainedModel, experts: Collection[str]) -> None:
     """PEFT takes the names of a dense layer for the experts of some mixtures, whose weights it would replace in every
-    pass."""
-    bases = {name: one.base_layer for name, one in model.named_modules() if hasattr(one, "lora_A")}
+    pass. Those of `experts` were named as what they are."""
+    layers = {name: one for name, one in model.named_modules() if hasattr(one, "lora_A")}
+    bases = {name: one.base_layer for name, one in layers.items() if not _is_named(name, one, experts)}
     if others := sorted(name for name, base in bases.items() if not isinstance(base, torch.nn.Linear | Conv1D)):
         named = {name.rpartition(".")[2] for name, base in bases.items() if isinstance(base, torch.nn.Linear | Conv1D)}
         hint = f"name others (--set 'device.lora.targets={json.dumps(sorted(named))}')"
         raise ConfigError(f"PEFT would adapt {others[0]!r}, no linear module", field="lora.targets", hint=hint)
+
+
+def _is_named(module: str, layer: torch.nn.Module, experts: Collection[str]) -> bool:
+    """Whether the weights of experts that a layer of PEFT adapts are among those that were named. One layer is around
+    the other where a module has several."""
+    whole = f".{module.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', '')}"
+    return any(whole.endswith(f".{name}") for name in experts)
