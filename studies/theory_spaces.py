@@ -34,7 +34,7 @@ from turntree.stages.candidates import read_candidates
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Policy
 from turntree.train.config import LossConfig
-from turntree.train.forward import policy_logprobs
+from turntree.train.forward import slot_scores
 from turntree.train.lora import Reference
 from turntree.train.losses import loss_normalizer
 from turntree.train.update import batch_loss
@@ -157,7 +157,7 @@ def scores_of(policy: Policy, space: Space) -> Vector:
     rows: list[Vector] = []
     for action in space.actions:
         (batch,) = pack([action], [_plain(action)], max_tokens=_MAX_TOKENS)
-        policy_logprobs(policy.model, batch).sum().backward()
+        slot_scores(policy.model, batch).logprobs_S.sum().backward()
         rows.append(pop_gradient(policy).numpy())
     scores = np.stack(rows)
     return np.asarray(scores - (space.chances.astype(np.float32) @ scores)[None], dtype=np.float32)
@@ -175,7 +175,7 @@ def chances_now(policy: Policy, space: Space) -> Floats:
     """Of the rescaled policy, with the weights as they are now."""
     found = np.zeros(len(space.actions))
     for batch in pack(space.actions, [_plain(each) for each in space.actions], max_tokens=_MAX_TOKENS):
-        logprobs_T = policy_logprobs(policy.model, batch)[batch.slot_T].double()
+        logprobs_T = slot_scores(policy.model, batch).logprobs_S[batch.slot_T].double()
         np.add.at(found, batch.tree_A[batch.action_T].numpy(), logprobs_T.numpy())
     mass = np.exp(found - found.max())
     return mass / mass.sum()

@@ -27,7 +27,7 @@ from turntree.credit.credit import CreditRule
 from turntree.pack import attention
 from turntree.pack.attention import BLOCK, decoder_inputs, layouts, set_tree_attention, tree_block_mask
 from turntree.pack.packing import PackedBatch, pack
-from turntree.train.forward import policy_logprobs
+from turntree.train.forward import slot_scores
 from turntree.train.isolation import check_path_isolation
 
 
@@ -142,7 +142,7 @@ def test_pieces_have_the_values_and_gradients_of_the_mask(dtype: torch.dtype) ->
 def test_all_layouts_score_alike(dtype: torch.dtype) -> None:
     model = tree_model(dtype=dtype)
     for batch in some_batches(model, seed=1, max_tokens=70):
-        dense, apart = (policy_logprobs(model, batch, layout=layout) for layout in ("dense", "pieces"))
+        dense, apart = (slot_scores(model, batch, layout=layout).logprobs_S for layout in ("dense", "pieces"))
         assert torch.allclose(dense, apart, rtol=0, atol=1e-5)
 
 
@@ -302,8 +302,8 @@ def test_batches_of_any_shape_are_compiled_and_never_fall_back(monkeypatch: pyte
     for rows, shape in ((1, (200, 3, 20)), (3, (200, 2, 20)), (2, (50, 2, 2)), (1, (50, 5, 2))):
         batch = fork(*shape, trees=rows)
         with torch.no_grad():
-            policy_logprobs(model, batch)
-        found, wanted = policy_logprobs(model, batch), policy_logprobs(expected, batch)
+            slot_scores(model, batch)
+        found, wanted = slot_scores(model, batch).logprobs_S, slot_scores(expected, batch).logprobs_S
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
         for one in (found, wanted):
             one.sum().backward()

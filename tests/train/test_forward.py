@@ -15,7 +15,7 @@ from turntree.credit.credit import CreditRule
 from turntree.pack.head import head_logits, token_scores
 from turntree.pack.packing import pack
 from turntree.train import forward
-from turntree.train.forward import policy_logprobs, slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
 from turntree.train.isolation import check_path_isolation
 
 SHAPE = {
@@ -87,7 +87,7 @@ def test_old_logprobs_are_recomputed_per_slot_and_sampling_ones_kept() -> None:
     batches = some_batches(sampler)
     for before, after in zip(batches, with_old_logprobs(trainer, batches), strict=True):
         assert torch.equal(after.sampling_logprobs_T, before.sampling_logprobs_T)
-        assert torch.equal(after.old_logprobs_T, policy_logprobs(trainer, before).detach()[before.slot_T])
+        assert torch.equal(after.old_logprobs_T, slot_scores(trainer, before).logprobs_S.detach()[before.slot_T])
         assert not after.old_logprobs_T.requires_grad
 
 
@@ -95,7 +95,7 @@ def test_reference_logprobs_are_attached_once() -> None:
     model, reference = tiny_model("qwen3", 24, hidden_size=32), tiny_model("qwen3", 24, hidden_size=32, seed=1)
     batches = some_batches(model)
     for batch in with_reference_logprobs(reference, batches, temperature=0.7):
-        expected = policy_logprobs(reference, batch, temperature=0.7)
+        expected = slot_scores(reference, batch, temperature=0.7).logprobs_S
         assert torch.equal(batch.reference_logprobs_S, expected.detach())
         assert not batch.reference_logprobs_S.requires_grad
 
@@ -124,7 +124,7 @@ def sharp(name: str, scale: float, **changes: object) -> transformers.PreTrained
 
 @pytest.mark.parametrize("scale", [1.0, 60.0])
 def test_in_half_precision_rounding_may_grow_with_the_logits_and_a_broken_mask_is_still_seen(scale: float) -> None:
-    assert check_path_isolation(sharp("Llama", scale)).logprob_error < 0.01 * scale + 0.1
+    assert check_path_isolation(sharp("Llama", scale)).logprob_error < 0.05 * scale + 0.1  # steps of the largest logits
     with pytest.raises(InputError, match="cannot be packed"):
         check_path_isolation(sharp("Mistral", scale, sliding_window=8))
 
@@ -133,8 +133,8 @@ def test_a_tree_that_the_layers_would_not_see_is_refused_where_it_is_scored_and_
     """As it would be by a caller who forgot that this model shares no prefixes."""
     model = stock("Mistral", sliding_window=4)
     with pytest.raises(InputError, match="attends to the last 4 tokens only"):
-        policy_logprobs(model, some_batches(model)[0])
-    assert policy_logprobs(model, some_batches(model, max_tokens=200, shared=False)[0]).isfinite().all()
+        slot_scores(model, some_batches(model)[0])
+    assert slot_scores(model, some_batches(model, max_tokens=200, shared=False)[0]).logprobs_S.isfinite().all()
 
 
 def test_a_sliding_window_longer_than_the_path_is_harmless() -> None:
@@ -157,7 +157,7 @@ def test_an_unknown_head_scaling_is_refused(monkeypatch) -> None:
 def test_eager_attention_is_refused_because_it_misreads_boolean_masks() -> None:
     model = stock("Qwen3", attn_implementation="eager")
     with pytest.raises(InputError, match="'attn_implementation': attention backend 'eager' does not read the boolean"):
-        policy_logprobs(model, some_batches(model)[0])
+        slot_scores(model, some_batches(model)[0])
 
 
 def test_the_check_leaves_gradients_and_weights_alone() -> None:
@@ -205,5 +205,5 @@ def test_first_tokens_of_a_fork_go_through_the_head_once(monkeypatch) -> None:
     rows = []
     monkeypatch.setattr(forward, "head_logits", lambda m, hidden: rows.append(len(hidden)) or head_logits(m, hidden))
     batch = some_batches(model)[0]
-    policy_logprobs(model, batch)
+    slot_scores(model, batch)
     assert rows == [len(set(batch.predecessor_S.tolist()))] and rows[0] < len(batch.predecessor_S)

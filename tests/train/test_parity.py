@@ -267,9 +267,9 @@ def _twins_in_different_clip_states(model, batch: PackedBatch) -> bool:
 
 
 def _scores(model, batch: PackedBatch) -> torch.Tensor:
-    from turntree.train.forward import policy_logprobs
+    from turntree.train.forward import slot_scores
 
-    return policy_logprobs(model, batch).detach()
+    return slot_scores(model, batch).logprobs_S.detach()
 
 
 def test_update_step_takes_the_same_three_steps_as_adamw_on_flat_rows() -> None:

@@ -16,7 +16,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.credit import CreditRule
 from turntree.pack.packing import PackedBatch, pack
-from turntree.train.forward import policy_logprobs, with_old_logprobs, with_reference_logprobs
+from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
 from turntree.train.losses import LossConfig
 from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.update import update_step
@@ -43,9 +43,9 @@ def batches_of(model, *groups: tuple[RolloutTree, Rewards], max_tokens: int = 6)
 def test_rewarded_actions_become_likelier_and_punished_ones_rarer() -> None:
     model = tiny_model("qwen3", 24)
     batches = batches_of(model, group([1.0, 0.0, 0.0]))
-    before = policy_logprobs(model, batches[0]).detach()
+    before = slot_scores(model, batches[0]).logprobs_S.detach()
     update_step(model, None, Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-3)), batches, NO_KL)
-    after = policy_logprobs(model, batches[0]).detach()
+    after = slot_scores(model, batches[0]).logprobs_S.detach()
     assert after[0] > before[0] and after[1] < before[1] and after[2] < before[2]
 
 
@@ -96,7 +96,7 @@ def test_the_kl_term_holds_the_policy_near_its_reference() -> None:
         optimizer = Optimizer(model.parameters(), OptimizerConfig(learning_rate=1e-3))
         for _ in range(10):
             update_step(model, None, optimizer, batches, LossConfig(kl_coefficient=beta, clip_high=5.0, clip_low=1.0))
-        now = policy_logprobs(model, batches[0]).detach()
+        now = slot_scores(model, batches[0]).logprobs_S.detach()
         distances.append(float((now - batches[0].reference_logprobs_S).square().sum()))
     assert distances[1] < 0.5 * distances[0]
 

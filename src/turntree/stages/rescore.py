@@ -35,7 +35,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     that were profiled.
     """
     stored = StoredProfile(Path(config.profile))
-    made = from_mapping(ProfileStageConfig, _known(stored.header["config"]), path=config.profile)
+    made = from_mapping(ProfileStageConfig, stored.header["config"], path=config.profile)
     made = replace(made, verifier=config.verifier, environment=config.environment, traces=config.traces or made.traces)
     surveyed = survey(made.traces, made.split)
     if surveyed.traces_hash != stored.header["traces_hash"]:
@@ -79,8 +79,3 @@ def _rescored(
         states = stream_candidates(made.traces, made.split)  # those without a row are passed over
         work(log, states, surveyed.candidates, made.profile.wave, lambda waves: map(judged, waves), lambda wave: None)
         return write_profile(log, header, ProfileSummary(rollouts, adaptive), Counter(skipped), out)
-
-
-def _known(config: dict[str, Any]) -> dict[str, Any]:
-    """Without what profiles of earlier versions name and no longer depend on."""
-    return {key: value for key, value in config.items() if key != "cluster"}

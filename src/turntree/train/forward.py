@@ -31,17 +31,11 @@ CHUNK_LOGITS = 1 << 26
 
 @dataclass(frozen=True)
 class SlotScores:
-    """Of the tempered distribution at each trained slot. `entropies_S` (nats) carries no gradient."""
+    """Of the tempered distribution softmax(logits / temperature) at each trained slot, in nats. `entropies_S` carries
+    no gradient."""
 
     logprobs_S: Tensor
     entropies_S: Tensor
-
-
-def policy_logprobs(
-    model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, layout: Layout | None = None
-) -> Tensor:
-    """log softmax(logits / temperature)[token] at every trained slot, [S], in nats."""
-    return slot_scores(model, batch, temperature=temperature, layout=layout).logprobs_S
 
 
 def slot_scores(
@@ -106,10 +100,8 @@ def with_old_logprobs(
     log-probabilities stay, for the truncated importance weight.
     """
     moved = [batch.to(model.device) for batch in batches]
-    return [
-        dataclasses.replace(batch, old_logprobs_T=policy_logprobs(model, batch, temperature=temperature)[batch.slot_T])
-        for batch in moved
-    ]
+    scored = ((batch, slot_scores(model, batch, temperature=temperature).logprobs_S) for batch in moved)
+    return [dataclasses.replace(batch, old_logprobs_T=logprobs_S[batch.slot_T]) for batch, logprobs_S in scored]
 
 
 @torch.no_grad()
@@ -119,10 +111,8 @@ def with_reference_logprobs(
     """The batches with the frozen reference's log-probabilities, computed once for all epochs over them."""
     with reference_model(reference) as model:
         moved = [batch.to(model.device) for batch in batches]
-        return [
-            dataclasses.replace(batch, reference_logprobs_S=policy_logprobs(model, batch, temperature=temperature))
-            for batch in moved
-        ]
+        scored = ((batch, slot_scores(model, batch, temperature=temperature).logprobs_S) for batch in moved)
+        return [dataclasses.replace(batch, reference_logprobs_S=logprobs_S) for batch, logprobs_S in scored]
 
 
 def set_checkpointing(model: PreTrainedModel) -> None:

@@ -27,7 +27,7 @@ from turntree.pack.attention import Layout, layouts
 from turntree.pack.carried import set_carried
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, pack
-from turntree.train.forward import policy_logprobs
+from turntree.train.forward import slot_scores
 
 # (log-probability in nats, relative gradient): rounding of the type with room to spare, far below a broken mask, which
 # is off by nats. In half precision rounding grows with the logits: up to _ROUNDING of the largest log-probability.
@@ -132,7 +132,7 @@ def _compared(
     model: PreTrainedModel, batch: PackedBatch, layout: Layout | None, plain_S: Tensor, plain_gradient: Tensor
 ) -> IsolationReport:
     """Raises `InputError` for errors above what rounding explains."""
-    found_S = policy_logprobs(model, batch, layout=layout)
+    found_S = slot_scores(model, batch, layout=layout).logprobs_S
     logprob_error = float((found_S - plain_S).detach().abs().max())
     errors = IsolationReport(logprob_error, _relative_error(_gradient(found_S, model), plain_gradient))
     dtype = model.dtype if model.dtype in TOLERANCES else found_S.dtype
