@@ -1,6 +1,6 @@
 """The same training on a server of Tinker's API and here, from the same start:
 
-  TURNTREE_TINKER=VENV python benchmarks/tinker_arms.py FOLDER [--world household] [--seeds 0 1 2] [--iterations 20]
+  TURNTREE_TINKER=VENV python benchmarks/tinker_arms.py FOLDER [--world household] [--seeds 0 1 2] [--iterations 12]
 
 GRPO on whole episodes with an embedded policy, an adapter of rank 16 in both arms: on SkyRL's real server (CPUs, JAX)
 and in this process. Held-out success before and after, sampled, in percent, with intervals for other seeds and tasks.
@@ -29,10 +29,10 @@ HERE, THERE = "our trainer", "SkyRL"
 TASKS = 200  # held out
 PATIENCE = {"device.carrier.timeout": 1800}
 ONLINE = {
-    "train.groups": 8,
+    "train.groups": 4,
     "train.rollouts.group_size": 8,
     "train.loss.kl_coefficient": 0.0,
-    "train.optimizer.learning_rate": 1e-3,
+    "train.optimizer.learning_rate": 2e-3,
     "train.optimizer.max_grad_norm": 1e9,  # SkyRL clips none
     "train.check_every": 0,
     "held_out_count": 1,
@@ -115,7 +115,7 @@ def run() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--world", nargs="+", choices=list(EPISODES), default=list(EPISODES))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
-    parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--pivots", action="store_true")
     options = parser.parse_args()
     table = ["| | trained by | before | after | seconds a run |", "|---|---|---|---|---|"]

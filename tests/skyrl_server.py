@@ -25,7 +25,7 @@ BACKEND = {
     "max_lora_adapters": 8,
     "max_lora_rank": 32,
     "train_micro_batch_size": 4,
-    "sample_max_num_sequences": 16,
+    "sample_max_num_sequences": 32,
 }
 
 
