@@ -1,6 +1,6 @@
 """Kill -9 of the client, of the server and of both, with a network between them that loses, delays and doubles answers:
 
-  TURNTREE_TINKER=VENV python tests/train/tinker_kills.py FOLDER [--kills 30] [--iterations 150] [--seed 0]
+  TURNTREE_TINKER=VENV python tests/train/tinker_kills.py FOLDER [--kills 30] [--iterations 40] [--seed 0]
 
 A run of `turntree train online` on SkyRL's real server (CPUs, JAX) is given again until it is done. Then the database
 of the server, which has every request that it carried out, is held against the run's folder: no step twice or lost, no
@@ -187,8 +187,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--iterations", type=int, default=150)
-    parser.add_argument("--span", type=float, default=60, help="a kill comes within so many seconds of a start")
+    parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--span", type=float, default=90, help="a kill comes within so many seconds of a start")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="nobody is killed after so many")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
