@@ -140,9 +140,11 @@ async def _connected(
     """A connection and what the server offers. Raises `TimeoutError` where that took more than `seconds`."""
     import anyio
     from mcp import Client
+    from mcp.client.stdio import stdio_client
 
     with anyio.move_on_after(seconds) as limit:
-        async with Client(address) as client:
+        # 2.0 of the SDK starts no command by itself
+        async with Client(address if isinstance(address, str) else stdio_client(address)) as client:
             specs: list[ToolSpec] = []
             cursor: str | None = None
             while True:
