@@ -180,11 +180,11 @@ def token_texts(run_dir: Path) -> dict[int, str]:
         return {}
     try:
         from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(path))
     except ModuleNotFoundError:
         notice("the trees show tokens as numbers without tokenizers: pip install 'turntree[train]' names them")
         return {}
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises a bare Exception
         raise InputError(f"is not a tokenizer ({error})", path=path, hint="restore the file") from error
     return {token: tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.get_vocab().values()}
