@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_writers import PLAYED, WRITERS, rollouts
 
+from chromium import browser
 from turntree.cli.main import main
 from turntree.logs.read import open_log
 
@@ -58,6 +59,13 @@ def test_its_audit_says_how_many_groups_bought_no_gradient(name: str, tmp_path, 
     assert (setting is not None) == (name in HAVE_A_FILTER)
     where = f" ({told['log']['format']}: {setting})" if setting else ""
     assert f"DAPO’s filter leaves them out{where}." in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_its_page_fits_a_phone(tmp_path: Path) -> None:
+    main(["audit", str(REAL / "slime"), "--out", str(tmp_path / "page.html")])  # whose setting is long
+    with browser(390, 780) as window:
+        window.get((tmp_path / "page.html").as_uri())
+        assert window.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
 def test_a_trajectory_whose_steps_are_rows_is_one_rollout_and_not_one_a_step() -> None:
