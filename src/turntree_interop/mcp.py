@@ -26,11 +26,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio.from_thread
+
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Environment, Observation
-from turntree.env.adapted import AdaptedEnvironment, named, prompt_of, rows_of, scored
+from turntree.env.adapted import AdaptedEnvironment, named, package, prompt_of, rows_of, scored
 from turntree.env.tasks import TaskSet
 from turntree.env.tools.runtime import ToolRuntime
 from turntree.env.tools.tool import ToolOutput, ToolSpec, ToolStatus
@@ -62,15 +64,10 @@ class McpServer:
 
     def __enter__(self) -> McpServer:
         """Raises `InputError` when the SDK is not installed, the server does not answer, or `pure` names no tool."""
+        told, started = self._server, package("mcp", "mcp").StdioServerParameters
+        self._address = told if isinstance(told, str) else started(command=told[0], args=list(told[1:]))
         try:
-            from anyio.from_thread import start_blocking_portal
-            from mcp import StdioServerParameters
-        except ImportError as error:
-            raise InputError("the MCP SDK is not installed", hint="pip install 'turntree[mcp]'") from error
-        told = self._server
-        self._address = told if isinstance(told, str) else StdioServerParameters(command=told[0], args=list(told[1:]))
-        try:
-            self._portal = self._stack.enter_context(start_blocking_portal())
+            self._portal = self._stack.enter_context(anyio.from_thread.start_blocking_portal())
             listed = self._connect()
         except BaseException as error:  # whatever a foreign server and the transports below it raise
             reason = reason_of(_innermost(error))
@@ -138,11 +135,11 @@ async def _connected(
     address: str | StdioServerParameters, seconds: float
 ) -> AsyncIterator[tuple[Client, list[ToolSpec]]]:
     """A connection and what the server offers. Raises `TimeoutError` where that took more than `seconds`."""
-    import anyio
     from mcp import Client
+    from mcp.client.stdio import stdio_client  # 2.0 of the SDK starts no command by itself
 
     with anyio.move_on_after(seconds) as limit:
-        async with Client(address) as client:
+        async with Client(address if isinstance(address, str) else stdio_client(address)) as client:
             specs: list[ToolSpec] = []
             cursor: str | None = None
             while True:

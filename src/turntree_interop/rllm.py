@@ -39,6 +39,7 @@ class Rllm(Options):
     several, whether the episode was correct."""
 
     file_marks: ClassVar = ("episode_hash*.json",)
+    filter_setting: ClassVar = "rllm.rejection_sample.enable=True"
     folders: ClassVar = ("episode_*.json", "train_step_*/episode_*.json", "episodes/train_step_*/episode_*.json")
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:

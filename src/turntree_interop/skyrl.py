@@ -96,6 +96,7 @@ class SkyRL(TextOptions):
     marks: ClassVar = frozenset({"input_prompt", "output_response", "score"})
     folders: ClassVar = ("dumped_evals/*/*.jsonl",)
     beside: ClassVar = ("aggregated_results.jsonl",)  # figures of the evaluation
+    filter_setting: ClassVar = "trainer.algorithm.dynamic_sampling.type=filter"
     rewards: tuple[str, ...] = ("score",)
     """Columns whose sum is the reward."""
 

@@ -20,6 +20,7 @@ from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, text
 from turntree_interop.rows import by_steps, rollout_of_text
 
+_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 _FAILED = frozenset({"aborted", "failed", "pending"})
 
 
@@ -29,6 +30,7 @@ class Slime(TextOptions):
 
     marks: ClassVar = frozenset({"group_index", "response", "response_length", "status", "reward"})
     file_marks: ClassVar = (".pt",)
+    filter_setting: ClassVar = f"--dynamic-sampling-filter-path {_FILTER}"
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward, or keys of the object `reward`."""
 

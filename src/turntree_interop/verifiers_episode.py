@@ -9,6 +9,7 @@ as commands on this machine, is replaced by a plain loop over the tools of the t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import sys
@@ -26,44 +27,46 @@ HARNESS = "turntree_plain"  # the name by which the library finds this module's 
 
 def tasks(name: str, split: str, count: int, *, seed: int, load: dict[str, Any], seconds: float) -> list[AgentTask]:
     """At most `count` tasks of the split, which a hash of a task tells. `load` is the environment's configuration."""
-    here = str(Path.cwd())  # an episode has a folder of its own, and tasks may be modules of this one
-    taskset = environment(name, load, here).taskset
+    here = str(Path.cwd())  # tasks may be modules of this folder; episodes find them there too (gateway.process)
+    sys.path += [here] if here not in sys.path else []
+    taskset = environment(name, load).taskset
+    _check_tools(taskset)
     if not taskset.bounded:
         taskset = taskset.take(10 * count)
     rows = [{"key": task.key, "index": task.data.idx} for task in taskset]
     settings = AgentTasks(argument=None, seconds=seconds)
     player = partial(AgentPlayer, settings, [sys.executable, "-m", __name__])
     found = of_split(rows, split, count, seed=seed, where=name, key=lambda row: row["key"])
-    return [
-        AgentTask(f"{name}/{key[:16]}", {"name": name, "load": load, "index": row["index"], "here": here}, player)
-        for key, row in found
-    ]
+    what = {"name": name, "load": load}
+    return [AgentTask(f"{name}/{key[:16]}", {**what, "index": row["index"]}, player) for key, row in found]
 
 
-def environment(name: str, load: dict[str, Any], here: str) -> Any:
+def environment(name: str, load: dict[str, Any]) -> Any:
     from verifiers.v1 import Env, EnvConfig, TasksetConfig  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
     from verifiers.v1.utils.generic import concrete_type  # pyright: ignore[reportMissingImports]
-    from verifiers.v1.utils.loaders import (  # pyright: ignore[reportMissingImports]
-        environment_class,
-        load_environment,
-        taskset_class,
-    )
 
     _offer_harness()
-    sys.path += [here] if here not in sys.path else []
     try:
-        cls = environment_class(name, str(load.get("id", "")))
-        of_env, of_tasks = concrete_type(cls, EnvConfig, origin=Env), concrete_type(taskset_class(name), TasksetConfig)
+        of_env = concrete_type(loaders.environment_class(name, str(load.get("id", ""))), EnvConfig, origin=Env)
+        of_tasks = concrete_type(loaders.taskset_class(name), TasksetConfig)
         given = {**load, "taskset": (of_tasks or TasksetConfig)(**{**load.get("taskset", {}), "id": name})}
         if "agent" in of_env.model_fields:
             given.setdefault("agent", {"harness": {"id": HARNESS}, "runtime": {"type": "subprocess"}})
-        return load_environment(of_env(**given))
+        return loaders.load_environment(of_env(**given))
     except (ModuleNotFoundError, TypeError, ValueError, AttributeError) as error:
-        problem, hint = (
-            f"{name!r} was not loaded ({str(error)[:200]})",
-            "install the taskset's package, or correct load",
-        )
+        problem, hint = f"{name!r} was not loaded ({str(error)[:200]})", "install its package, or correct load"
         raise InputError(problem, field="environment", hint=hint) from error
+
+
+def _check_tools(taskset: Any) -> None:
+    """The library starts the module of a tool set as a program, and waits three minutes for one that serves nothing."""
+    for tools in (*taskset.toolsets(taskset.config), *taskset.task_type().toolsets(taskset.config.task)):
+        kind = type(tools)
+        if not tools.config.url and "__main__" not in inspect.getsource(sys.modules[kind.__module__]):
+            problem = f"{kind.__module__} serves no tools when it is started as a program"
+            hint = f"end it with: if __name__ == '__main__': {kind.__name__}.run()"
+            raise InputError(problem, field="environment", hint=hint)
 
 
 def _offer_harness() -> None:
@@ -119,7 +122,7 @@ async def _play(task: dict[str, Any]) -> float:
     """The reward of one episode. Raises where it had an error."""
     import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
 
-    played = environment(task["name"], task["load"], task["here"])
+    played = environment(task["name"], task["load"])
     (chosen,) = played.taskset.include(idx=[task["index"]])
     client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
     async with played.serving():

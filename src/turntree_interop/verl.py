@@ -83,6 +83,7 @@ class Verl(TextOptions):
     its own), or else the same prompt, are one group; a prompt with its gold answer is a task."""
 
     marks: ClassVar = frozenset({"input", "output", "score"})
+    filter_setting: ClassVar = "algorithm.filter_groups.enable=True"
     rewards: tuple[str, ...] = ("score",)
     """Columns whose sum is the reward."""
 

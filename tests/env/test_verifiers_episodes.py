@@ -48,11 +48,14 @@ class SumSet(vf.Taskset[Sums, vf.TasksetConfig]):
             yield Sums(Sum(prompt=f"What is {n} + {n}?", answer=ANSWER or str(2 * n)))
 
 __all__ = ["SumSet"]
+
+if __name__ == "__main__":
+    Adder.run()
 '''
 
 
-def played(tmp_path, monkeypatch, module, policy, *, tools=False, answer=""):
-    (tmp_path / f"{module}.py").write_text(f"TOOLS, ANSWER = {tools}, {answer!r}\n{TASKS}")
+def played(tmp_path, monkeypatch, module, policy, *, tools=False, answer="", source=TASKS):
+    (tmp_path / f"{module}.py").write_text(f"TOOLS, ANSWER = {tools}, {answer!r}\n{source}")
     monkeypatch.chdir(tmp_path)
     with open_tasks(Part(f"verifiers:{module}", {"seconds": 600.0}), {"train": 1}) as opened:
         tasks = opened.of("train")
@@ -91,6 +94,13 @@ def test_tools_of_a_task_are_called_and_their_answers_are_given_nodes(tmp_path, 
 def test_an_episode_with_an_error_has_no_reward(tmp_path, monkeypatch):
     _, rewards = played(tmp_path, monkeypatch, "broken_sums", lambda prompt, seed: spelled("4"), answer="broken")
     assert rewards == [None, None]
+
+
+def test_tools_that_nothing_would_serve_are_refused_before_anything_is_played(tmp_path, monkeypatch):
+    source = TASKS.partition("if __name__")[0]
+    with pytest.raises(InputError, match="unserved_sums") as refused:
+        played(tmp_path, monkeypatch, "unserved_sums", None, tools=True, source=source)
+    assert refused.value.field == "environment" and "Adder.run()" in refused.value.hint
 
 
 def test_what_is_not_installed_is_said_in_one_line(tmp_path, monkeypatch):

@@ -134,6 +134,8 @@ def test_exec_runs_a_command_as_one_session_whose_reward_is_its_exit_code(tmp_pa
     (kept,) = read_trees(out / "trees.jsonl")
     assert sorted((one.reward for one in kept.rewards.verdicts.values()), key=str) == [0.0, 1.0, None]
     assert len(kept.tree.starts()) == 3, "three attempts at one task"
+    main(["report", str(out)])
+    assert "Who wrote it?" in (out / "trees.html").read_text(encoding="utf-8")
 
 
 ASKS_TOO_MUCH = """

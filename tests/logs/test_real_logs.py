@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_writers import PLAYED, WRITERS, rollouts
 
+from chromium import browser
 from turntree.cli.main import main
 from turntree.logs.read import open_log
 
@@ -25,6 +26,8 @@ FIRST = {"trl": 1}  # the number of the first step
 WITHOUT_FAILURES = {  # what stands in the log for a rollout that failed, where the framework does not say that it did
     "verl": [0.0], "verl-v1": [0.0], "skyrl": [0.0], "skyrl-steps": [0.0], "agent-lightning": [0.0], "areal": [],
 }  # fmt: skip
+
+HAVE_A_FILTER = {"verl", "verl-v1", "skyrl", "skyrl-steps", "slime", "rllm"}  # which a setting of theirs turns on
 
 
 def wanted(name: str) -> Counter[tuple[int, tuple[str, ...]]]:
@@ -52,6 +55,17 @@ def test_its_audit_says_how_many_groups_bought_no_gradient(name: str, tmp_path, 
     main(["audit", str(REAL / name), "--out", str(tmp_path / "page.html"), "--json", "-"])
     told = json.loads(capsys.readouterr().out)
     assert (told["zero_variance"], told["scored"]) == (4, 6)
+    setting = told["log"]["filter_setting"]
+    assert (setting is not None) == (name in HAVE_A_FILTER)
+    where = f" ({told['log']['format']}: {setting})" if setting else ""
+    assert f"DAPO’s filter leaves them out{where}." in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_its_page_fits_a_phone(tmp_path: Path) -> None:
+    main(["audit", str(REAL / "slime"), "--out", str(tmp_path / "page.html")])  # whose setting is long
+    with browser(390, 780) as window:
+        window.get((tmp_path / "page.html").as_uri())
+        assert window.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
 def test_a_trajectory_whose_steps_are_rows_is_one_rollout_and_not_one_a_step() -> None:

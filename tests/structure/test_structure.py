@@ -36,33 +36,6 @@ def test_light_packages_load_no_heavy_ones():
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
-OF_COMMANDS = ("cli.main", "audit.audit", "audit.config", "report.audit", "report.html", "traces.readers")
-OF_COMMANDS += ("stages.import_traces", "stages.select", "stages.rescore", "stages.score", "stages.verifier")
-OF_COMMANDS += ("stages.export", "stages.gateway", "gateway.server", "gateway.upstream", "env.check", "env.tasks")
-OF_COMMANDS += ("verify.recommended", "verify.paper", "verify.shell.script", "verify.judge", "verify.rubric")
-
-
-def test_the_commands_that_need_no_model_load_nothing_that_the_light_installation_lacks():
-    lacking = "torch transformers safetensors packaging pydantic rich scipy matplotlib peft pyarrow openai ray PIL"
-    code = (
-        "import importlib, sys\n"
-        "class Missing:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        f"        if name.partition('.')[0] in {lacking.split()}: raise ModuleNotFoundError(name, name=name)\n"
-        "sys.meta_path.insert(0, Missing())\n"
-        f"for name in {OF_COMMANDS}: importlib.import_module('turntree.' + name)\n"
-        "from turntree.core import parts\n"
-        "for kind in ('log_formats', 'trace_formats', 'pivot_formats', 'gates', 'filters', 'branchers'):\n"
-        "    for name in parts.names(kind): parts.load(kind, name)\n"
-        "from turntree.cli.main import main\n"
-        "try: main(['train', 'pivot', 'p.jsonl', '--out', 'run'])\n"
-        "except SystemExit as ended: print(ended.code)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "2", done.stdout + done.stderr
-    assert "turntree[train]" in done.stderr and len(done.stderr.splitlines()) == 1
-
-
 def test_the_maths_of_the_loss_knows_nothing_of_who_plays_and_decides():
     """Pure functions of tensors load the tree, its labels, credit and packing, and no more of the library."""
     code = "import sys, turntree.train.losses; print(*sorted(m for m in sys.modules if m.startswith('turntree.')))"

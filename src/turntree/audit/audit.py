@@ -11,6 +11,7 @@ from turntree.audit.comparison import NO_ITERATIONS, compare
 from turntree.audit.config import AuditConfig
 from turntree.audit.failures import failures
 from turntree.audit.played import CHARACTERS, TOKENS, TURNS, play
+from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.read import open_log
@@ -38,11 +39,12 @@ ASSUMPTIONS = (
 def run_audit(
     paths: Sequence[Path], config: AuditConfig, watch: Callable[[ReadReport], None] | None = None
 ) -> dict[str, Any]:
-    """The audit with what was read, and dropped, under `log`. `watch` sees what has been counted, as it goes."""
+    """The audit, with the `log`: what was read and dropped, and its framework's filter. `watch` sees the counts."""
     log = open_log(paths, config.log_format)
     log.report.watch = watch
     result = audit(log, config)
-    return {**result, "log": {"paths": [str(path) for path in paths], **log.report.to_json()}}
+    setting = getattr(parts.load("log_formats", log.report.format).target, "filter_setting", None)
+    return {**result, "log": {"paths": list(map(str, paths)), "filter_setting": setting, **log.report.to_json()}}
 
 
 def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:

@@ -160,15 +160,14 @@ def _of_own_part(error: BaseException) -> str | None:
     return f"{last.filename}:{last.lineno}: {last.name} raised {said}; {DEBUG}=1 shows how it was called"
 
 
-EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "packaging", "pydantic", "rich"), "train")
+TRAIN = frozenset({"torch", "transformers", "tokenizers", "safetensors", "packaging", "pydantic", "rich", "matplotlib"})
 
 
 def _of_extra(error: BaseException) -> str | None:
     """Which extra a command lacks, of a package that an installation without it does not have."""
     name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if name not in EXTRAS:
-        return None
-    return f"this command needs {name}, which is not installed; pip install 'turntree[{EXTRAS[name]}]'"
+    said = f"this command needs {name}, which is not installed; pip install 'turntree[train]'"
+    return said if name in TRAIN else None
 
 
 def _of_device(error: BaseException) -> str | None:

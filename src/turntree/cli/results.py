@@ -117,7 +117,7 @@ def retention(config: ForgettingConfig, out: Path | None, json_path: str | None)
 @json_option
 def report(run: Path, out: Path | None, json_path: str | None) -> None:
     """One static page of a run directory: table, curves, the selected region, a rollout tree, the ledger. A run that
-    kept its trees also gets a page with all of them (trees.html); a file of trees gets only that page.
+    kept its trees also gets a page with all of them (trees.html); a file of trees, or a gateway's, gets only that.
 
     \b
     Example: turntree report runs/quickstart
@@ -125,8 +125,10 @@ def report(run: Path, out: Path | None, json_path: str | None) -> None:
     """
     from turntree.report.browser import build_browser
     from turntree.report.html import build_report
+    from turntree.stages.gateway import SESSIONS
 
-    page = (build_browser(run, out) if run.is_file() else None) or build_report(run, out)
+    trees = run.is_file() or (run / SESSIONS).is_dir()  # a gateway keeps nothing else
+    page = (build_browser(run, out) if trees else None) or build_report(run, out)
     finish({"report": str(page)}, json_path, [str(page)])
 
 

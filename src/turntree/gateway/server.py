@@ -378,12 +378,7 @@ def url_of(bound: socket.socket) -> str:
 
 def server_of(app: ASGIApp, *, most: int) -> uvicorn.Server:
     """`most` is how many connections are served at once; further ones get HTTP 503."""
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise InputError(
-            "needs the package uvicorn", field="gateway", hint="pip install 'turntree[gateway]'"
-        ) from error
+    import uvicorn
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:  # every connection is an open file
@@ -393,6 +388,12 @@ def server_of(app: ASGIApp, *, most: int) -> uvicorn.Server:
     settings |= {"backlog": _BACKLOG, "limit_concurrency": most, "timeout_keep_alive": _IDLE}
     settings["proxy_headers"] = False  # whoever is asked is this socket, whatever a header says
     return uvicorn.Server(uvicorn.Config(app, **settings))
+
+
+def serve(app: ASGIApp, bound: socket.socket, *, most: int) -> None:
+    """Serve `app` until the process is told to end (SIGINT, SIGTERM)."""
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn has ended in good order, and raises the signal once more
+        server_of(app, most=most).run(sockets=[bound])
 
 
 class Served:

@@ -12,6 +12,7 @@ a class with `groups(paths, report)`. Its keyword-only parameters are its option
 A registered format that is recognised by itself says how: `marks` are the fields by which one of its lines is told (a
 tuple of them where lines have several shapes), `file_marks` the ends of the names of its files, `*` for anything,
 `folders` where its files lie below a folder that is named, and `beside` the names of what else its framework writes.
+`filter_setting` is what makes its framework drop groups without variance.
 """
 
 from __future__ import annotations

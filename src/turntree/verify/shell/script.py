@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from turntree.core.errors import InputError
 from turntree.verify.shell.commands import meaning, path
 from turntree.verify.shell.words import Canonical, Unsure, document, text_of, word
 
@@ -91,12 +90,9 @@ _remembered = functools.lru_cache(maxsize=8192)(_read)
 
 @functools.cache
 def _parser() -> Parser:
-    try:
-        import tree_sitter
-        import tree_sitter_bash
-    except ImportError as error:
-        hint = "pip install tree-sitter tree-sitter-bash"
-        raise InputError("comparing shell commands needs tree-sitter-bash", field="verifier", hint=hint) from error
+    import tree_sitter
+    import tree_sitter_bash
+
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
