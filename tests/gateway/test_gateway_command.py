@@ -1,5 +1,6 @@
 """`turntree gateway`: from the command to trees on disk."""
 
+import contextlib
 import json
 import socket
 import sys
@@ -126,11 +127,15 @@ sys.exit(int(sys.argv[1]))
 def test_exec_runs_a_command_as_one_session_whose_reward_is_its_exit_code(tmp_path, capsys, monkeypatch):
     (tmp_path / "agent.py").write_text(AGENT)
     out = tmp_path / "runs"
-    for code, reward in (("0", 1.0), ("3", 0.0), ("130", None)):
-        words = ["gateway", "exec", "--model", "qa", "--port", "0", "--out", str(out), "--task", "t", "--json", "-"]
-        main([*words, "--", sys.executable, str(tmp_path / "agent.py"), code])
-        told = json.loads(capsys.readouterr().out)
-        assert (told["code"], told["reward"], told["calls"]) == (int(code), reward, 1)
+    with socket.socket() as other:
+        with contextlib.suppress(OSError):  # the usual port is taken, by this or by somebody else
+            other.bind(("127.0.0.1", 8080))
+            other.listen()
+        for code, reward in (("0", 1.0), ("3", 0.0), ("130", None)):
+            words = ["gateway", "exec", "--model", "qa", "--out", str(out), "--task", "t", "--json", "-"]
+            main([*words, "--", sys.executable, str(tmp_path / "agent.py"), code])
+            told = json.loads(capsys.readouterr().out)
+            assert (told["code"], told["reward"], told["calls"]) == (int(code), reward, 1)
     (kept,) = read_trees(out / "trees.jsonl")
     assert sorted((one.reward for one in kept.rewards.verdicts.values()), key=str) == [0.0, 1.0, None]
     assert len(kept.tree.starts()) == 3, "three attempts at one task"

@@ -251,7 +251,9 @@ def _not_json(text: str, error: json.JSONDecodeError, path: str | Path | None, l
         return InputError("is the beginning of JSON over several lines", path=path, line=line, hint=hint)
     line = error.lineno if line is None and path is not None else line
     problem = f"is not complete JSON ({error.msg}: character {error.pos})"
-    return InputError(problem, path=path, line=line, hint=f"it is damaged or cut off: {_AGAIN}")
+    begins = error.pos > len(text) - len(text.lstrip())
+    hint = f"it is damaged or cut off: {_AGAIN}" if begins else "no JSON begins so: name a file of JSON"
+    return InputError(problem, path=path, line=line, hint=hint)
 
 
 def _too_deep(path: str | Path | None, line: int | None) -> InputError:

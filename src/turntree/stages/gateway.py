@@ -56,8 +56,8 @@ class GatewayConfig:
     serves."""
     host: str = "127.0.0.1"
     """The address to listen on. Others than this machine reach the gateway only where you name one of theirs."""
-    port: int = 8080
-    """The port (0: a free one)."""
+    port: int | None = None
+    """The port (0: a free one). Default: 8080, and a free one for `exec`, so that several may run."""
     serving: ServingConfig = field(default_factory=ServingConfig)
     endpoint: EndpointConfig | None = None
     """Sample from a server, such as vLLM."""
@@ -66,8 +66,12 @@ class GatewayConfig:
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 65536:
+        if not 0 <= self.served_port < 65536:
             raise ConfigError("is not a port", field="port", hint="use 0 to 65535")
+
+    @property
+    def served_port(self) -> int:
+        return 8080 if self.port is None else self.port
 
 
 FREE = ("config.host", "config.port", "config.serving.limits")  # what a restart may change
@@ -80,7 +84,7 @@ def run_gateway(config: GatewayConfig, out: Path) -> dict[str, Any]:
     from turntree.gateway.server import Gateway, listening, serve, url_of
 
     config = parts.resolved(config)
-    with _open_sessions(config, out) as sessions, listening(config.host, config.port) as bound:
+    with _open_sessions(config, out) as sessions, listening(config.host, config.served_port) as bound:
         restored = sessions.restore()
         gateway = Gateway(sessions, model=config.model, admin_key=_admin_key(out))
         more = f"; {restored} sessions go on" if restored else ""
@@ -103,7 +107,7 @@ def run_command(
     with _open_sessions(config, out) as sessions:
         gateway = Gateway(sessions, model=config.model, admin_key=secrets.token_urlsafe(24))
         most = config.serving.limits.connections
-        with serving(gateway.app, most=most, host=config.host, port=config.port) as served:
+        with serving(gateway.app, most=most, host=config.host, port=config.port or 0) as served:
             number = len(SessionStore(out / SESSIONS).sessions(CLOSED))
             live, keys = served.call(_opened(sessions, task, number))
             notice(f"session {live.session_id} at {served.url}: {shlex.join(command)}")
@@ -159,7 +163,7 @@ def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:
 
     writer = TraceWriter(traces, Redaction(config.upstream.redact), idle=config.upstream.idle)
     upstream = Upstream(config.upstream.url, writer)
-    with listening(config.host, config.port) as bound:
+    with listening(config.host, config.served_port) as bound:
         notice(f"requests to {url_of(bound)}/v1 pass through to {config.upstream.url}; traces: {traces}")
         serve(upstream.app, bound, most=config.serving.limits.connections)
     return dict(writer.counts)
