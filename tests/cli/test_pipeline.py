@@ -129,3 +129,8 @@ def test_every_command_has_help_with_an_example(turntree):
     commands = (["traces", "household"], ["traces", "import"], ["sft"], ["profile"], ["select"], ["train", "pivot"])
     for command in (*commands, ["evaluate"], ["report"], ["quickstart"]):
         assert "Example: turntree " + " ".join(command) in turntree(*command, "--help").stdout
+
+
+def test_a_file_of_traces_needs_no_import_and_is_told_to_be_one(turntree, household, tmp_path):
+    said = turntree.error("traces", "import", household / "traces.jsonl", "--out", tmp_path / "again.jsonl")
+    assert "traces.jsonl:1:" in said and "file of traces already" in said

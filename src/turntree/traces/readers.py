@@ -99,6 +99,8 @@ class Readers:
         near = {name: problem for name, problem in sorted(against.items()) if any(f"'{key}'" in problem for key in row)}
         tried = ", ".join(f"{name} ({near[name]})" if name in near else name for name in sorted(self._told))
         hint = "name its format with --format, or bring your own (module:function)"
+        if str(row.get("schema")).startswith("turntree.traces/"):
+            hint = "it is a file of traces already: the next commands take it as it is"
         raise RowRefused("unknown_format", f"is of no known format (keys: {keys}). Tried {tried}", hint=hint)
 
     def _session(self, first: dict[str, Any]) -> str | None:
