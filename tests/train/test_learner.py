@@ -198,7 +198,7 @@ def test_minibatches_are_optimizer_steps_on_parts_of_the_batch_with_the_old_poli
     engine = HFEngine(model, RENDERER.stop_ids)
     trees, credits = sampled(engine)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    moves = OptimizerConfig(learning_rate=1e-2)
+    moves = OptimizerConfig(learning_rate=1e-2, eps=1e-3)  # Adam makes whole steps of a gradient that is rounding
     split = dataclasses.replace(learner(model, engine, optimizer=moves), minibatch=1)
     metrics, cost = split.learn(trees, credits)
     after = {name: value.clone() for name, value in model.state_dict().items()}
