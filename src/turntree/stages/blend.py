@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from turntree.core import seeds
@@ -21,6 +21,7 @@ from turntree.run.files import file_hash
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.traces.splits import assign_split
+from turntree.train.sampler import PivotSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,27 +51,26 @@ class Blend:
             problem = f"of split {short[0]!r} are {splits[short[0]]}, which leaves an environment without one"
             raise InputError(problem, field="count", hint="play more tasks, or change environment.shares")
         with contextlib.ExitStack() as stack:
-            opened: list[TaskSet] = []
+            opened: dict[str, TaskSet] = {}
+            contents: dict[str, str] = {}
             for place, part in enumerate(self.of):
-                own = {split: found[place] for split, found in counts.items()}
-                opened.append(stack.enter_context(open_tasks(part, own, seed=seed, model=self.model)))
-            names = [f"of.{place}" for place in range(len(self.of))]
-            waits = any(one.pool is not None for one in opened)
+                name, own = f"of.{place}", {split: found[place] for split, found in counts.items()}
+                opened[name] = stack.enter_context(open_tasks(part, own, seed=seed, model=self.model))
+                contents[name] = str(identity(part, opened[name]))
+            waits = any(one.pool is not None for one in opened.values())
             yield TaskSet(
-                tasks={split: [task for one in opened for task in one.of(split)] for split in splits},
+                tasks={split: [task for one in opened.values() for task in one.of(split)] for split in splits},
                 pool=stack.enter_context(LocalPool(self.threads)) if waits else None,
-                figures=lambda: {name: one.figures() for name, one in zip(names, opened, strict=True)},
-                read=[row for one in opened for row in one.read],
-                contents={
-                    name: str(identity(part, one)) for name, part, one in zip(names, self.of, opened, strict=True)
-                },
+                figures=lambda: {name: one.figures() for name, one in opened.items()},
+                read=[row for one in opened.values() for row in one.read],
+                contents=contents,
             )
 
 
 def dealt(count: int, shares: Sequence[float]) -> list[int]:
     """`count` in whole numbers of these shares, which are off by less than 1 each."""
-    ends = [round(count * end / sum(shares)) for end in accumulate(shares)]
-    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    ends = [round(count * end / sum(shares)) for end in accumulate(shares, initial=0.0)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +95,17 @@ class Pivots:
             problem = f"holds no turn of split {empty[0]!r}: of {len({one.group for one in states})} groups of traces"
             raise InputError(problem, path=self.argument, hint="select from more traces")
         with open_verifier(chosen_verifier(self.verifier, header, self.argument)) as verifier:
-            tasks = {
-                split: [PivotTask(one, verifier) for one in _drawn(found, splits[split], seed)]
-                for split, found in own.items()
-            }
+            tasks: dict[str, list[PivotTask]] = {}
+            for split, found in own.items():
+                sampler = PivotSampler([one.row["weight"] for one in found], seed)
+                drawn = sampler.draw(min(splits[split], len(found)), step=0)
+                tasks[split] = [PivotTask(found[place], verifier) for place in drawn]
             hashes = {"pivots_hash": file_hash(Path(self.argument)), "traces_hash": str(header["traces_hash"])}
             yield TaskSet(tasks=tasks, contents={**hashes, "verifier": verifier.name})
 
 
 def _split(selected: SelectedState) -> str:
     return assign_split(selected.group, seeds.derive(0, "pivots as tasks"), {"train": 0.8, "dev": 0.1, "test": 0.1})
-
-
-def _drawn(states: Sequence[SelectedState], count: int, seed: int) -> list[SelectedState]:
-    """The largest u^(1/weight): a draw without replacement (Efraimidis and Spirakis 2006)."""
-    draws = [seeds.generator(seed, "pivots as tasks", one.state.id).random() for one in states]
-    keys = [draw ** (1 / one.row["weight"]) for draw, one in zip(draws, states, strict=True)]
-    return [states[place] for place in sorted(range(len(states)), key=lambda place: -keys[place])[:count]]
 
 
 class PivotTask(Task):

@@ -128,7 +128,7 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
             model.add_adapter(settings)
     except ValueError as error:
         raise ConfigError(str(error).splitlines()[0][:200], field="lora.targets") from error
-    _require_linear(model, set(experts))
+    _require_linear(model, experts)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
