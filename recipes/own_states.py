@@ -11,17 +11,22 @@ every policy. The tables of what is there come at the end, and with `--table` no
   filter            PivotRL with the paper's rule alone (at lambda 0.6): no cap, pivots drawn alike
   capped            PivotRL at mixed states of the expert's, no kind of action above a share: the quickstart's arm
   strict            ... rewarded by exact match
+  clean             every mixed turn of an expert that does not slip, no cap: `traces`, `select`, `train` untuned
+  balanced-clean    ... balanced as `select` does by itself: 30% a kind of action, 30% mastered turns
+  balanced          the same of an expert with slips: the defaults of today
   expert            ... without a cap, drawn by variance
   expert-important  ... by variance times importance
   own               the same at states of the policy's own path, which are searched again while training
   own-important     ... by variance times importance
   own-kept          ... half of the weight with pivots of earlier searches
+  own-balanced      own states with the defaults of today: kept, balanced, no importance
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
   judged            ... with verdicts on the turns that the episodes took
 
-  --world household   generated games and the embedded policy (the usual one)
+  --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
+                      (docs/results/hard.md)
   --world alfworld    ALFWorld's own games: --source json_2.1.1 (or packed files), --base a policy for them
                       (docs/results/alfworld-pivotrl.md says how it is made)
   --world questions   generated questions with search and Python, and the embedded policy for them
@@ -52,7 +57,8 @@ HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
-    "all", "strict-all", "filter", "strict", "own-kept", "own-outcome", "grpo", "grpo-long", "judged",
+    "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept", "own-balanced",
+    "own-outcome", "grpo", "grpo-long", "judged",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -65,11 +71,16 @@ COMPARED = (
     ("own-kept", "capped"), ("own-kept", "expert"), ("own-kept", "expert-important"), ("own-kept", "own"),
     ("own-kept", "own-important"), ("sft", BASE), ("grpo", "sft"), ("own-kept", "grpo"), ("judged", "sft"),
     ("judged", "grpo"), ("judged", "own-kept"), ("own-kept", "grpo-long"), ("grpo-long", "sft"),
+    ("clean", BASE), ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
+    ("balanced", BASE), ("balanced", "sft"), ("own-balanced", BASE), ("own-balanced", "sft"), ("own-balanced", "own"),
+    ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("balanced", "grpo"), ("own-balanced", "grpo"),
+    ("grpo", BASE),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
     "own-kept": "both", "own-outcome": "variance",
 }  # fmt: skip
+BALANCED = ("balanced", "balanced-clean", "own-balanced")  # by the defaults of `select`
 
 
 @dataclass(frozen=True)
@@ -92,13 +103,17 @@ class Settings:
     expert_measured: int = 192
     outcome_forks: int = 8  # without a teacher: fewer are mostly noise
     outcome_states: int = 192  # of a search, each judged by rollouts times forks episodes
-    max_turns: int = 16
+    own_candidates: int = 0  # states of a search that are profiled (0: all)
+    max_turns: int = 16  # of training
+    own_turns: int = 0  # of a search's games, where they are longer
+    test_turns: int = 0  # of test games, where they are longer
     max_tokens: int = 24
     part: int = 250
     iterations: int = 20  # of whole episodes
     groups: int = 8
     group_size: int = 8
-    constant: float = 5000.0  # that the loss of whole episodes is divided by: some 64 episodes of 80 tokens
+    online_rate: float = 5e-4
+    constant: float = 5000.0  # that the loss of whole episodes is divided by: some 64 episodes of 80 tokens (0: tokens)
 
 
 SMOKE: dict[str, float] = {
@@ -107,6 +122,14 @@ SMOKE: dict[str, float] = {
     "iterations": 2, "groups": 2, "group_size": 2,
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
+DIFFICULT = {  # what docs/results/hard.md has; medium between it and the easy games
+    "easy": Settings(),
+    "medium": Settings(max_turns=25, test_turns=25),
+    "hard": Settings(
+        games=128, candidates=600, rollouts=8, steps=40, tasks=64, own_rollouts=4, own_candidates=600, own_turns=40,
+        test_turns=40, part=200, iterations=24, groups=16, online_rate=3e-4, constant=0.0,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,10 +142,12 @@ class World:
     teacher: str = "household"
     verifier: str = "household"
     fresh: bool = True  # every seed has training tasks of its own
+    difficulty: str = "easy"  # of generated games
 
-    def demonstrated(self, seed: int) -> tuple[str, ...]:
+    def demonstrated(self, seed: int, slips: float) -> tuple[str, ...]:
         """Every seed has training games of its own."""
-        shown = words("traces", "household", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
+        shown = words("traces", "household", "--count", self.settings.games, "--slips", slips, "--seed", seed)
+        shown += () if self.difficulty == "easy" else words("--difficulty", self.difficulty)
         return shown + words("--set", f"games.offset={1000 * seed}")
 
     @property
@@ -141,7 +166,7 @@ class World:
     @property
     def played(self) -> tuple[str, ...]:
         """The environment of own states."""
-        return ("--environment", "household", "--set", "environment.difficulty=easy")
+        return ("--environment", "household", "--set", f"environment.difficulty={self.difficulty}")
 
     @property
     def started(self) -> tuple[str, ...]:
@@ -159,9 +184,8 @@ class World:
 
     def tested(self, part: str) -> tuple[str, ...]:
         offset = FIRST_GAME + int(part)
-        return words(
-            "--environment", "household", "--difficulty", "easy", "--count", self.settings.part, "--offset", offset
-        )
+        games = words("--environment", "household", "--difficulty", self.difficulty)
+        return games + words("--count", self.settings.part, "--offset", offset)
 
 
 @dataclass(frozen=True)
@@ -177,9 +201,9 @@ class Alfworld(World):
     fresh: bool = False
     source: Path = Path()
 
-    def demonstrated(self, seed: int) -> tuple[str, ...]:
+    def demonstrated(self, seed: int, slips: float) -> tuple[str, ...]:
         shown = words("traces", "household", "--games", self._file("train"), "--count", self.settings.games)
-        return shown + words("--slips", 0.2, "--seed", seed, "--set", f"max_turns={self.settings.max_turns}")
+        return shown + words("--slips", slips, "--seed", seed, "--set", f"max_turns={self.settings.max_turns}")
 
     def moved(self, seed: int) -> tuple[str, ...]:
         return words("--set", f"task_seed={seed}")
@@ -219,9 +243,9 @@ class Questions(World):
     verifier: str = "executed"
     fresh: bool = False
 
-    def demonstrated(self, seed: int) -> tuple[str, ...]:
+    def demonstrated(self, seed: int, slips: float) -> tuple[str, ...]:
         """All seeds have the same questions."""
-        return words("traces", "qa", "--count", self.settings.games, "--slips", 0.2, "--seed", seed)
+        return words("traces", "qa", "--count", self.settings.games, "--slips", slips, "--seed", seed)
 
     @property
     def played(self) -> tuple[str, ...]:
@@ -263,7 +287,7 @@ class Recipe:
             return None
         if arm in ("grpo", "grpo-long", "judged"):
             return self.model(arm, seed, self.whole(arm, seed))
-        traces = self.traces(seed)
+        traces = self.traces(seed, clean="clean" in arm)
         if arm == "sft":
             command = words(
                 "sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4, "--set", "check.tasks=0"
@@ -283,9 +307,9 @@ class Recipe:
         command += words(*self.world.started, "--seed", seed, "--out", name)
         return self.ran(Stage(name, f"{name}/cost.json", command, needs))
 
-    def traces(self, seed: int) -> Stage:
-        name = f"traces.{seed}"
-        command = self.world.demonstrated(seed) + words("--out", f"{name}.jsonl")
+    def traces(self, seed: int, clean: bool) -> Stage:
+        name = f"{'clean-' * clean}traces.{seed}"
+        command = self.world.demonstrated(seed, 0.0 if clean else 0.2) + words("--out", f"{name}.jsonl")
         return self.ran(Stage(name, f"{name}.jsonl", command))
 
     def pivots(self, arm: str, seed: int, traces: Stage) -> Stage:
@@ -293,14 +317,17 @@ class Recipe:
         command = words("profile", "--traces", traces.result, "--limit", options.candidates, "--seed", seed)
         command += words("--rollouts", options.rollouts, "--max-tokens", options.max_tokens)
         command += self.world.started + self.world.judged
-        source = self.file("profile", seed, command, traces)
+        source = self.file("clean-profile" if "clean" in arm else "profile", seed, command, traces)
         if arm == "expert-important":
             command = words("importance", source.result, "--environment", self.world.environment, "--seed", seed)
             command += words("--limit", options.expert_measured, "--forks", options.forks)
             command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
             source = self.file("weighed", seed, command, source)
         below = 0.6 if arm == "filter" else 1.0
-        command = words("select", source.result, "--threshold", below, "--per-duplicate", 0, "--seed", seed)
+        command = words("select", source.result, "--threshold", below)
+        if arm in BALANCED:
+            return self.file(f"pivots-{arm}", seed, command + words("--seed", seed), source)
+        command += words("--per-duplicate", 0, "--seed", seed)
         command += words("--max-per-kind", options.cap if arm in ("capped", "strict") else 1, "--anchor-share", 0)
         command += words("--rule", "random") if arm == "random" else words("--weight", WEIGHTS.get(arm, "equal"))
         return self.file(f"pivots-{arm}", seed, command, source)
@@ -322,13 +349,16 @@ class Recipe:
             command += words("--teacher", world.teacher, "--verifier", world.verifier)
         command += words("--refresh", options.refresh)
         chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
-        chosen |= {"max_turns": options.max_turns, "select.weight": WEIGHTS[arm]}
-        chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0}  # as they were measured
+        chosen |= {"max_turns": options.own_turns or options.max_turns}
+        if options.own_candidates:
+            chosen |= {"candidates": options.own_candidates}
+        if arm not in BALANCED:  # as they were measured
+            chosen |= {"select.weight": WEIGHTS[arm], "select.max_per_kind": 1, "select.anchor_share": 0}
         if arm == "own-outcome":
             chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
-        if arm == "own-kept":
+        if arm in ("own-kept", "own-balanced"):
             chosen |= {"keep": 0.5}
         return command + _set("own", chosen)
 
@@ -337,9 +367,11 @@ class Recipe:
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
         iterations = options.iterations * (4 if arm == "grpo-long" else 1)
         command += words("--iterations", iterations, "--groups", options.groups)
-        command += words("--group-size", options.group_size, "--learning-rate", options.rate, "--kl", options.kl)
+        command += words("--group-size", options.group_size, "--learning-rate", options.online_rate, "--kl", options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
-        command += _set("train", {"check_every": 0, "loss.normalizer": "constant", "loss.constant": options.constant})
+        command += _set("train", {"check_every": 0})
+        if options.constant:
+            command += _set("train", {"loss.normalizer": "constant", "loss.constant": options.constant})
         command += words("--set", "train.optimizer.warmup_steps=3", "--set", "held_out_count=1")
         if arm != "judged":
             return command
@@ -355,7 +387,8 @@ class Recipe:
     def play(self, arm: str, seed: int, model: Stage | None, part: str) -> Stage:
         options, needs = self.settings, () if model is None else (model,)
         command = words("evaluate", "--model", model.model if model else self.world.model, *self.world.tested(part))
-        command += words("--seed", seed, "--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
+        turns = options.test_turns or options.max_turns
+        command += words("--seed", seed, "--max-turns", turns, "--max-tokens", options.max_tokens)
         out = f"play.{arm}.{seed}.{part}.json"
         return Stage(out.removesuffix(".json"), out, (*command, "--out", out), needs)
 
@@ -369,7 +402,8 @@ def _set(section: str, values: Mapping[str, Any]) -> tuple[str, ...]:
 KEYS = ("sampled", "greedy")
 Played = Mapping[int, Mapping[str, Path]]  # the evaluations of an arm by seed and part
 NEEDED = {
-    **dict.fromkeys(("expert", "capped", "strict", "filter"), ("profile",)),
+    **dict.fromkeys(("expert", "capped", "strict", "filter", "balanced"), ("profile",)),
+    **dict.fromkeys(("clean", "balanced-clean"), ("clean-profile",)),
     "expert-important": ("profile", "weighed"),
 }
 
@@ -461,7 +495,8 @@ def world_of(given: argparse.Namespace) -> World:
             raise SystemExit("--world alfworld needs --source, its games, and --base, a policy for them")
         world: World = Alfworld(model=str(given.base.resolve()), source=given.source.resolve())
     else:
-        world = Questions() if given.world == "questions" else World()
+        generated = World(settings=DIFFICULT[given.difficulty], difficulty=given.difficulty)
+        world = Questions() if given.world == "questions" else generated
     return replace(world, settings=replace(world.settings, **SMOKE)) if given.smoke else world
 
 
@@ -469,6 +504,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--world", choices=("household", "alfworld", "questions"), default="household")
+    parser.add_argument("--difficulty", choices=tuple(DIFFICULT), default="easy", help="of generated games")
     parser.add_argument("--source", type=Path, help="ALFWorld's games")
     parser.add_argument("--base", type=Path, help="the policy that plays them")
     parser.add_argument("--arms", default=",".join(ARMS), help=f"(default: %(default)s; also {', '.join(MORE)})")
