@@ -1,6 +1,7 @@
 """Asynchronous against synchronous rollouts at the same number of updates: success and wall-clock, with slow tools.
 
     python benchmarks/async_rollouts.py --out FOLDER [--seeds 4] [--iterations 20] [--tool-seconds 0.08] [--json PATH]
+    python benchmarks/async_rollouts.py --out FOLDER --servers URL,URL    # vLLM samples; an adapter is trained
 
 The rooms of examples/hide_and_seek.py, whose answers come late by a draw that is keyed by room and command (lognormal,
 sigma 1, with this mean, at most 20 times it). Rollout workers on a local Ray cluster; staleness is
@@ -44,13 +45,12 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.loggers import RunInfo
 from turntree.stages.cluster import ClusterConfig
+from turntree.stages.config import Device
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
-from turntree.train.config import OnlineConfig, OptimizerConfig
+from turntree.train.config import LoRAConfig, OnlineConfig, OptimizerConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from examples.hide_and_seek import HideAndSeek, tasks
-
-STALENESS = (0, 1, 2, 4)
 
 
 class SlowRoom(HideAndSeek):
@@ -81,6 +81,8 @@ def config(seed: int, staleness: int, given: argparse.Namespace) -> TrainOnlineC
         optimizer=OptimizerConfig(learning_rate=1e-3),
         rollouts=SchedulerConfig(episodes=EpisodeConfig(max_turns=2, sampling=Sampling(max_tokens=24))),
     )
+    servers = Part("vllm", {"url": given.servers})
+    device = Device(lora=LoRAConfig(), engine=servers) if given.servers else Device()
     return TrainOnlineConfig(
         environment=Part("async_rollouts:rooms", {"seconds": given.tool_seconds}),
         model="household",
@@ -91,6 +93,7 @@ def config(seed: int, staleness: int, given: argparse.Namespace) -> TrainOnlineC
         train=train,
         keep_trees=0,
         cluster=ClusterConfig(workers=given.workers),
+        device=device,
     )
 
 
@@ -120,6 +123,7 @@ def measured(settings: TrainOnlineConfig, out: Path) -> dict[str, Any]:
         "seed": settings.train.seed,
         "success": trained[-1]["held_out_success"],
         "seconds": round(ends[trained[-2]["step"]] - ends[trained[0]["step"]], 2),
+        "censored": sum(row.get("groups_censored", 0) for row in trained),
         "waited": round(sum(row["timing"]["wait_seconds"] for row in trained[1:-1]), 2),
         "staleness_mean": trained[-1].get("staleness_mean", 0),
         "importance_truncated": max(row.get("importance_truncated", 0.0) for row in trained),
@@ -167,18 +171,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--servers", default="", help="of `turntree serve --model household --lora-rank 16`, by commas")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--tool-seconds", type=float, default=0.08)
     parser.add_argument("--json", metavar="PATH")
     given = parser.parse_args()
-    if given.seeds < 2 or given.iterations < 3:
-        parser.error("intervals need --seeds of 2 and more, and the clock --iterations of 3 and more")
+    if given.seeds < 2 or given.iterations < 3 or 0 not in given.staleness:
+        parser.error("intervals need --seeds of 2 and more, the clock --iterations of 3, ratios --staleness 0")
     start_ray(given.workers)
     runs: list[dict[str, Any]] = []
     for seed in range(given.seeds):
-        for staleness in STALENESS:
+        for staleness in given.staleness:
             out = arm_folder(given.out, seed, f"staleness{staleness}")
             runs.append(measured(config(seed, staleness, given), out))
             print(json.dumps(runs[-1]), file=sys.stderr, flush=True)

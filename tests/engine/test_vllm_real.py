@@ -12,8 +12,9 @@ import torch
 
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
+from turntree.engine import vllm
 from turntree.engine.limits import VllmConfig
-from turntree.engine.vllm import VllmEngine, WrongWeights
+from turntree.engine.vllm import VllmEngine, VllmServer, WrongWeights
 from turntree.train.config import LoRAConfig
 from turntree.train.lora import add_adapter
 
@@ -74,13 +75,15 @@ def test_twenty_changes_of_weights_leave_no_difference(real_vllm, adapter):
 
 
 def test_a_stale_cache_is_detected_and_stops_the_run(real_vllm, monkeypatch):
-    async def nothing(self, server):
-        return None
+    change = VllmServer._change
+
+    async def without_reset(self, path, body, needs):
+        return None if path == "/reset_prefix_cache" else await change(self, path, body, needs)
 
     _, model = real_vllm
     with engine_of(real_vllm) as engine:
         engine.generate(wave())
-        monkeypatch.setattr(VllmEngine, "_reset_cache", nothing)
+        monkeypatch.setattr(VllmServer, "_change", without_reset)
         stir(model, 1)
         with pytest.raises(WrongWeights, match="stale") as caught:
             engine.update_weights(model, 1)
@@ -89,15 +92,15 @@ def test_a_stale_cache_is_detected_and_stops_the_run(real_vllm, monkeypatch):
 
 def test_a_tied_head_that_is_left_behind_is_detected(real_vllm, monkeypatch):
     _, model = real_vllm
-    write = VllmEngine._write
+    write = vllm._written
 
-    def without_head(self, model):
-        weights = write(self, model)
+    def without_head(model, above):
+        weights = write(model, above)
         (weights.folder / "tied.safetensors").unlink()
         return weights
 
     with engine_of(real_vllm) as engine:
-        monkeypatch.setattr(VllmEngine, "_write", without_head)
+        monkeypatch.setattr(vllm, "_written", without_head)
         stir(model, 2)
         with pytest.raises(WrongWeights) as caught:
             engine.update_weights(model, 1)

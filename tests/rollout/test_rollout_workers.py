@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import pytest
 import torch
 from inline_pool import InlinePool
 
+from fake_vllm import FakeVllm, running
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
+from turntree.engine.checkpoint import load_model
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
 from turntree.rollout.cluster.pool import WorkerPool
@@ -26,13 +29,15 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages import train_online, train_pivot, workers
 from turntree.stages.cluster import ClusterConfig
-from turntree.stages.config import CheckConfig, TrainPivotConfig
+from turntree.stages.config import CheckConfig, Device, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
+from turntree.stages.policy import resolve
 from turntree.stages.profile import ProfileStageConfig, run_profile
 from turntree.stages.select import run_select
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.stages.train_pivot import run_train_pivot
 from turntree.train.checkpoints import CheckpointConfig
+from turntree.train.config import LoRAConfig
 from turntree.train.online import OnlineConfig
 from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.pivot import PivotConfig
@@ -171,6 +176,38 @@ def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
     assert len(two["trees.jsonl"]) == 12, "every task is trained exactly once"
     assert all(row["trained_groups"] and row["loss"] for row in two["metrics.jsonl"] if row["step"])
     assert any(node for row in two["trees.jsonl"] for node in row["tree"]["decisions"] if node["action"] == "fork")
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_workers_share_servers_that_hold_the_adapters_of_several_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Every process loads its adapters beside those of the others, so an iteration is sampled with the weights of so
+    many updates before, whatever was sent since: the same bits from one worker at one server and two at two, one of
+    which loses a third of its connections."""
+    train = replace(ONLINE.train, iterations=3, groups=2, max_off_policy_steps=steps)
+    asked = itertools.count()
+    for name, count in {"one": 1, "two": 2}.items():
+        fakes = [FakeVllm(load_model(resolve("household"))) for _ in range(count)]
+        with ExitStack() as stack, monkeypatch.context() as patch:
+            if count == 1:
+                patch.setattr(workers, "WorkerPool", InlinePool)
+            else:
+                fakes[1].hook = lambda path, _: "drop" if path == "/v1/completions" and next(asked) % 3 == 0 else None
+            url = ",".join(stack.enter_context(running(fake)) for fake in fakes)
+            device = Device(lora=LoRAConfig(rank=4), engine=Part("vllm", {"url": url}))
+            settings = replace(ONLINE, device=device, train=train, cluster=replace(TWO, workers=count))
+            run_train_online(settings, tmp_path / name)
+        for fake in fakes:
+            assert len({body["model"] for body in fake.of("/v1/completions")}) > 3, "a version has a name a process"
+            assert len(fake.adapters) <= count + 1, "those of earlier versions are unloaded"
+    one, two = (artifacts(tmp_path / name) for name in ("one", "two"))
+    assert two == one
+    rows = [row for row in one["metrics.jsonl"] if row["step"]]
+    done = [sum(row["trained_groups"] > 0 for row in rows[:number]) for number in range(len(rows))]
+    for tree in one["trees.jsonl"]:
+        versions = {node["policy_version"] for node in tree["tree"]["nodes"] if "policy_version" in node}
+        assert versions == {done[max(0, tree["iteration"] - 1 - steps)]}
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from fake_vllm import FakeVllm, running
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.config import CreditConfig
+from turntree.engine.checkpoint import load_model
 from turntree.logs import rollouts, trees
 from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.live import EpisodeConfig
@@ -22,6 +24,7 @@ from turntree.stages import held_out
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
 from turntree.stages.gradients import reasons, require_rewards
+from turntree.stages.policy import resolve
 from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, open_rollouts, run_train_online
 from turntree.stages.verdicts import TurnVerdicts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
@@ -201,9 +204,18 @@ def test_turns_that_are_too_short_to_fork_are_told(tmp_path: Path, capfd: pytest
         replace(CONFIG, brancher=Part(rule, {"probe_tokens": 12})).build_brancher(100)
 
 
-def test_several_workers_do_not_share_servers_that_get_weights() -> None:
-    with pytest.raises(ConfigError, match="one while another samples"):
-        replace(CONFIG, cluster=ClusterConfig(workers=2), device=Device(engine=Part("vllm")))
+@pytest.mark.parametrize("workers, ahead", [(2, 0), (1, 1)])
+def test_workers_do_not_share_servers_that_get_whole_weights(tmp_path: Path, workers: int, ahead: int) -> None:
+    """Servers hold one set of them: one would put another version there while another samples."""
+    with running(FakeVllm(load_model(resolve("household")))) as url:
+        train = replace(CONFIG.train, max_off_policy_steps=ahead)
+        device = Device(engine=Part("vllm", {"url": url}))
+        with pytest.raises(ConfigError) as caught:
+            run_train_online(
+                replace(CONFIG, train=train, cluster=ClusterConfig(workers=workers), device=device), tmp_path / "run"
+            )
+    assert caught.value.field == ("train.max_off_policy_steps" if ahead else "cluster.workers")
+    assert "device.lora" in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_an_episode_that_may_be_too_long_to_train_on_is_refused_before_the_first_one(tmp_path: Path) -> None:

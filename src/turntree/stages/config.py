@@ -128,9 +128,6 @@ class ReinforcedTraining(Training):
         if self.cluster.workers and self.device.carrier is not None:
             hint = "leave it at 0: the carrier samples on its own machines"
             raise ConfigError("does not go with a carrier", field="cluster.workers", hint=hint)
-        if self.cluster.workers > 1 and self.device.engine.name == "vllm":
-            problem = "all put weights on the same servers, one while another samples"
-            raise ConfigError(problem, field="cluster.workers", hint="use 1 with --engine vllm, and more servers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,9 +411,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.train.max_off_policy_steps and not self.cluster.workers:
             hint = "set cluster.workers, or leave it at 0"
             raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)
-        if self.train.max_off_policy_steps and self.device.engine.name == "vllm":
-            hint = "servers hold one set of weights, and iterations ahead need earlier ones: leave it at 0"
-            raise ConfigError("does not go with --engine vllm", field="train.max_off_policy_steps", hint=hint)
         if self.brancher is not None and self.train.credit.advantages == "remax":
             hint = "leave the brancher out: branches of the greedy rollout are not greedy"
             raise ConfigError("has a greedy rollout for its baseline", field="train.credit.advantages", hint=hint)

@@ -45,7 +45,7 @@ from turntree.stages.held_out import held_out_figures, keep_outcomes
 from turntree.stages.policy import Policy, load_policy, load_renderer, open_speaker, policy_name
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
-from turntree.stages.workers import Published, open_crew
+from turntree.stages.workers import Published, check_servers, open_crew
 from turntree.train.loop import Checked, Row
 from turntree.train.online import OnlineGRPO
 from turntree.train.ranks import SINGLE, ProcessGroup
@@ -69,6 +69,7 @@ def run_train_online(
     filters, estimator = config.build_filters(), config.build_estimator()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
+    check_servers(config, policy, config.train.max_off_policy_steps)
     shared = _trains_on_trees(policy, config, group.size)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them

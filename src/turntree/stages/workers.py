@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.core.config import from_mapping, to_mapping
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
 from turntree.rollout.cluster.pool import UnitLost, WorkerPool
@@ -40,6 +40,20 @@ def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Itera
     needed = {"stage": stage, "config": to_mapping(config), **identity, **settings}
     with WorkerPool(f"{__name__}:worker", needed, cluster, gpus=gpus) as crew:
         yield crew
+
+
+def check_servers(config: Any, policy: Policy, ahead: int = 0) -> None:
+    """Raise `ConfigError` where one process would replace the weights of a server while another samples from it. An
+    adapter has a name of its own in every process and version, so a server holds many."""
+    if config.device.engine.name != "vllm" or not (ahead or config.cluster.workers > 1):
+        return
+    from turntree.train.lora import has_adapter  # loads torch, which a carrier does without
+
+    if has_adapter(policy.model):
+        return
+    field = "train.max_off_policy_steps" if ahead else "cluster.workers"
+    hint = "train an adapter (device.lora), of which servers hold several"
+    raise ConfigError("with --engine vllm a server holds one set of whole weights", field=field, hint=hint)
 
 
 @contextlib.contextmanager
