@@ -96,7 +96,8 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[[], Engine]]:
 
 def update(engine: Engine, version: int) -> None:
     """New weights, which are the old ones."""
-    engine.update_weights(getattr(engine, "model", None) or tiny_model(), version)
+    held = getattr(engine, "model", None) or getattr(engine, "_policy", None)  # of a server's engine
+    engine.update_weights(held or tiny_model(), version)
 
 
 def wave() -> list[GenerationRequest]:

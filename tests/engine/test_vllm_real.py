@@ -131,10 +131,11 @@ def test_a_killed_server_costs_time_and_nothing_else(real_server, real_vllm, ada
 
 
 def test_a_cancelled_request_ends_at_the_server(real_vllm):
-    from urllib.request import urlopen
+    from urllib.request import Request, urlopen
 
     def running():
-        text = urlopen(f"{real_vllm[0]}/metrics").read().decode()
+        asked = Request(f"{real_vllm[0]}/metrics", headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"})
+        text = urlopen(asked).read().decode()
         return sum(
             float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:num_requests_running{")
         )
