@@ -29,6 +29,18 @@ def context_of(model: PreTrainedModel) -> int:
     return own
 
 
+@torch.no_grad()
+def score(
+    model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Log-probabilities and entropies of `ids` behind `prompt`, in nats, by a plain call of the model."""
+    row = torch.tensor([[*prompt, *ids]], device=model.device)
+    logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    scores = (logits / temperature).log_softmax(-1)
+    chosen = scores.gather(1, row[0, len(prompt) :, None])[:, 0]
+    return tuple(chosen.tolist()), tuple(torch.special.entr(scores.exp()).sum(-1).tolist())
+
+
 def check_attention(model: PreTrainedModel, max_context: int) -> None:
     """Raise `InputError` unless every layer is full attention over `max_context` tokens, computed by an implementation
     that takes a 4-D mask."""
@@ -110,9 +122,5 @@ def _request(ids: tuple[int, ...], seed: int) -> GenerationRequest:
 
 def _errors(model: PreTrainedModel, request: GenerationRequest, answer: Completion) -> list[float]:
     """The differences to the log-probabilities of a plain call."""
-    ids = torch.tensor([request.prompt_ids + answer.token_ids], device=model.device)
-    with torch.inference_mode():
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1].float()
-    sampled = torch.tensor(answer.token_ids, device=model.device)[:, None]
-    plain = logits.log_softmax(-1).gather(1, sampled)[:, 0].cpu()
-    return (plain - torch.tensor(answer.logprobs)).abs().tolist()
+    plain, _ = score(model, request.prompt_ids, answer.token_ids)
+    return [abs(theirs - ours) for theirs, ours in zip(plain, answer.logprobs, strict=True)]

@@ -293,6 +293,8 @@ class VllmEngine(ServerEngine):
     async def _difference(self, server: VllmServer, temperature: float = 1.0) -> float:
         """The largest difference between the log-probabilities of the server and of the policy in this process. The
         server's process is known by its fingerprint from then on."""
+        from turntree.engine.compatibility import score  # loads torch
+
         worst, room = 0.0, self._longest - _PROBED
         draw = random.Random(0)
         fixed = tuple(draw.randrange(self._reader.vocabulary) for _ in range(min(_PROBE, room)))
@@ -306,7 +308,7 @@ class VllmEngine(ServerEngine):
             if answer.choice.ids is None or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
-            scored = await asyncio.to_thread(_scored, self._policy, prompt, ids, temperature)
+            scored, _ = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
             off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
             worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
         return worst
@@ -428,17 +430,6 @@ def _written(model: PreTrainedModel, above: Path) -> _Weights:
         save_file({"lm_head.weight": head.weight.detach().cpu().clone()}, folder / "tied.safetensors")
         share(folder)
     return _Weights(folder, None)
-
-
-def _scored(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> list[float]:
-    """The log-probabilities of `ids` behind `prompt`, in nats."""
-    import torch
-
-    with torch.inference_mode():
-        row = torch.tensor([[*prompt, *ids]], device=model.device)
-        logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-        logprobs = (logits / temperature).log_softmax(-1)
-        return logprobs.gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
 
 
 def _fresh_folder(above: str | None) -> Path:
