@@ -72,21 +72,6 @@ def test_greedy_play_reaches_the_same_states_whatever_the_seed_and_sampled_play_
     assert reached(0.0, 0) != reached(0.0, 1)
 
 
-def test_adaptive_profiling_asks_fewer_rollouts_of_the_same_states(turntree, tmp_path) -> None:
-    found = {}
-    for name, adaptive in (
-        ("all", ()),
-        ("few", ("--set", "own.adaptive=true")),
-    ):
-        turntree(*OWN, "--set", "own.rollouts=8", *adaptive, "--steps", 1, "--out", tmp_path / name)
-        found[name] = metrics(tmp_path / name)[0]["own_path"]
-    assert found["few"]["states"] == found["all"]["states"]
-    assert 0 < found["few"]["pivots"] <= found["all"]["pivots"]
-    played = found["all"]["cost"]["turns"] - 8 * found["all"]["states"]
-    asked = found["few"]["cost"]["turns"] - played
-    assert 4 * found["few"]["states"] <= asked < 8 * found["few"]["states"]
-
-
 def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weights(
     trained, turntree, tmp_path, monkeypatch
 ) -> None:

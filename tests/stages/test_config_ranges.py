@@ -73,7 +73,6 @@ def test_what_is_no_key_any_more_may_stand_in_an_old_file_with_its_value_and_no_
     ("kind", "given", "field"),
     [
         (ProfileStageConfig, {"traces": "t", "profile": {"rollouts": 4, "adaptive": {}}}, "profile.adaptive.first"),
-        (TrainPivotConfig, {"pivots": "p", "own": {"rollouts": 4, "adaptive": True}}, "own.adaptive.first"),
     ],
 )
 def test_adaptive_profiling_that_could_stop_nothing_is_refused(kind: Any, given: dict[str, Any], field: str) -> None:

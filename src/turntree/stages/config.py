@@ -20,7 +20,6 @@ from turntree.env.processes import ProcessPoolConfig
 from turntree.logs import trees
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
-from turntree.pivots.stopping import AdaptiveConfig
 from turntree.rollout.live import CutTurns, EpisodeConfig
 from turntree.stages.cluster import ClusterConfig
 from turntree.traces.schema import Split
@@ -286,9 +285,7 @@ class OwnPathConfig:
     candidates: int | None = None
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
     rollouts: int = 8
-    """Rollouts of the profile at every state; with adaptive profiling the maximum."""
-    adaptive: bool = False
-    """Stop sampling at a state whose selection is certain or probable enough."""
+    """Rollouts of the profile at every state."""
     forks: int = 0
     """Measure the importance of the states by this many continuations after an accepted and after a refused action (0:
     do not)."""
@@ -302,16 +299,10 @@ class OwnPathConfig:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
             raise ConfigError("is a share: from 0, and below 1", field="keep")
-        if self.stopping is not None:
-            self.stopping.check(self.rollouts)
         if self.forks == 1 or self.forks < 0:
             raise ConfigError("must be 0, or at least 2", field="forks")
         if not self.forks and self.select.weight in ("importance", "both"):
             raise ConfigError("needs the importance of the states", field="select.weight", hint="set own.forks=4")
-
-    @property
-    def stopping(self) -> AdaptiveConfig | None:
-        return AdaptiveConfig(threshold=self.select.threshold) if self.adaptive else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,11 +65,6 @@ def open_own_path(
         hint = "pass --teacher NAME, or a verifier that needs no label (--verifier outcome)"
         problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
         raise ConfigError(problem, field="teacher", hint=hint)
-    if config.own.adaptive and not verifier.compares:
-        hint = "leave own.adaptive out"
-        raise ConfigError(
-            f"forecasts rewards of 0 and 1, and {verifier.name!r} gives shares", field="adaptive", hint=hint
-        )
     environment = parts.resolve("environments", config.environment)
     rebuilder = Rebuilder(environment)
     own = config.own
@@ -201,7 +196,6 @@ class OwnStates:
         train = self.config.train
         profile = ProfileConfig(
             rollouts=self.config.own.rollouts,
-            adaptive=self.config.own.stopping,
             sampling=train.sampling,
             seed=seed,
             cut_turns=train.cut_turns,
@@ -209,12 +203,10 @@ class OwnStates:
         sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
         judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns, seed=seed)
         rows: list[Row] = []
-        cost, prior = NO_COST, Prior(profile.rollouts)
+        cost = NO_COST
         for start in range(0, len(prompted), _WAVE):
-            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, prior)
-            found = [one.to_json() for one in wave]
-            prior.learn(found)
-            rows += found
+            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, Prior(profile.rollouts))
+            rows += [one.to_json() for one in wave]
             cost += sum((one.cost for one in wave), NO_COST)
         return rows, cost
 
