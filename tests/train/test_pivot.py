@@ -17,12 +17,11 @@ from turntree.engine.compatibility import score
 from turntree.engine.hf import HFEngine
 from turntree.render.template import ChatRenderer
 from turntree.rollout.local import render
-from turntree.stages.train_pivot import _warnings
 from turntree.train import loop
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.loop import Checked, Hooks, Trainee
 from turntree.train.optimizer import OptimizerConfig
-from turntree.train.pivot import Pivot, PivotConfig, PivotRL, SearchResult
+from turntree.train.pivot import Pivot, PivotConfig, PivotRL
 
 GROUP = 4
 
@@ -168,28 +167,6 @@ def without_time(row):
     return {key: value for key, value in row.items() if key != "timing"}
 
 
-def test_a_run_says_where_its_draws_are_far_from_what_was_asked_for(train, renderer) -> None:
-    """Four earlier pivots and a new one share the weight, and a step draws four of the five."""
-    state = TurnState("new", 0, (Message("user", "say it"),), Message("assistant", "yes"))
-
-    class Own:
-        keep = 0.5
-
-        def due(self, step):
-            return step in (1, 2)
-
-        def draw(self, step, number):
-            found = [Pivot(render(state, renderer), "say", "pivot", own=True) for _ in range(1 if number else 4)]
-            return SearchResult(found, Cost(), {})
-
-    first, second = train([], steps=2, own=Own()).rows
-    assert "kept_share" not in first["own_path"]
-    assert second["own_path"]["kept_share"] == pytest.approx(0.75, abs=0.01)
-    (told,) = _warnings(second, keep=0.5)
-    assert "have 75% of the draws, not own.keep=0.5" in told or "have 76%" in told
-    assert not list(_warnings(first, keep=0.5))
-
-
 def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(train) -> None:
     """Else its KL term alone would be, and it would count in the normalizer."""
     kept = []
@@ -199,7 +176,6 @@ def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(tr
 
 
 def test_what_checks_cost_is_kept_apart(train) -> None:
-    from turntree.core.cost import Cost
 
     done = train(["mixed"] * 4, steps=2, check_every=0, check=lambda step, row: Checked({}, Cost(turns=100)))
     assert done.trained.checks.turns == 200

@@ -74,14 +74,3 @@ def test_earlier_pivots_keep_their_share_of_the_draws_and_their_proportions() ->
     drawn = [index for step in range(3000) for index in pivots.draw(1, step)]
     shares = [drawn.count(index) / len(drawn) for index in range(5)]
     assert shares == pytest.approx([1 / 6, 1 / 3, 0, 1 / 8, 3 / 8], abs=0.03)
-
-
-@pytest.mark.parametrize(("pivots", "count"), [(40, 32), (40, 8), (20, 32), (10, 10)])
-def test_what_a_step_is_expected_to_draw_is_what_it_draws(pivots: int, count: int) -> None:
-    """Its pivots are distinct, so weights of 19:1 say next to nothing where it draws most of them."""
-    weighted = PivotSampler([1.9, 0.1] * (pivots // 2), 0)
-    expected = weighted.expected(count)
-    assert sum(expected.values()) == pytest.approx(count)
-    drawn = [index for step in range(1, 401) for index in weighted.draw(count, step)]
-    for index in (0, 1):
-        assert sum(one % 2 == index for one in drawn) / 400 == pytest.approx(expected[index] * pivots / 2, rel=0.06)

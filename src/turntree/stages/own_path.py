@@ -193,19 +193,14 @@ class OwnStates:
         return [prompted[place] for place in sorted(rng.sample(range(len(prompted)), min(most, len(prompted))))]
 
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
-        train = self.config.train
-        profile = ProfileConfig(
-            rollouts=self.config.own.rollouts,
-            sampling=train.sampling,
-            seed=seed,
-            cut_turns=train.cut_turns,
-        )
+        train, count = self.config.train, self.config.own.rollouts
+        profile = ProfileConfig(rollouts=count, sampling=train.sampling, seed=seed, cut_turns=train.cut_turns)
         sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
         judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns, seed=seed)
         rows: list[Row] = []
         cost = NO_COST
         for start in range(0, len(prompted), _WAVE):
-            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, Prior(profile.rollouts))
+            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, Prior(count))
             rows += [one.to_json() for one in wave]
             cost += sum((one.cost for one in wave), NO_COST)
         return rows, cost

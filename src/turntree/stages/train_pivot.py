@@ -57,7 +57,6 @@ from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
 from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.success import moved_kinds
 
-_FAR = 0.1  # from the share of the draws that was asked for, from which on it is said
 _STATES = 8  # that a worker plays in one batch
 
 
@@ -118,7 +117,6 @@ def run_train_pivot(
             shown=("reward_mean", "kl"),
             keep=partial(_keep, run, config),
             check=_together([check for check in checks if check is not None]),
-            warnings=partial(_warnings, keep=config.own.keep),
         )
         finish(run, policy, trained)
         rows = run.metrics()
@@ -257,14 +255,6 @@ def _kept_tree(step: int, number: int, group: PivotGroup, credit: Credit | None)
         tools=tuple(state.tools),
         meta={"role": group.pivot.role, "demonstrated": action_text(state.demonstration)},
     )
-
-
-def _warnings(row: Row, keep: float) -> Iterator[str]:
-    """Where a step draws so many of the own pivots that it cannot draw them as their weights say."""
-    share = row.get("own_path", {}).get("kept_share")
-    if share is not None and abs(share - keep) > _FAR:
-        why = "because its pivots are distinct, and few are new" if share > keep else "because few are left"
-        yield f"step {row['step']}: earlier pivots have {share:.0%} of the draws, not own.keep={keep:g}, {why}"
 
 
 def _pivots(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -172,12 +172,8 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             problem = f"no state of the policy's own path is a pivot ({dict(found.figures)})"
             hint = "play more tasks (own.tasks), or look at the verifier and, where there is one, the teacher"
             raise InputError(problem, field="own", hint=hint)
-        earlier = {index for index, pivot in enumerate(self.pivots) if pivot.own}
         self._enter(own, found.pivots, step)
-        figures = {**found.figures, "cost": found.cost.counts()}
-        if own.keep and earlier and found.pivots:
-            figures["kept_share"] = self._share(earlier)
-        return {"own_path": figures}
+        return {"own_path": {**found.figures, "cost": found.cost.counts()}}
 
     def _enter(self, own: OwnPath, pivots: Sequence[Pivot], step: int) -> None:
         """Put new pivots of the policy's own path in place of the earlier ones, or beside them (`OwnPath.keep`); where
@@ -193,13 +189,6 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             self.sampler.remove(earlier)
         self.sampler.add(weights)
         self.pivots += pivots
-
-    def _share(self, earlier: Collection[int]) -> float:
-        """The share of the draws of own pivots that these are expected to have. A step draws distinct ones, so it is
-        more than `OwnPath.keep` where new ones are few."""
-        expected = self.sampler.expected(self.config.states)
-        own = {index: count for index, count in expected.items() if self.pivots[index].own}
-        return sum(count for index, count in own.items() if index in earlier) / (sum(own.values()) or 1.0)
 
     # a step
 

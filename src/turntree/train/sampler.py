@@ -14,8 +14,7 @@ class PivotSampler:
 
     Pivots of equal weight are drawn in seeded epochs: none is drawn twice before all were drawn. Otherwise a step draws
     one pivot after the other, each time in proportion to the weights of those that are left (Efraimidis and Spirakis
-    2006). Its pivots are distinct, so weights saturate where a step draws most of them (`expected`). Weight 0 is never
-    drawn."""
+    2006). Its pivots are distinct, so weights saturate where a step draws most of them. Weight 0 is never drawn."""
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
         self._seed = seed
@@ -44,13 +43,6 @@ class PivotSampler:
         if now := sum(self._weights[index] for index in chosen):
             for index in chosen:
                 self._weights[index] *= total / now
-
-    def expected(self, count: int) -> dict[int, float]:
-        """How often each pivot is among the `count` that a step draws, in expectation up to some percent, by index."""
-        live = self._live()
-        rounds, rest = divmod(count, len(live))  # all are drawn before any is drawn again
-        chances = _inclusion([self._weights[index] for index in live], rest)
-        return {index: rounds + chance for index, chance in zip(live, chances, strict=True)}
 
     def draw(self, count: int, step: int) -> list[int]:
         """Indices of the next `count` pivots, with repeats where there are fewer."""
@@ -92,14 +84,3 @@ class PivotSampler:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._epoch, self._queue = state["epoch"], list(state["queue"])
-
-
-def _inclusion(weights: Sequence[float], count: int) -> list[float]:
-    """The chance of each weight to be among `count` distinct ones. The draw takes the first `count` of exponential
-    clocks with these rates; they are asked at the time by which `count` of them have rung in expectation."""
-    low, high = 0.0, (1 + math.log(len(weights))) / min(weights)  # then more than all but one have rung
-    for _ in range(60):
-        middle = (low + high) / 2
-        rung = sum(-math.expm1(-weight * middle) for weight in weights)
-        low, high = (middle, high) if rung < count else (low, middle)
-    return [-math.expm1(-weight * high) for weight in weights]
