@@ -79,8 +79,9 @@ def run_train_pivot(
     shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size)
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(given.verifier, config.environment, policy, episodes_of(config)))
-        if config.train.demonstrate:
-            _require_demonstrations(config, verifier)
+        if config.train.demonstrate and not verifier.compares:
+            problem = f"needs demonstrated turns, and {verifier.name!r} compares with none"
+            raise ConfigError(problem, field="train.demonstrate", hint="leave it out, or use another verifier")
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
@@ -294,15 +295,6 @@ def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], po
             hint=f"profile again with {config.model!r} as it is trained (sampling: --set profile.sampling.KEY=VALUE in "
             "`turntree profile`, train.sampling.KEY here), or pass --allow-stale",
         )
-
-
-def _require_demonstrations(config: TrainPivotConfig, verifier: TurnVerifier) -> None:
-    if not verifier.compares:
-        problem = f"needs demonstrated turns, and {verifier.name!r} compares with none"
-        raise ConfigError(problem, field="train.demonstrate", hint="leave it out, or use another verifier")
-    if config.device.carrier is not None:
-        hint = "leave it out: a carrier does not score the demonstrated turn"
-        raise ConfigError("does not go with a carrier", field="train.demonstrate", hint=hint)
 
 
 def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier: TurnVerifier) -> None:
