@@ -102,6 +102,11 @@ def test_where_every_rollout_failed_the_demonstrated_turn_is_beside_them(train, 
     assert credit.nodes[leaf].positive > 0 > min(one.negative for one in credit.nodes.values())
     before, _ = score(tiny_model(), group.pivot.prompted.prompt_ids, node.token_ids)
     after, _ = score(done.model, group.pivot.prompted.prompt_ids, node.token_ids)
+    assert (
+        row["spent"]["scored_tokens"]
+        >= node.cost.scored_tokens
+        == len(group.pivot.prompted.prompt_ids) + len(node.token_ids)
+    )
     assert node.logprobs == pytest.approx(before) and sum(after) > sum(before)
     assert row["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert len(of["dead"][0].rewards.verdicts) == GROUP, "its verifier does not accept the demonstration"

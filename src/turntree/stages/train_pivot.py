@@ -264,7 +264,8 @@ def _pivots(
     """The selected states that can be trained on; the others counted by reason, and said. Raises `InputError` where
     none is left."""
     sampled = config.train.sampling.max_tokens
-    limits = Limits(sampled, policy.engine.max_context, config.train.max_tokens, demonstrations=False)
+    most = config.train.max_tokens
+    limits = Limits(sampled, policy.engine.max_context, most, demonstrations=config.train.demonstrate)
     fitting, dropped = that_fit([one.state for one in selected], policy.renderer, limits)
     if dropped:
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))

@@ -22,7 +22,7 @@ from turntree.core.protocols import Engine, Renderer, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict, censored
 from turntree.credit.checked import credit_of, over_batch
-from turntree.rollout.local import Prompted, judge_demonstrated, occurrences_of, sample_local, score_wave
+from turntree.rollout.local import Prompted, judge_turn, occurrences_of, sample_local, score_wave
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
@@ -30,9 +30,8 @@ from turntree.train.sampler import PivotSampler
 
 @dataclass(frozen=True)
 class Pivot:
-    """A training state, why it is in the mix ("pivot", "anchor" or "random"), and how often it is drawn,
-    relative to the others. `own`: it is of the policy's own path, and a later search replaces it or shares the draws
-    with it."""
+    """A training state, why it is in the mix ("pivot", "anchor" or "random"), and how often it is drawn, relative to
+    the others. `own`: it is of the policy's own path, and a later search replaces it or shares the draws with it."""
 
     prompted: Prompted
     kind: str
@@ -83,15 +82,12 @@ class PivotGroup:
     @property
     def verdicts(self) -> list[Verdict]:
         """Those on its rollouts: a demonstrated turn is none."""
-        return [verdict for leaf, verdict in self.rewards.verdicts.items() if is_rollout(self.tree, leaf)]
+        found = self.rewards.verdicts.items()
+        return [verdict for leaf, verdict in found if self.tree.stop_reason(leaf) is not StopReason.DEMONSTRATED]
 
     @property
     def outcome(self) -> GroupOutcome:
         return group_outcome([verdict.reward for verdict in self.verdicts])
-
-
-def is_rollout(tree: RolloutTree, leaf: int) -> bool:
-    return tree.stop_reason(leaf) is not StopReason.DEMONSTRATED
 
 
 # judged rollouts at states, by a seed
@@ -196,29 +192,29 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         indices = self.sampler.draw(self.config.states, step)
         batch = [self.pivots[index] for index in indices]
         drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
-        self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
+        groups = [
+            PivotGroup(index, pivot, tree, rewards)
+            for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
+        ]
+        if self.config.demonstrate:
+            groups = [self._demonstrated(each) if each.outcome is GroupOutcome.ALL_FAIL else each for each in groups]
+        self.cost = sum((group.tree.cost + group.rewards.cost for group in groups), self.cost)
         self._spent = {
             "turns": self.cost.turns,
             "spent": self.cost.counts(),
             "timing": {"seconds": self.cost.seconds},
         }
-        groups = [
-            PivotGroup(index, pivot, tree, rewards)
-            for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
-        ]
-        if not self.config.demonstrate:
-            return groups
-        return [self._demonstrated(group) if group.outcome is GroupOutcome.ALL_FAIL else group for group in groups]
+        return groups
 
     def _demonstrated(self, group: PivotGroup) -> PivotGroup:
-        """A group whose rollouts all failed, with the demonstrated turn beside them, where the verifier accepts it: it
-        has their state's only gradient. Its log-probabilities are the policy's, so that its ratio is 1, and the
-        gradient that of its likelihood, times its advantage in the group."""
+        """A group whose rollouts all failed, with the demonstrated turn beside them, where the verifier accepts it. Its
+        log-probabilities are the policy's, so that its ratio is 1 and its gradient that of its likelihood, times its
+        advantage in the group."""
         from turntree.engine.compatibility import score  # loads torch, which a carrier does without
 
         prompted, tree = group.pivot.prompted, group.tree
-        verdict = judge_demonstrated(self.verifier, prompted.state)
-        if verdict.reward is None or group_outcome([0.0, verdict.reward]) is not GroupOutcome.MIXED:
+        verdict = judge_turn(self.verifier, prompted.state, prompted.state.demonstration)
+        if verdict.reward is None or verdict.reward <= max(group.rewards.scored().values()):
             return group
         ids = self.policy.renderer.completion(prompted.state.demonstration)
         logprobs, entropies = score(self.policy.model, prompted.prompt_ids, ids, self.config.sampling.temperature)
@@ -230,6 +226,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             entropies=entropies,
             policy_version=self.engine.policy_version,
             messages=(prompted.state.demonstration,),
+            cost=Cost(scored_tokens=len(prompted.prompt_ids) + len(ids)),
         )
         tree.stop(leaf.id, StopReason.DEMONSTRATED)
         return replace(group, rewards=replace(group.rewards, verdicts={**group.rewards.verdicts, leaf.id: verdict}))
