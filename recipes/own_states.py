@@ -20,7 +20,6 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-important     ... by variance times importance
   own-kept          ... half of the weight with pivots of earlier searches
   own-balanced      own states with the defaults of today: kept, balanced, no importance
-  clean-shown, balanced-shown, own-shown  ... where all rollouts of a state fail, the expert's turn is beside them
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
@@ -59,7 +58,7 @@ BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
     "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept", "own-balanced",
-    "clean-shown", "balanced-shown", "own-shown", "own-outcome", "grpo", "grpo-long", "judged",
+    "own-outcome", "grpo", "grpo-long", "judged",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -75,15 +74,13 @@ COMPARED = (
     ("clean", BASE), ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
     ("balanced", BASE), ("balanced", "sft"), ("own-balanced", BASE), ("own-balanced", "sft"), ("own-balanced", "own"),
     ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("balanced", "grpo"), ("own-balanced", "grpo"),
-    ("clean-shown", "clean"), ("balanced-shown", "balanced"), ("own-shown", "own-balanced"), ("own-shown", BASE),
-    ("own-shown", "sft"), ("own-shown", "grpo"),
     ("grpo", BASE),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
     "own-kept": "both", "own-outcome": "variance",
 }  # fmt: skip
-BALANCED = ("balanced", "balanced-clean", "balanced-shown", "own-balanced", "own-shown")  # by the defaults of `select`
+BALANCED = ("balanced", "balanced-clean", "own-balanced")  # by the defaults of `select`
 
 
 @dataclass(frozen=True)
@@ -296,15 +293,14 @@ class Recipe:
                 "sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4, "--set", "check.tasks=0"
             )
             return self.model(arm, seed, command, traces)
-        shown = words("--set", "train.demonstrate=true") if arm.endswith("shown") else ()
         if arm.startswith("own"):
-            return self.model(arm, seed, self.own(arm, seed) + shown, traces)
+            return self.model(arm, seed, self.own(arm, seed), traces)
         judged = ("--verifier", "strict") if arm.startswith("strict") else self.world.judged
         if arm in ("all", "strict-all"):  # without a profile no file names the verifier
             judged = judged or ("--verifier", self.world.verifier)
             return self.model(arm, seed, self.reinforced("--traces", traces.result, *judged), traces)
-        pivots = self.pivots(arm.removesuffix("-shown"), seed, traces)
-        return self.model(arm, seed, self.reinforced(pivots.result, *judged) + shown, pivots)
+        pivots = self.pivots(arm, seed, traces)
+        return self.model(arm, seed, self.reinforced(pivots.result, *judged), pivots)
 
     def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage) -> Stage:
         name = f"{arm}.{seed}"
@@ -362,7 +358,7 @@ class Recipe:
             chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
-        if arm == "own-kept" or arm in BALANCED:
+        if arm in ("own-kept", "own-balanced"):
             chosen |= {"keep": 0.5}
         return command + _set("own", chosen)
 
@@ -406,8 +402,8 @@ def _set(section: str, values: Mapping[str, Any]) -> tuple[str, ...]:
 KEYS = ("sampled", "greedy")
 Played = Mapping[int, Mapping[str, Path]]  # the evaluations of an arm by seed and part
 NEEDED = {
-    **dict.fromkeys(("expert", "capped", "strict", "filter", "balanced", "balanced-shown"), ("profile",)),
-    **dict.fromkeys(("clean", "clean-shown", "balanced-clean"), ("clean-profile",)),
+    **dict.fromkeys(("expert", "capped", "strict", "filter", "balanced"), ("profile",)),
+    **dict.fromkeys(("clean", "balanced-clean"), ("clean-profile",)),
     "expert-important": ("profile", "weighed"),
 }
 

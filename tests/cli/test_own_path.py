@@ -92,18 +92,6 @@ def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weigh
     assert weights(tmp_path / "run") == weights(trained)
 
 
-def test_where_every_rollout_failed_the_teachers_turn_is_learned(turntree, tmp_path) -> None:
-    """It stands in the tree under its name, and in no figure of rollouts."""
-    turntree(
-        *OWN, *IMPORTANT, "--set", "train.demonstrate=true", "--set", "train.group_size=2", "--out", tmp_path / "run"
-    )
-    rows = [row for row in metrics(tmp_path / "run") if row["step"]]
-    trees = [json.loads(line) for line in (tmp_path / "run" / "trees.jsonl").read_text().splitlines()]
-    stops = [stop for row in trees for stop in row["tree"]["stops"].values()]
-    assert sum(row["demonstrated"] for row in rows) == stops.count("demonstrated") > 0
-    assert all(row["rollouts"] == 4 * 2 for row in rows)
-
-
 def test_states_that_nobody_labels_are_judged_by_how_episodes_go_on(turntree, tmp_path) -> None:
     place = OWN.index("--teacher")
     alone = (*OWN[:place], *OWN[place + 2 :], "--steps", 2)
@@ -111,8 +99,6 @@ def test_states_that_nobody_labels_are_judged_by_how_episodes_go_on(turntree, tm
     assert "teacher" in refused and "--verifier outcome" in refused
     verifier = ("--verifier", "outcome", "--set", "verifier.forks=2")
     options = ("--set", "environment.difficulty=easy", "--set", "own.tasks=6")
-    refused = turntree.error(*alone, *verifier, "--set", "train.demonstrate=true", "--out", tmp_path / "run")
-    assert "'train.demonstrate': needs demonstrated turns" in refused
     turntree(*alone, *verifier, *options, "--out", tmp_path / "run")
     first, *_ = metrics(tmp_path / "run")
     found = first["own_path"]

@@ -11,9 +11,7 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
-from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
-from turntree.engine.compatibility import score
 from turntree.engine.hf import HFEngine
 from turntree.render.template import ChatRenderer
 from turntree.rollout.local import render
@@ -38,7 +36,6 @@ class ByTrace(TurnVerifier):
         self.judged.append((state.trace_id, action.content))
         odd = float(len(action.content) % 2)
         rewards = {"dead": 0.0, "solved": 1.0, "broken": None, "chance": odd}
-        rewards["failed"] = float(action.content == "yes")
         rewards["single"] = 1.0 if len(self.judged) % GROUP == 1 else None
         reward = rewards.get(state.trace_id.split("-")[0], float(len(self.judged) % 2))
         return Verdict(reward, "as the test says", "say")
@@ -84,37 +81,6 @@ def test_every_group_drawn_is_trained_on_by_default(train) -> None:
     (row,) = train(["dead", "dead", "mixed", "mixed"]).rows
     assert row["trees"] == 4
     assert row["mixed_groups"] == 0.5
-
-
-def test_where_every_rollout_failed_the_demonstrated_turn_is_beside_them(train, renderer) -> None:
-    """It is no rollout: no figure counts it. Its log-probabilities are those of the policy that the step began with."""
-    kept = []
-    done = train(["failed", "mixed", "solved", "dead"], keep=lambda *found: kept.append(found), demonstrate=True)
-    (row,), ((_, groups, credits),) = done.rows, kept
-    assert (row["demonstrated"], row["rollouts"], row["mixed_groups"]) == (1, 4 * GROUP, 0.25)
-    assert row["reward_mean"] == pytest.approx((0 + 0.5 + 1 + 0) / 4)
-    names = [group.pivot.prompted.state.trace_id[:-2] for group in groups]
-    of = dict(zip(names, zip(groups, credits, strict=True), strict=True))
-    group, credit = of["failed"]
-    (leaf,) = [leaf for leaf in group.tree.leaves() if group.tree.stop_reason(leaf) is StopReason.DEMONSTRATED]
-    node = group.tree[leaf]
-    assert node.token_ids == tuple(renderer.completion(Message("assistant", "yes")))
-    assert credit.nodes[leaf].positive > 0 > min(one.negative for one in credit.nodes.values())
-    before, _ = score(tiny_model(), group.pivot.prompted.prompt_ids, node.token_ids)
-    after, _ = score(done.model, group.pivot.prompted.prompt_ids, node.token_ids)
-    assert (
-        row["spent"]["scored_tokens"]
-        >= node.cost.scored_tokens
-        == len(group.pivot.prompted.prompt_ids) + len(node.token_ids)
-    )
-    assert node.logprobs == pytest.approx(before) and sum(after) > sum(before)
-    assert row["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert len(of["dead"][0].rewards.verdicts) == GROUP, "its verifier does not accept the demonstration"
-
-
-def test_nothing_is_demonstrated_unless_asked_for(train) -> None:
-    (row,) = train(["failed", "mixed", "solved", "dead"]).rows
-    assert row["demonstrated"] == 0
 
 
 def test_turns_that_the_token_limit_cut_are_failures_and_are_counted(train) -> None:

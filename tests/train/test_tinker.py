@@ -34,14 +34,7 @@ from turntree.engine.limits import Prices, TinkerConfig
 from turntree.engine.tinker import FateUnknown, TinkerAdapter, TinkerSession, _once_only
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.config import (
-    Device,
-    EvaluateConfig,
-    SFTStageConfig,
-    SuccessConfig,
-    TrainOnlineConfig,
-    TrainPivotConfig,
-)
+from turntree.stages.config import Device, EvaluateConfig, SFTStageConfig, SuccessConfig, TrainOnlineConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import evaluate
 from turntree.stages.policy import load_policy
@@ -53,7 +46,6 @@ from turntree.train.config import (
     LoRAConfig,
     OnlineConfig,
     OptimizerConfig,
-    PivotConfig,
     ReinforcedConfig,
     SFTConfig,
 )
@@ -453,14 +445,6 @@ def test_an_sdk_that_is_missing_or_too_old_is_named() -> None:
 def test_a_server_that_does_not_answer_is_named_at_once() -> None:
     with installed(FakeTinker(MODEL)), pytest.raises(InputError, match="no Tinker server answers"):
         TinkerSession(TinkerConfig(url="http://127.0.0.1:9"), [BASE])
-
-
-def test_a_carrier_does_not_score_a_demonstrated_turn() -> None:
-    with pytest.raises(ConfigError) as error:
-        TrainPivotConfig(
-            pivots="p", train=PivotConfig(demonstrate=True), device=Device(carrier=Part("tinker")), model="m"
-        )
-    assert error.value.field == "train.demonstrate"
 
 
 @pytest.mark.parametrize("name", ["dtype", "engine", "attention"])

@@ -41,7 +41,6 @@ class StopReason(StrEnum):
     ENGINE_ERROR = "engine_error"
     RENDERER_ERROR = "renderer_error"  # a chat template or a parser failed on this rollout's messages
     NO_ROOM = "no_room"  # the task alone fills the context: the policy was never asked
-    DEMONSTRATED = "demonstrated"  # no rollout: the demonstrated turn, where every rollout of a state failed
     CONTINUED = "continued"  # the rollout went on in another branch and ended at another leaf (`RolloutTree.parts`)
 
     @property

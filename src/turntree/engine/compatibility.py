@@ -29,16 +29,12 @@ def context_of(model: PreTrainedModel) -> int:
     return own
 
 
-@torch.no_grad()
-def score(
-    model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Log-probabilities and entropies of `ids` behind `prompt`, in nats, by a plain call of the model."""
+@torch.inference_mode()
+def score(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """The log-probabilities of `ids` behind `prompt`, in nats, by a plain call of the model."""
     row = torch.tensor([[*prompt, *ids]], device=model.device)
     logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    scores = (logits / temperature).log_softmax(-1)
-    chosen = scores.gather(1, row[0, len(prompt) :, None])[:, 0]
-    return tuple(chosen.tolist()), tuple(torch.special.entr(scores.exp()).sum(-1).tolist())
+    return (logits / temperature).log_softmax(-1).gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
 
 
 def check_attention(model: PreTrainedModel, max_context: int) -> None:
@@ -122,5 +118,5 @@ def _request(ids: tuple[int, ...], seed: int) -> GenerationRequest:
 
 def _errors(model: PreTrainedModel, request: GenerationRequest, answer: Completion) -> list[float]:
     """The differences to the log-probabilities of a plain call."""
-    plain, _ = score(model, request.prompt_ids, answer.token_ids)
+    plain = score(model, request.prompt_ids, answer.token_ids)
     return [abs(theirs - ours) for theirs, ours in zip(plain, answer.logprobs, strict=True)]

@@ -308,7 +308,7 @@ class VllmEngine(ServerEngine):
             if answer.choice.ids is None or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
-            scored, _ = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
+            scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
             off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
             worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
         return worst

@@ -48,8 +48,7 @@ def group_from_tree(
     """
     paid: set[int] = set()
     refills = tree.refills()
-    ends = [leaf for leaf in depth_first(tree) if tree.stop_reason(leaf) is not StopReason.DEMONSTRATED]
-    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid, refills) for leaf in ends]
+    rollouts = [_rollout(tree, leaf, rewards.of(leaf), paid, refills) for leaf in depth_first(tree)]
     return LoggedGroup(id=id, task=tree.task_id, rollouts=tuple(rollouts), iteration=iteration, task_type=task_type)
 
 

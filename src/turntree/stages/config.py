@@ -330,9 +330,6 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.train.demonstrate and self.device.carrier is not None:
-            hint = "leave it out: a carrier does not score the demonstrated turn"
-            raise ConfigError("does not go with a carrier", field="train.demonstrate", hint=hint)
         unfiltered = self.states == "expert" and self.traces is not None and self.verifier is not None
         if self.states != "own" and self.pivots is None and not unfiltered:
             hint = (

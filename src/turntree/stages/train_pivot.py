@@ -14,7 +14,7 @@ from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import action_kind
 from turntree.core.progress import notice
@@ -79,9 +79,6 @@ def run_train_pivot(
     shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size)
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(given.verifier, config.environment, policy, episodes_of(config)))
-        if config.train.demonstrate and not verifier.compares:
-            problem = f"needs demonstrated turns, and {verifier.name!r} compares with none"
-            raise ConfigError(problem, field="train.demonstrate", hint="leave it out, or use another verifier")
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
@@ -264,8 +261,7 @@ def _pivots(
     """The selected states that can be trained on; the others counted by reason, and said. Raises `InputError` where
     none is left."""
     sampled = config.train.sampling.max_tokens
-    most = config.train.max_tokens
-    limits = Limits(sampled, policy.engine.max_context, most, demonstrations=config.train.demonstrate)
+    limits = Limits(sampled, policy.engine.max_context, config.train.max_tokens, demonstrations=False)
     fitting, dropped = that_fit([one.state for one in selected], policy.renderer, limits)
     if dropped:
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))

@@ -172,9 +172,6 @@ class PivotConfig(ReinforcedConfig):
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
     cut_turns: CutTurns = "fail"
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
-    demonstrate: bool = False
-    """Where every rollout of a state fails, add the demonstrated turn to the group, if the verifier accepts it: the
-    state then has a gradient (docs/results/hard.md). Not in the paper."""
 
     @property
     def step_rollouts(self) -> int:

@@ -19,10 +19,10 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import Engine, Renderer, TurnVerifier
-from turntree.core.tree import NodeKind, RolloutTree, StopReason
-from turntree.core.verdict import Verdict, censored
+from turntree.core.tree import RolloutTree, StopReason
+from turntree.core.verdict import censored
 from turntree.credit.checked import credit_of, over_batch
-from turntree.rollout.local import Prompted, judge_turn, occurrences_of, sample_local, score_wave
+from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
@@ -80,14 +80,8 @@ class PivotGroup:
     rewards: Rewards
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        """Those on its rollouts: a demonstrated turn is none."""
-        found = self.rewards.verdicts.items()
-        return [verdict for leaf, verdict in found if self.tree.stop_reason(leaf) is not StopReason.DEMONSTRATED]
-
-    @property
-    def outcome(self) -> GroupOutcome:
-        return group_outcome([verdict.reward for verdict in self.verdicts])
+    def reward_values(self) -> list[float | None]:
+        return [verdict.reward for verdict in self.rewards.verdicts.values()]
 
 
 # judged rollouts at states, by a seed
@@ -192,44 +186,16 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         indices = self.sampler.draw(self.config.states, step)
         batch = [self.pivots[index] for index in indices]
         drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
-        groups = [
-            PivotGroup(index, pivot, tree, rewards)
-            for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
-        ]
-        if self.config.demonstrate:
-            groups = [self._demonstrated(each) if each.outcome is GroupOutcome.ALL_FAIL else each for each in groups]
-        self.cost = sum((group.tree.cost + group.rewards.cost for group in groups), self.cost)
+        self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
         self._spent = {
             "turns": self.cost.turns,
             "spent": self.cost.counts(),
             "timing": {"seconds": self.cost.seconds},
         }
-        return groups
-
-    def _demonstrated(self, group: PivotGroup) -> PivotGroup:
-        """A group whose rollouts all failed, with the demonstrated turn beside them, where the verifier accepts it. Its
-        log-probabilities are the policy's, so that its ratio is 1 and its gradient that of its likelihood, times its
-        advantage in the group."""
-        from turntree.engine.compatibility import score  # loads torch, which a carrier does without
-
-        prompted, tree = group.pivot.prompted, group.tree
-        verdict = judge_turn(self.verifier, prompted.state, prompted.state.demonstration)
-        if verdict.reward is None or verdict.reward <= max(group.rewards.scored().values()):
-            return group
-        ids = self.policy.renderer.completion(prompted.state.demonstration)
-        logprobs, entropies = score(self.policy.model, prompted.prompt_ids, ids, self.config.sampling.temperature)
-        leaf = tree.add(
-            tree.roots[0],
-            NodeKind.COMPLETION,
-            ids,
-            logprobs=logprobs,
-            entropies=entropies,
-            policy_version=self.engine.policy_version,
-            messages=(prompted.state.demonstration,),
-            cost=Cost(scored_tokens=len(prompted.prompt_ids) + len(ids)),
-        )
-        tree.stop(leaf.id, StopReason.DEMONSTRATED)
-        return replace(group, rewards=replace(group.rewards, verdicts={**group.rewards.verdicts, leaf.id: verdict}))
+        return [
+            PivotGroup(index, pivot, tree, rewards)
+            for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
+        ]
 
     def _draw_here(self, prompted: Sequence[Prompted], seed: int) -> list[tuple[RolloutTree, Rewards]]:
         return draw_local(prompted, self.engine, self.policy.renderer, self.verifier, self.config, seed)
@@ -237,7 +203,9 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
         rule = over_batch(self._estimator, [group.rewards for group in groups])
         return [
-            None if group.outcome is GroupOutcome.CENSORED else credit_of(rule, group.tree, group.rewards)
+            None
+            if group_outcome(group.reward_values) is GroupOutcome.CENSORED
+            else credit_of(rule, group.tree, group.rewards)
             for group in groups
         ]
 
@@ -246,13 +214,13 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
 
 
 def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
-    """Mean reward of rollouts, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts."""
+    """Mean reward, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts."""
     by_role: dict[str, list[float]] = defaultdict(list)
     by_kind: dict[str, list[float]] = defaultdict(list)
-    reasons = censored(verdict for group in groups for verdict in group.verdicts)
+    reasons = censored(verdict for group in groups for verdict in group.rewards.verdicts.values())
     cut = 0
     for group in groups:
-        scored = [verdict.reward for verdict in group.verdicts if verdict.reward is not None]
+        scored = list(group.rewards.scored().values())
         by_role[group.pivot.role] += scored
         by_kind[group.pivot.kind] += scored
         cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
@@ -260,9 +228,8 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
     return {
         "reward_mean": _mean_or_none(everything),
         "reward_std": statistics.pstdev(everything) if everything else None,  # of the batch (paper, Figure 3)
-        "mixed_groups": sum(group.outcome is GroupOutcome.MIXED for group in groups) / len(groups),
-        "rollouts": sum(len(group.verdicts) for group in groups),
-        "demonstrated": sum(len(group.rewards.verdicts) - len(group.verdicts) for group in groups),
+        "mixed_groups": sum(group_outcome(group.reward_values) is GroupOutcome.MIXED for group in groups) / len(groups),
+        "rollouts": sum(len(group.rewards.verdicts) for group in groups),
         "censored": sum(reasons.values()),
         "censored_reasons": reasons,
         "cut_turns": cut,
