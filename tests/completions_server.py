@@ -45,7 +45,10 @@ def serve(answer: Answer) -> Iterator[Server]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            sent = self.rfile.read(size := int(self.headers["Content-Length"]))
+            if len(sent) < size:  # the client has gone
+                return
+            request = json.loads(sent)
             with lock:
                 server.asked.append({"path": self.path, **request})
                 now[0] += 1

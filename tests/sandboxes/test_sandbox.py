@@ -157,6 +157,10 @@ def test_where_box_after_box_dies_there_is_no_answer(sandbox, monkeypatch):
         monkeypatch.setattr(Box, "_watch", lambda box, *arguments: (box._process.kill(), watch(box, *arguments))[1])
         with pytest.raises(SandboxLost):
             own.run("'fatal'")
+        waited = lambda box, *arguments: (box._process.kill(), box._process.wait(), watch(box, *arguments))[2]  # noqa: E731
+        monkeypatch.setattr(Box, "_watch", waited)
+        with pytest.raises(SandboxLost):
+            own.run("'fatal'")
         monkeypatch.undo()
         assert own.run("1 + 1").value == "2"
 

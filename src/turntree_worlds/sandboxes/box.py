@@ -254,7 +254,10 @@ class Box:
 
     def _watch(self, pipes: dict[int, _Stream], deadline: float) -> str:
         """Read until the program exits, its time is over, or it floods; which of them."""
-        exited = os.pidfd_open(self._process.pid)
+        try:
+            exited = os.pidfd_open(self._process.pid)
+        except ProcessLookupError:  # it has died, and was waited for
+            return "exited"
         try:
             with selectors.DefaultSelector() as selector:
                 for descriptor in (exited, *pipes):
