@@ -124,7 +124,7 @@ SMOKE: dict[str, float] = {
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
 DIFFICULT = {  # what docs/results/hard.md has; medium between it and the easy games
     "easy": Settings(),
-    "medium": Settings(max_turns=25, test_turns=25),
+    "medium": Settings(max_turns=25),
     "hard": Settings(
         games=128, candidates=600, rollouts=8, steps=40, tasks=64, own_rollouts=4, own_candidates=600, own_turns=40,
         test_turns=40, part=200, iterations=24, groups=16, online_rate=3e-4, constant=0.0,

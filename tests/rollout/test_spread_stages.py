@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from inline_pool import InlinePool
-from test_rollout_workers import ONLINE, TWO, artifacts, differences
+from test_rollout_workers import ONLINE, TWO, artifacts, differences, updates_before, versions
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
@@ -31,23 +31,13 @@ def ahead(steps: int, iterations: int = 4, **settings: Any) -> Any:
     return replace(ONLINE, cluster=TWO, train=train, **settings)
 
 
-def versions(run: Path) -> list[set[int]]:
-    """By iteration: the versions of the policy that its tokens were sampled with."""
-    found: dict[int, set[int]] = {}
-    for row in artifacts(run)["trees.jsonl"]:
-        sampled = {node["policy_version"] for node in row["tree"]["nodes"] if "policy_version" in node}
-        found.setdefault(row["iteration"], set()).update(sampled)
-    return [found[iteration] for iteration in sorted(found)]
-
-
 @pytest.mark.parametrize("steps", [0, 2])
 def test_an_iteration_is_sampled_with_the_weights_of_so_many_updates_before(tmp_path: Path, steps: int) -> None:
     run_train_online(ahead(steps), tmp_path / "run")
     rows = [row for row in artifacts(tmp_path / "run")["metrics.jsonl"] if row["step"]]
-    updates = [int(row["trained_groups"] > 0) for row in rows]
-    done = [sum(updates[:number]) for number in range(len(rows))]  # before each iteration
+    done = updates_before(tmp_path / "run")
     wanted = [{done[max(0, number - steps)]} for number in range(len(rows))]
-    assert sum(updates) >= 3 and versions(tmp_path / "run") == wanted
+    assert sum(row["trained_groups"] > 0 for row in rows) >= 3 and versions(tmp_path / "run") == wanted
     for number, row in enumerate(rows):
         if steps and row["trained_groups"]:
             age = done[number] - done[max(0, number - steps)]

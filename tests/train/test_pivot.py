@@ -147,7 +147,6 @@ def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(tr
 
 
 def test_what_checks_cost_is_kept_apart(train) -> None:
-
     done = train(["mixed"] * 4, steps=2, check_every=0, check=lambda step, row: Checked({}, Cost(turns=100)))
     assert done.trained.checks.turns == 200
     assert done.trained.cost.turns == done.rows[-1]["turns"] == 2 * 4 * GROUP

@@ -173,11 +173,12 @@ class Draft:
 
 
 def profile_wave(
-    prompted: Sequence[Prompted], sampler: Sampler, judge: Judge, config: ProfileConfig, prior: Prior
+    prompted: Sequence[Prompted], sampler: Sampler, judge: Judge, config: ProfileConfig, prior: Prior | None = None
 ) -> list[CandidateProfile]:
     """Profile the candidates of one wave. The rollouts of a candidate depend on its id and `config.seed`, not on the
-    wave. Their number also depends on `prior`, which stays fixed during the wave."""
-    stopping = None if config.adaptive is None else StoppingRule(config.adaptive, config.rollouts, prior)
+    wave. With `config.adaptive` their number also depends on `prior`, which stays fixed during the wave."""
+    known = prior or Prior(config.rollouts)
+    stopping = None if config.adaptive is None else StoppingRule(config.adaptive, config.rollouts, known)
     drafts = [Draft(item.state, judge) for item in prompted]
     drawing = list(zip(prompted, drafts, strict=True))
     drawn = 0

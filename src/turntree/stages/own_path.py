@@ -24,7 +24,6 @@ from turntree.pivots.importance import weigh
 from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.samples import Sampler, together
 from turntree.pivots.select import is_mixed, is_pivot, select
-from turntree.pivots.stopping import Prior
 from turntree.rollout.continuations import PlayOn
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Limits, Prompted, that_fit
@@ -193,14 +192,14 @@ class OwnStates:
         return [prompted[place] for place in sorted(rng.sample(range(len(prompted)), min(most, len(prompted))))]
 
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
-        train, count = self.config.train, self.config.own.rollouts
-        profile = ProfileConfig(rollouts=count, sampling=train.sampling, seed=seed, cut_turns=train.cut_turns)
+        train, own = self.config.train, self.config.own
+        profile = ProfileConfig(rollouts=own.rollouts, sampling=train.sampling, seed=seed, cut_turns=train.cut_turns)
         sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
         judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns, seed=seed)
         rows: list[Row] = []
         cost = NO_COST
         for start in range(0, len(prompted), _WAVE):
-            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile, Prior(count))
+            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile)
             rows += [one.to_json() for one in wave]
             cost += sum((one.cost for one in wave), NO_COST)
         return rows, cost

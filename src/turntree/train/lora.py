@@ -119,8 +119,14 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig) -> None:
     experts = [target for target in named if any(name.endswith(f".{target}") for name in stacked)]
     linear = _linear(model) if ALL_LINEAR in config.targets else []
     modules = [*linear, *(target for target in named if target not in experts)]
-    sizes = {"r": config.rank, "lora_alpha": config.alpha, "lora_dropout": 0.0, "task_type": "CAUSAL_LM"}
-    settings = LoraConfig(**sizes, target_modules=modules, target_parameters=experts or None)
+    settings = LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        target_modules=modules,
+        target_parameters=experts or None,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*_pattern keys")  # of experts, no target

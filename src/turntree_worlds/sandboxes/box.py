@@ -185,6 +185,8 @@ class Box:
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_ENVIRONMENT, cwd="/",
                 pass_fds=(tell, rules, users, groups, theirs.fileno()), start_new_session=True,
             )  # fmt: skip
+        self._exited = os.pidfd_open(self._process.pid)  # which stays, whoever waits for the process
+        self._open.callback(os.close, self._exited)
         try:
             self._begin(told)
         except (OSError, ValueError) as error:
@@ -254,26 +256,19 @@ class Box:
 
     def _watch(self, pipes: dict[int, _Stream], deadline: float) -> str:
         """Read until the program exits, its time is over, or it floods; which of them."""
-        try:
-            exited = os.pidfd_open(self._process.pid)
-        except ProcessLookupError:  # it has died, and was waited for
-            return "exited"
-        try:
-            with selectors.DefaultSelector() as selector:
-                for descriptor in (exited, *pipes):
-                    os.set_blocking(descriptor, False)
-                    selector.register(descriptor, selectors.EVENT_READ)
-                while (left := deadline - time.monotonic()) > 0:
-                    for key, _ in selector.select(left):
-                        if key.fd == exited:
-                            return "exited"
-                        if not pipes[key.fd].read(key.fd):
-                            selector.unregister(key.fd)
-                        elif pipes[key.fd].written > FLOOD_BYTES:
-                            return "flooded"
-            return "timed out"
-        finally:
-            os.close(exited)
+        with selectors.DefaultSelector() as selector:
+            for descriptor in (self._exited, *pipes):
+                os.set_blocking(descriptor, False)
+                selector.register(descriptor, selectors.EVENT_READ)
+            while (left := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(left):
+                    if key.fd == self._exited:
+                        return "exited"
+                    if not pipes[key.fd].read(key.fd):
+                        selector.unregister(key.fd)
+                    elif pipes[key.fd].written > FLOOD_BYTES:
+                        return "flooded"
+        return "timed out"
 
     def _kill(self) -> None:
         """End all processes of the box, and wait for their end."""
