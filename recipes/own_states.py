@@ -20,9 +20,11 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-important     ... by variance times importance
   own-kept          ... half of the weight with pivots of earlier searches
   own-balanced      own states with the defaults of today: kept, balanced, no importance
+  own-lean          ... with half of the updates, and of the games and states of a search
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
+  own-grpo          own-balanced, and from there half of grpo's iterations
   judged            ... with verdicts on the turns that the episodes took
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
@@ -58,7 +60,7 @@ BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
     "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept", "own-balanced",
-    "own-outcome", "grpo", "grpo-long", "judged",
+    "own-lean", "own-outcome", "grpo", "grpo-long", "judged", "own-grpo",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -74,13 +76,15 @@ COMPARED = (
     ("clean", BASE), ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
     ("balanced", BASE), ("balanced", "sft"), ("own-balanced", BASE), ("own-balanced", "sft"), ("own-balanced", "own"),
     ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("balanced", "grpo"), ("own-balanced", "grpo"),
-    ("grpo", BASE),
+    ("grpo", BASE), ("own-lean", BASE), ("own-lean", "sft"), ("own-lean", "own-balanced"), ("own-lean", "grpo"),
+    ("own-grpo", BASE), ("own-grpo", "own-balanced"), ("own-grpo", "grpo"),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
     "own-kept": "both", "own-outcome": "variance",
 }  # fmt: skip
-BALANCED = ("balanced", "balanced-clean", "own-balanced")  # by the defaults of `select`
+CONTINUED = {"own-grpo": "own-balanced"}  # arms that start from another's policy
+BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean")  # by the defaults of `select`
 
 
 @dataclass(frozen=True)
@@ -285,6 +289,8 @@ class Recipe:
         """None for the policy that all arms start from."""
         if arm == BASE:
             return None
+        if arm in CONTINUED:
+            return self.model(arm, seed, self.whole(arm, seed), start=self.trained(CONTINUED[arm], seed))
         if arm in ("grpo", "grpo-long", "judged"):
             return self.model(arm, seed, self.whole(arm, seed))
         traces = self.traces(seed, clean="clean" in arm)
@@ -302,10 +308,12 @@ class Recipe:
         pivots = self.pivots(arm, seed, traces)
         return self.model(arm, seed, self.reinforced(pivots.result, *judged), pivots)
 
-    def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage) -> Stage:
+    def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage, start: Stage | None = None) -> Stage:
+        """From the policy that all arms start from, or from another arm's."""
         name = f"{arm}.{seed}"
-        command += words(*self.world.started, "--seed", seed, "--out", name)
-        return self.ran(Stage(name, f"{name}/cost.json", command, needs))
+        begun = ("--model", start.model) if start else self.world.started
+        command += words(*begun, "--seed", seed, "--out", name)
+        return self.ran(Stage(name, f"{name}/cost.json", command, (*needs, start) if start else needs))
 
     def traces(self, seed: int, clean: bool) -> Stage:
         name = f"{'clean-' * clean}traces.{seed}"
@@ -342,7 +350,10 @@ class Recipe:
 
     def own(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
-        command = self.reinforced("--states", "own", *world.played) + world.own(seed)
+        if arm == "own-lean":
+            halves = {key: getattr(options, key) // 2 for key in ("steps", "refresh", "tasks", "own_candidates")}
+            options = replace(options, **halves)
+        command = self.reinforced("--states", "own", *world.played, options=options) + world.own(seed)
         if arm == "own-outcome":
             command += words("--verifier", "outcome", "--set", f"verifier.forks={options.outcome_forks}")
         else:
@@ -358,14 +369,15 @@ class Recipe:
             chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
-        if arm in ("own-kept", "own-balanced"):
+        if arm in ("own-kept", "own-balanced", "own-lean"):
             chosen |= {"keep": 0.5}
         return command + _set("own", chosen)
 
     def whole(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
-        iterations = options.iterations * (4 if arm == "grpo-long" else 1)
+        iterations = options.iterations * 4 if arm == "grpo-long" else options.iterations
+        iterations = iterations // 2 if arm in CONTINUED else iterations
         command += words("--iterations", iterations, "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.online_rate, "--kl", options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
@@ -378,8 +390,8 @@ class Recipe:
         judged = words("--teacher", world.teacher, "--verifier", world.verifier)
         return command + judged + _set("train.local", {"verdicts": 2})
 
-    def reinforced(self, *states: str) -> tuple[str, ...]:
-        options = self.settings
+    def reinforced(self, *states: str, options: Settings | None = None) -> tuple[str, ...]:
+        options = options or self.settings
         command = words("train", "pivot", *states, "--steps", options.steps, "--learning-rate", options.rate)
         command += words("--kl", options.kl, "--max-tokens", options.max_tokens, "--keep-trees", "none")
         return command + words("--set", "train.optimizer.warmup_steps=3", "--set", "check.tasks=0")
@@ -480,13 +492,15 @@ def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
 def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
     """Random turns need no profile. Seconds are those of the stages' records: a stage that was killed and went on has
     those of its last attempt, and nan where it was killed after its result was written."""
+    before = _bill(folder, CONTINUED[arm], seed) if arm in CONTINUED else (0.0, 0.0, 0.0)
     bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
     for name in NEEDED.get(arm, ()):
         header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")
         bills.append((header["importance"] if name == "weighed" else header["summary"])["cost"])
     records = [read_json(folder / "stages" / f"{name}.{seed}.json") for name in (arm, *NEEDED.get(arm, ()))]
     counts = (sum(bill[key] for bill in bills) for key in ("turns", "decoded_tokens"))
-    return (*counts, sum(record.get("cpu_seconds", math.nan) for record in records))
+    spent = (*counts, sum(record.get("cpu_seconds", math.nan) for record in records))
+    return tuple(one + other for one, other in zip(before, spent, strict=True))
 
 
 def world_of(given: argparse.Namespace) -> World:

@@ -24,7 +24,7 @@ from turntree.core.foreign import EnvironmentFault, EnvironmentGone
 from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
 from turntree.env.container import LABEL, ContainerHost, ContainerLimits, Snapshot
-from turntree.env.container_shell import ContainerShell, _Heard
+from turntree.env.container_shell import ContainerShell, Heard
 from turntree.env.container_tasks import ContainerTask, ContainerTools, checked_by
 from turntree.env.local import LocalPool
 from turntree.env.tasks import open_tasks
@@ -75,7 +75,7 @@ def gone(host, owner=None):
 
 def test_output_beyond_the_limit_keeps_its_beginning_and_its_end():
     for size in (10, 100, 101, 5000, 100_000):
-        heard = _Heard(100)
+        heard = Heard(100)
         heard.take(b"a" * (size // 2), False)
         heard.take(b"state", True)
         heard.take(b"z" * (size - size // 2), False)
@@ -170,7 +170,7 @@ def test_output_that_comes_with_the_head_of_the_answer_is_heard(tmp_path):
         listener.listen()
         daemon = threading.Thread(target=answer, args=(listener,), daemon=True)
         daemon.start()
-        client, heard = docker.DockerClient(base_url=f"unix://{path}", version="1.41"), _Heard(100)
+        client, heard = docker.DockerClient(base_url=f"unix://{path}", version="1.41"), Heard(100)
         shell = ContainerShell(SimpleNamespace(client=client), Snapshot("image"))
         shell._listen("made", heard)
         daemon.join()

@@ -58,6 +58,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     "environments": Kind("environment", ("split", "count", "seed", "model")),
+    "providers": Kind("provider", ("limits",)),
     "policies": Kind("policy"),
     "demonstrators": Kind("demonstrator"),
     "teachers": Kind("teacher", plain=True),

@@ -21,12 +21,13 @@ import threading
 import time
 import uuid
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
@@ -91,16 +92,52 @@ class Snapshot:
     parent: Snapshot | None = None
 
 
-class ContainerHost:
-    """A daemon (Docker, or podman's service), and what one run makes there. A context manager: at its end, nothing that
-    it made is left. What an earlier run on this machine left behind because it was killed is removed at the start.
+class ContainerProvider(ABC):
+    """Where the containers of one run come from, and the shells in them. A context manager: at its end, nothing that it
+    made is left. A provider of your own gives shells (`ContainerShell`, of which it may redefine what talks to a
+    daemon); where they cannot fork, episodes are replayed."""
+
+    def __init__(self, limits: ContainerLimits) -> None:
+        self.limits = limits
+        self.counts: dict[str, float] = {"started": 0, "committed": 0, "suspended": 0, "seconds": 0.0}
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    def image(self, name: str) -> str:
+        """What a `Snapshot` of an image by name holds. Raises `InputError` where there is none."""
+
+    @abstractmethod
+    def build(self, folder: Path, tag: str) -> str:
+        """The same of an image that is built of a folder with a Dockerfile."""
+
+    @abstractmethod
+    def shell(self, base: Snapshot, *, folder: str, user: str, environment: Mapping[str, str]) -> ContainerShell: ...
+
+    @abstractmethod
+    def ahead(self, shell: ContainerShell) -> None:
+        """The shell is used soon."""
+
+    def count(self, what: str, amount: float = 1) -> None:
+        with self._lock:
+            self.counts[what] = self.counts.get(what, 0) + amount
+
+
+class ContainerHost(ContainerProvider):
+    """A daemon (Docker, or podman's service), and what one run makes there. What an earlier run on this machine left
+    behind because it was killed is removed at the start.
 
     Without a daemon's socket, podman is started as a service for the time of the run, where it is installed.
     """
 
     def __init__(self, limits: ContainerLimits | None = None) -> None:
         """Raises `InputError` where no daemon answers."""
-        self.limits = limits if limits is not None else ContainerLimits()
+        super().__init__(limits if limits is not None else ContainerLimits())
         self.docker = package("docker", "container")
         self._service: subprocess.Popen[bytes] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="turntree-")
@@ -110,10 +147,8 @@ class ContainerHost:
         self._store = ""  # the daemon's folder
         self._helpers = ThreadPoolExecutor(8, "container")
         self._living: dict[int, weakref.ref[ContainerShell]] = {}  # shells that have a container, longest idle first
-        self._lock = threading.RLock()
-        self.counts: dict[str, float] = {"started": 0, "committed": 0, "suspended": 0, "seconds": 0.0}
 
-    def __enter__(self) -> ContainerHost:
+    def __enter__(self) -> Self:
         try:
             self._answers()
         except EnvironmentGone as gone:
@@ -225,6 +260,11 @@ class ContainerHost:
 
     # containers
 
+    def shell(self, base: Snapshot, *, folder: str, user: str, environment: Mapping[str, str]) -> ContainerShell:
+        from turntree.env.container_shell import ContainerShell
+
+        return ContainerShell(self, base, folder=folder, user=user, environment=environment)
+
     def start(self, base: Snapshot, environment: Mapping[str, str]) -> Any:
         """A new container of an image, with the limits. It is removed, with its processes, when nobody holds it."""
         limits, make = self.limits, self.docker.types
@@ -294,10 +334,6 @@ class ContainerHost:
             if over > 0 and other is not None and other.suspend():
                 over -= 1
                 self.count("suspended")
-
-    def count(self, what: str, amount: float = 1) -> None:
-        with self._lock:
-            self.counts[what] = self.counts.get(what, 0) + amount
 
     def sweep(self, own: bool = False) -> None:
         """Remove the containers and images of runs on this machine that are dead; of this run, too, with `own`."""

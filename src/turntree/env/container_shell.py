@@ -8,8 +8,9 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone
@@ -120,11 +121,11 @@ class ContainerShell:
             state = self._state or f"cd -- {shlex.quote(self._folder)}"
             pieces = [state[at : at + _ARGUMENT] for at in range(0, len(state), _ARGUMENT)]
             words = ["bash", "--norc", "--noprofile", "-c", _WRAPPER, "bash", command, *pieces]
-            heard, stopped, made = self._watched(words, self._user, seconds, {})
+            heard, stopped, code = self._watched(words, self._user, seconds, {})
             found = _SAVED.fullmatch(heard.error.decode("utf-8", "replace"))
             if found is None or stopped:
                 self.background = stopped != _RESTARTED
-                return Ran(heard.text(), None if stopped else self._code(made), stopped)
+                return Ran(heard.text(), None if stopped else code(), stopped)
             self._state = found[1] if len(found[1]) <= _STATE_CHARS else self._state
             self.background = not {"/proc/1", f"/proc/{found[3]}"}.issuperset(found[4].split(" "))
             return Ran(heard.text(), int(found[2]))
@@ -143,27 +144,27 @@ class ContainerShell:
                 self._folder,
                 *words,
             ]
-            heard, stopped, made = self._watched(start, user, seconds, environment or {})
-            return Ran(heard.text(), None if stopped else self._code(made), stopped)
+            heard, stopped, code = self._watched(start, user, seconds, environment or {})
+            return Ran(heard.text(), None if stopped else code(), stopped)
 
     def _watched(
         self, words: Sequence[str], user: str, seconds: float | None, environment: Mapping[str, str]
-    ) -> tuple[_Heard, str | None, str]:
+    ) -> tuple[Heard, str | None, Callable[[], int | None]]:
         """Run a program that first writes its process id to its standard error: what it wrote, which limit it exceeded,
-        and the daemon's id of it."""
+        and who tells its exit code."""
         self._changed, host, api = True, self._host, self._host.client.api
         given = {"user": user, "environment": dict(environment), "workdir": "/"}  # one that is gone starts nothing
         made: str = host.call(lambda: api.exec_create(self._container.id, list(words), **given)["Id"])
-        heard = _Heard(host.limits.output_chars)
+        heard = Heard(host.limits.output_chars)
         started = time.monotonic()
         with _Watch(host, self, heard, seconds or host.limits.seconds) as watch:
             host.call(lambda: self._listen(made, heard))
         host.count("seconds", time.monotonic() - started)
         if watch.problem is not None:
             raise watch.problem
-        return heard, watch.stopped, made
+        return heard, watch.stopped, partial(self._code, made)
 
-    def _listen(self, made: str, heard: _Heard) -> None:
+    def _listen(self, made: str, heard: Heard) -> None:
         """Start a program and listen until it ends. The client's own streams would leave their sockets open, and miss
         what comes in one piece with the head of the answer: that is in the buffer of the head's reader."""
         api = self._host.client.api
@@ -186,7 +187,7 @@ class ContainerShell:
                 raise EnvironmentFault("the container was lost during a command")
         return code
 
-    def stop(self, heard: _Heard, ended: threading.Event) -> bool:
+    def stop(self, heard: Heard, ended: threading.Event) -> bool:
         """End a command; whether that took a restart, which ends what runs in the background, too."""
         pid = heard.error.partition(b"\n")[0].decode("ascii", "replace")
         with contextlib.suppress(EnvironmentFault):
@@ -312,11 +313,11 @@ for path; do
   if [ -f "$path" ] && [ ! -L "$path" ]; then sha256sum <"$path"; fi
 done | sha256sum"""
 _SAVED = re.compile(r"\d+\n(.*)#(\d+) (\d+) ([^\n]*)\n", re.DOTALL)
-_SLOW, _LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
+SLOW, LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
 _RESTARTED = "did not end, and every process was ended"
 
 
-class _Heard:
+class Heard:
     """What a program wrote; of its output the beginning and the end."""
 
     def __init__(self, most: int) -> None:
@@ -345,7 +346,7 @@ class _Heard:
 class _Watch:
     """Stops a command at a limit, in a thread of its own, while another one listens to it."""
 
-    def __init__(self, host: ContainerHost, shell: ContainerShell, heard: _Heard, seconds: float) -> None:
+    def __init__(self, host: ContainerHost, shell: ContainerShell, heard: Heard, seconds: float) -> None:
         self._host, self._shell, self._heard, self._seconds = host, shell, heard, seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="container", daemon=True)
@@ -372,9 +373,9 @@ class _Watch:
             try:
                 self._see_room()
                 if time.monotonic() >= until:
-                    self.stopped = _SLOW
+                    self.stopped = SLOW
                 elif self._heard.total > _FLOOD:
-                    self.stopped = _LOUD
+                    self.stopped = LOUD
                 elif self._shell.written() > limits.disk_mb << 20:
                     self.stopped = _LARGE
                 if self.stopped is not None:

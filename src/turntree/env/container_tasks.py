@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turntree.core.config import at_least
+from turntree.core.config import Part, at_least
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
+from turntree.core.parts import build
 from turntree.env.adapted import rows_of
-from turntree.env.container import ContainerHost, ContainerLimits, Snapshot
+from turntree.env.container import ContainerLimits, ContainerProvider, Snapshot
 from turntree.env.container_shell import ContainerShell
 from turntree.env.local import LocalPool
 from turntree.env.tasks import TaskSet, contents, must_be_held_out
@@ -52,7 +53,7 @@ class ContainerTask:
 
     id: str
     instruction: str
-    image: Callable[[ContainerHost], str]
+    image: Callable[[ContainerProvider], str]
     judge: Callable[[ContainerShell], Judged]
     setup: str = ""
     folder: str = ""
@@ -63,24 +64,23 @@ class ContainerTask:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _base: list[Snapshot] = field(default_factory=list[Snapshot])  # the image after `setup`, once it is known
 
-    def shell(self, host: ContainerHost) -> ContainerShell:
+    def shell(self, host: ContainerProvider) -> ContainerShell:
         """A new shell at the start of the task. Raises `EnvironmentFault` where the setup fails."""
         with self._lock:
             if not self._base:
-                self._base.append(self._set_up(host))
-        return ContainerShell(host, self._base[0], folder=self.folder, user=self.user, environment=self.environment)
+                self._base.append(Snapshot(self.image(host)))
+                if self.setup:
+                    with contextlib.closing(self._started(host, folder="", setup=self.setup)) as shell:
+                        self._base[:] = [shell.base() or self._base[0]]
+        kept = self._base[0].depth > 0  # the image after the setup
+        return self._started(host, folder=self.folder, setup="" if kept else self.setup)
 
-    def _set_up(self, host: ContainerHost) -> Snapshot:
-        base = Snapshot(self.image(host))
-        if not self.setup:
-            return base
-        shell = ContainerShell(host, base, environment=self.environment)
-        with contextlib.closing(shell):
-            ran = shell.script(["bash", "-c", self.setup], seconds=_MINUTES)
-            done = shell.base()
-        if ran.code != 0 or done is None:
+    def _started(self, host: ContainerProvider, folder: str, setup: str) -> ContainerShell:
+        shell = host.shell(self._base[0], folder=folder, user=self.user, environment=self.environment)
+        if setup and (ran := shell.script(["bash", "-c", setup], seconds=_MINUTES)).code != 0:
+            shell.close()
             raise EnvironmentFault(f"the setup of task {self.id!r} failed: {ran}")
-        return done
+        return shell
 
     def messages(self) -> tuple[Message, ...]:
         """`gold` as an expert would say it: one message a call."""
@@ -94,7 +94,7 @@ class ContainerTools:
 
     _shell: Any = None  # a `ContainerShell`
 
-    def reset(self, task: ContainerTask, host: ContainerHost) -> str:
+    def reset(self, task: ContainerTask, host: ContainerProvider) -> str:
         self._task, self._host = task, host
         self.reward, self.done = 0.0, False
         self._shell = task.shell(host)
@@ -146,6 +146,9 @@ class InContainers(ABC):
     held_out: str | None = None
     """A second file or folder of such tasks, for held-out tasks."""
     limits: ContainerLimits = field(default_factory=ContainerLimits)
+    provider: Part = field(default_factory=lambda: Part("docker"))
+    """Where containers come from: "docker" (Docker's or podman's daemon), "swerex" (services, by SWE-ReX), or one of
+    your own."""
     threads: int = 16
     """Commands that run at once."""
 
@@ -167,7 +170,8 @@ class InContainers(ABC):
         must_be_held_out(splits, source, self.held_out)
         made = {split: self.of_split(split, count, seed) for split, count in splits.items()}
         files = contents({"tasks": source, "held_out": self.held_out})
-        with opened(made, self.limits, self.threads, files) as tasks:
+        provider = build("providers", self.provider, field="environment.provider", limits=self.limits)
+        with opened(made, provider, self.threads, files) as tasks:
             yield tasks
 
 
@@ -233,10 +237,10 @@ def checked_by(shell: ContainerShell, check: str) -> Judged:
 
 @contextlib.contextmanager
 def opened(
-    made: Mapping[str, Sequence[ContainerTask]], limits: ContainerLimits, threads: int, hashes: Mapping[str, str]
+    made: Mapping[str, Sequence[ContainerTask]], provider: ContainerProvider, threads: int, hashes: Mapping[str, str]
 ) -> Iterator[TaskSet]:
-    """Environments of tasks, on a host of their own."""
-    with ContainerHost(limits) as host, LocalPool(threads) as pool:
+    """Environments of tasks."""
+    with provider as host, LocalPool(threads) as pool:
         tasks = {
             split: [
                 ToolEnvironment(
