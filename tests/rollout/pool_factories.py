@@ -28,8 +28,6 @@ def obedient(settings: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], An
         match unit.get("do"):
             case "die":
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
             case "sleep":
                 time.sleep(unit["seconds"])
             case "refuse":

@@ -81,12 +81,11 @@ def split(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def test_units_of_a_node_that_is_cut_off_are_played_elsewhere_and_it_works_again_when_it_is_back(
     split: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = WorkersConfig(workers=2, silent_seconds=8)
+    config = WorkersConfig(workers=2)
     with WorkerPool("pool_factories:obedient", {}, config) as pool:
-        while sum(member.starting is None for member in pool._workers) < 2:
+        while len(pool.living) < 2:
             time.sleep(0.1)
-        nodes = {member.process[0] for member in pool._workers if member.process}
-        assert len(nodes) == 2, "a worker on either side"
+        assert len(set(pool.living.values())) == 2, "a worker on either side"
         cut = threading.Timer(3.0, lambda: ip("link", "set", "ttd0", "down"))
         cut.start()
         started = time.monotonic()

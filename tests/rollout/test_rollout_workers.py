@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,15 @@ def first_gradients(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
+def busy() -> list[int]:
+    """Workers that play a unit, by the title that Ray gives their processes then."""
+    found: list[int] = []
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [int(line.parent.name)] if line.read_bytes().startswith(b"ray::Worker.play") else []
+    return found
+
+
 @contextmanager
 def meanwhile(ready: Callable[[], bool], act: Callable[[], None]) -> Iterator[None]:
     """Do `act` once `ready`, while the block runs; the block must not end before."""
@@ -176,10 +185,11 @@ def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
     pools, rows = caught(monkeypatch, train_online), tmp_path / "two" / "metrics.jsonl"
 
     def kill() -> None:
-        busy = next(member for member in pools[0]._workers if member.job and member.process)
-        os.kill(busy.process[1], signal.SIGKILL)
+        while not (found := busy()):
+            time.sleep(0.01)
+        os.kill(found[0], signal.SIGKILL)
 
-    with meanwhile(lambda: rows.exists() and bool(rows.read_text()) and any(m.job for m in pools[0]._workers), kill):
+    with meanwhile(lambda: rows.exists() and bool(rows.read_text()), kill):
         run_train_online(replace(ONLINE, cluster=TWO), tmp_path / "two")
     assert pools[0].lost == 1
     here, one, two = (artifacts(tmp_path / name) for name in ("here", "one", "two"))

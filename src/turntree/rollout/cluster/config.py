@@ -26,8 +26,6 @@ class WorkersConfig:
     """GPUs of one worker (default: 1 where the device is cuda, else 0)."""
     start_seconds: float = field(default=600.0, metadata=FIXED)
     """Give up where no worker has started after this time."""
-    silent_seconds: float = field(default=60.0, metadata=FIXED)
-    """A worker that does not answer for this long is lost, and its work is given to another one."""
     unit_seconds: float = field(default=7200.0, metadata=FIXED)
     """Time limit of one unit. A worker that takes longer is replaced."""
     attempts: int = field(default=3, metadata=FIXED)

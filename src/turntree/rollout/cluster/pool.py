@@ -4,65 +4,52 @@ A *unit* is what is atomic: a group of an iteration, a wave of candidates. It is
 alone, so a unit whose worker died is given to another one and comes back the same. The laws (tests/rollout):
 
 - every unit that is submitted ends exactly once: with its result, with the error that the code raised, or as lost
-  (`UnitLost`) after `attempts` workers died or fell silent over it. What a worker given up sends later is not read.
-- a worker is replaced when it dies, does not answer for `silent_seconds`, or takes longer than `unit_seconds`.
+  (`UnitLost`) after `attempts` workers were lost over it. What a worker given up sends later is not read.
+- a worker is replaced when it dies, alone or with its node (which Ray finds out), or takes longer than `unit_seconds`.
 - nothing waits for ever: where no worker starts within `start_seconds`, every unit ends with an error that says so.
 
-A thread of the driver hands out the units, so that workers go on while the command trains.
+Every worker has a thread of the driver, which starts it and gives it units from the queue that all share, so that
+workers go on while the command trains.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import queue
 import sys
 import threading
 import time
-from collections import deque
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.progress import notice
 from turntree.rollout.cluster.config import WorkersConfig
-from turntree.rollout.cluster.worker import Reply, Worker, end_process
+from turntree.rollout.cluster.worker import Reply, Worker
 
-_PULSE_SECONDS = 2.0  # between two signs of life of a worker
-_POLL_SECONDS = 0.5  # the longest that the thread waits for news before it looks at the clock
-_GAP_SECONDS = 10.0  # between two such looks, above which the silence of others proves nothing
+_POLL_SECONDS = 0.5  # between two looks at the clock
 _FETCH_SECONDS = 60.0  # for a result that is ready to come here
 
 Unit = dict[str, Any]
 
 
 class UnitLost(TurntreeError):
-    """A unit that several workers died over, one after the other."""
+    """A unit that several workers were lost over, one after the other."""
 
 
-@dataclass(eq=False)
+class _WorkerLost(Exception):
+    """Why."""
+
+
+@dataclass(order=True)
 class _Job:
-    unit: Unit
-    future: Future[Any]
-    urgent: bool
-    deaths: list[str] = field(default_factory=list[str])  # why workers were lost over it
-
-
-@dataclass(eq=False)
-class _Handle:
-    """A worker, and the calls that it owes an answer."""
-
-    actor: Any
-    starting: Any  # the reference of `start`, None once it has started
-    pulse: Any = None
-    heard: float = 0.0
-    job: _Job | None = None
-    playing: Any = None
-    since: float = 0.0
-    process: tuple[str, int] | None = None  # its node and process id, once it has started
-
-    def waits_for(self) -> list[Any]:
-        return [ref for ref in (self.starting, self.pulse, self.playing) if ref is not None]
+    place: tuple[int, int]  # in the queue
+    unit: Unit = field(compare=False)
+    future: Future[Any] = field(compare=False, default_factory=Future[Any])
+    deaths: int = field(compare=False, default=0)  # of workers over it
 
 
 class WorkerPool:
@@ -72,199 +59,155 @@ class WorkerPool:
         self.config = config
         self._factory, self._settings = factory, settings
         self._gpus = gpus if config.gpus is None else config.gpus
-        self._lock = threading.RLock()
-        self._queue: deque[_Job] = deque()
-        self._workers: list[_Handle] = []
+        self._lock, self._numbers = threading.Lock(), itertools.count()
+        self._queue: queue.PriorityQueue[_Job] = queue.PriorityQueue()
+        self._open: set[Future[Any]] = set()  # of units that have not ended
         self._broken: TurntreeError | None = None
         self._failed_starts = 0
-        self._closing = False
+        self.living: dict[Any, str] = {}  # workers that have started, with their nodes
         self.lost = 0  # workers that died or were given up, each replaced
 
     def __enter__(self) -> WorkerPool:
         self._ray = _ray()
         self._ours = _connect(self._ray, self.config)
-        self._kind = self._ray.remote(concurrency_groups={"pulse": 1})(Worker)
-        self._idle_since = self._looked = time.monotonic()  # since when no worker has started
-        self._thread = threading.Thread(target=self._serve, name="turntree worker pool", daemon=True)
-        self._start_missing()
-        self._thread.start()
+        self._alone_since = time.monotonic()  # since when no worker lives
+        settings: dict[str, Any] = {"target": self._serve, "name": "turntree worker", "daemon": True}
+        self._threads = [threading.Thread(**settings) for _ in range(self.config.workers)]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing = True
-        self._thread.join()
-        for worker in self._workers:
-            self._kill(worker)
         self._fail(TurntreeError("the workers were dismissed"))
+        for thread in self._threads:
+            thread.join()
         if self._ours:
             self._ray.shutdown()
 
     def submit(self, unit: Unit, *, urgent: bool = False) -> Future[Any]:
         """Queue a unit: first in, first out, but `urgent` ones before all others. Raises what ended the pool."""
-        job = _Job(unit, Future(), urgent)
+        job = _Job((0 if urgent else 1, next(self._numbers)), unit)
         with self._lock:
             if self._broken is not None:
                 raise self._broken
-            place = sum(each.urgent for each in self._queue) if urgent else len(self._queue)
-            self._queue.insert(place, job)
-            self._assign()
+            self._open.add(job.future)
+        self._queue.put(job)
         return job.future
 
     def share(self, value: Any) -> Any:
         """A reference to put into units for a large value that many of them need; it is sent to a node once."""
         return self._ray.put(value)
 
-    # the thread
+    # the thread of a worker
 
     def _serve(self) -> None:
+        worker: Any = None
         try:
-            while not self._closing:
-                with self._lock:
-                    waiting = [ref for worker in self._workers for ref in worker.waits_for()]
-                ready: set[Any] = set()
-                if waiting:
-                    self._ray.wait(waiting, num_returns=1, timeout=_POLL_SECONDS)
-                    ready = set(self._ray.wait(waiting, num_returns=len(waiting), timeout=0)[0])
-                else:
-                    time.sleep(_POLL_SECONDS)
-                with self._lock:
-                    for worker in [*self._workers]:
-                        self._receive(worker, ready)
-                    self._check_clock()
-                    self._start_missing()
-                    self._assign()
+            while self._broken is None:
+                if worker is None:
+                    worker = self._started()
+                    continue
+                with contextlib.suppress(queue.Empty):
+                    job = self._queue.get(timeout=_POLL_SECONDS)
+                    if job.deaths == 0 and not job.future.set_running_or_notify_cancel():
+                        continue
+                    try:
+                        self._end(job, self._reply(worker.play.remote(job.unit), self.config.unit_seconds))
+                    except _WorkerLost as lost:
+                        notice(f"a rollout worker is lost ({lost}); its work is given to another one")
+                        worker = self._lose(worker)
+                        self._again(job, str(lost))
         except BaseException as error:  # the command waits for its units: it must learn of this
             self._fail(error if isinstance(error, TurntreeError) else TurntreeError(f"the cluster is lost: {error}"))
+        finally:
+            self._kill(worker)
 
-    def _receive(self, worker: _Handle, ready: set[Any]) -> None:
-        """Process what a worker replies, or that it cannot speak any more."""
-        replies: dict[str, Any] = {}
+    def _started(self) -> Any:
+        """A new worker; None where it died. Raises what ended the pool, and where none starts."""
+        placed: dict[str, Any] = {"num_cpus": self.config.cpus, "num_gpus": self._gpus, "scheduling_strategy": "SPREAD"}
+        worker = self._ray.remote(**placed)(Worker).remote(self._factory, self._settings, _places(self._ray))
         try:
-            for name in ("starting", "pulse", "playing"):
-                ref = getattr(worker, name)
-                if ref is not None and ref in ready:
-                    replies[name] = self._ray.get(ref, timeout=_FETCH_SECONDS)
+            reply = self._reply(worker.start.remote(), None)
+            if "error" in reply:
+                raise reply["error"]
+        except _WorkerLost as lost:
+            notice(f"a rollout worker is lost ({lost}); it had no work")
+            self._failed_starts += 1
+            if self._failed_starts > self.config.attempts * self.config.workers:
+                problem = f"{self._failed_starts} workers died while they started; the last: {lost}"
+                raise TurntreeError(problem) from lost
+            return self._lose(worker)
+        except BaseException:
+            self._kill(worker)
+            raise
+        self.living[worker], self._failed_starts = reply["result"], 0
+        return worker
+
+    def _reply(self, waiting: Any, seconds: float | None) -> Reply:
+        """What a worker replies within `seconds` (None: that it has started). Raises `_WorkerLost`, what ended the
+        pool, and where no worker lives and none has started for too long."""
+        begun = time.monotonic()
+        while not self._ray.wait([waiting], timeout=_POLL_SECONDS)[0]:
+            now = time.monotonic()
+            self._alone_since = now if self.living else self._alone_since
+            if self._broken is not None:
+                raise self._broken
+            if seconds is not None and now - begun > seconds:
+                raise _WorkerLost(f"longer than {seconds:g} s over one unit")
+            if now - self._alone_since > self.config.start_seconds:
+                raise self._no_room()
+        try:
+            return self._ray.get(waiting, timeout=_FETCH_SECONDS)
+        except self._ray.exceptions.RayTaskError as error:  # its result could not be sent
+            return {"error": TurntreeError(f"a worker failed: {_first_line(error)}")}
         except self._ray.exceptions.RayError as error:
-            unsent = isinstance(error, self._ray.exceptions.RayTaskError) and worker.starting is None
-            if not unsent:
-                return self._replace(worker, _first_line(error))
-            replies["playing"] = {"error": TurntreeError(f"a worker failed: {_first_line(error)}")}
-        if replies:
-            worker.heard = time.monotonic()
-        if "starting" in replies:
-            self._started(worker, replies["starting"])
-        if "pulse" in replies:
-            self._ask_pulse(worker)
-        if "playing" in replies:
-            self._end(worker, replies["playing"])
+            raise _WorkerLost(_first_line(error)) from error
 
-    def _started(self, worker: _Handle, reply: Reply) -> None:
-        if "error" in reply:
-            return self._fail(reply["error"])
-        worker.starting, self._failed_starts = None, 0
-        worker.process = reply["result"]
-        self._idle_since = time.monotonic()
-        self._ask_pulse(worker)
+    def _no_room(self) -> ConfigError:
+        has, config = self._ray.available_resources(), self.config
+        wants = f"{config.cpus:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
+        free = f"{has.get('CPU', 0):g} CPU and {has.get('GPU', 0):g} GPU"
+        problem = f"no worker started in {config.start_seconds:g} s: one needs {wants}, and the cluster has {free} free"
+        return ConfigError(problem, field="cluster", hint="see `ray status`")
 
-    def _ask_pulse(self, worker: _Handle) -> None:
-        worker.pulse = worker.actor.pulse.options(concurrency_group="pulse").remote(_PULSE_SECONDS)
+    def _lose(self, worker: Any) -> None:
+        self.living.pop(worker, None)
+        with self._lock:
+            self.lost += 1
+        self._kill(worker)
 
-    def _end(self, worker: _Handle, reply: Reply) -> None:
-        job, worker.job, worker.playing = worker.job, None, None
-        if job is None:
+    def _again(self, job: _Job, why: str) -> None:
+        """Give the unit to the next worker, before all others: it is the oldest."""
+        job.deaths += 1
+        if job.deaths < self.config.attempts:
+            job.place = (-1, next(self._numbers))
+            self._queue.put(job)
             return
+        self._end(job, {"error": UnitLost(f"{job.deaths} workers were lost over one unit of work; the last: {why}")})
+
+    def _end(self, job: _Job, reply: Reply) -> None:
+        with self._lock:
+            if job.future not in self._open:
+                return
+            self._open.remove(job.future)
         if "error" in reply:
             job.future.set_exception(reply["error"])
         else:
             job.future.set_result(reply["result"])
 
-    def _replace(self, worker: _Handle, why: str, *, stuck: bool = False) -> None:
-        """Give up a worker and give its unit to the next one."""
-        self._kill(worker, stuck=stuck)
-        self._workers.remove(worker)
-        self.lost += 1
-        if worker.starting is not None:
-            self._failed_starts += 1
-        job = worker.job
-        notice(f"a rollout worker is lost ({why}); {'its work is given to another one' if job else 'it had no work'}")
-        if self._failed_starts > self.config.attempts * self.config.workers:
-            return self._fail(TurntreeError(f"{self._failed_starts} workers died while they started; the last: {why}"))
-        if job is None:
-            return
-        job.deaths.append(why)
-        if len(job.deaths) < self.config.attempts:
-            job.urgent = True  # it is the oldest
-            self._queue.appendleft(job)
-            return
-        job.future.set_exception(
-            UnitLost(f"{len(job.deaths)} workers were lost over one unit of work; the last: {why}")
-        )
-
-    def _kill(self, worker: _Handle, *, stuck: bool = False) -> None:
-        """Kill a worker. Ray asks it to end, which a `stuck` one may not hear: its CPUs would stay taken."""
-        with contextlib.suppress(Exception):
-            self._ray.kill(worker.actor)
-            if stuck and worker.process is not None:
-                node, pid = worker.process
-                near = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-                kill = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=near)(end_process)
-                kill.remote(pid)
-
-    def _check_clock(self) -> None:
-        now, config = time.monotonic(), self.config
-        if now - self._looked > _GAP_SECONDS:  # this process was stopped or busy: it may not have heard
-            for worker in self._workers:
-                worker.heard = now
-        self._looked = now
-        for worker in [*self._workers]:
-            if worker.starting is None and now - worker.heard > config.silent_seconds:
-                self._replace(worker, f"silent for {config.silent_seconds:g} s", stuck=True)
-            elif worker.job is not None and now - worker.since > config.unit_seconds:
-                self._replace(worker, f"longer than {config.unit_seconds:g} s over one unit", stuck=True)
-        if any(worker.starting is None for worker in self._workers):
-            self._idle_since = now
-        elif now - self._idle_since > config.start_seconds:
-            has = self._ray.available_resources()
-            wants = f"{config.cpus:g} CPU" + (f" and {self._gpus:g} GPU" if self._gpus else "")
-            free = f"{has.get('CPU', 0):g} CPU and {has.get('GPU', 0):g} GPU"
-            problem = f"no worker started in {config.start_seconds:g} s: one needs {wants}, and the cluster has {free}"
-            self._fail(ConfigError(f"{problem} free", field="cluster", hint="see `ray status`"))
-
-    def _start_missing(self) -> None:
-        wanted = 0 if self._broken else self.config.workers
-        while len(self._workers) < wanted:
-            asked = self._kind.options(num_cpus=self.config.cpus, num_gpus=self._gpus, scheduling_strategy="SPREAD")
-            actor = asked.remote(self._factory, self._settings, _places(self._ray))
-            self._workers.append(_Handle(actor, actor.start.remote()))
-
-    def _assign(self) -> None:
-        for worker in self._workers:
-            if worker.starting is None and worker.job is None:
-                job = self._next()
-                if job is None:
-                    return
-                worker.job, worker.since = job, time.monotonic()
-                worker.playing = worker.actor.play.remote(job.unit)
-
-    def _next(self) -> _Job | None:
-        """The next unit that is still wanted."""
-        while self._queue:
-            job = self._queue.popleft()
-            if job.deaths or job.future.set_running_or_notify_cancel():
-                return job
-        return None
+    def _kill(self, worker: Any) -> None:
+        if worker is not None:
+            with contextlib.suppress(Exception):
+                self._ray.kill(worker)
 
     def _fail(self, error: TurntreeError) -> None:
         """Nothing more is played: every unit ends with `error`."""
         with self._lock:
             self._broken = self._broken or error
-            jobs = [*self._queue, *(worker.job for worker in self._workers if worker.job)]
-            self._queue.clear()
-            for job in jobs:
-                if not job.future.done():
-                    job.future.set_exception(error)
-            for worker in self._workers:
-                worker.job = None
+            ended, self._open = self._open, set()
+        for future in ended:
+            with contextlib.suppress(InvalidStateError):  # the command has cancelled it
+                future.set_exception(error)
 
 
 def _ray() -> Any:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -34,12 +32,7 @@ class Worker:
         play = self._play
         return _reply(lambda: play(unit))
 
-    def pulse(self, seconds: float) -> int:
-        """Say after `seconds` that this process lives. It runs beside `play`."""
-        time.sleep(seconds)
-        return os.getpid()
-
-    def _build(self) -> tuple[str, int]:
+    def _build(self) -> str:
         here = [place for place in self._places if os.path.exists(place)]
         if here and here[0] == self._places[0]:  # the command's folder: relative paths mean the same
             os.chdir(here[0])
@@ -49,7 +42,7 @@ class Worker:
         self._play = self._open.enter_context(factory(self._settings))
         import ray
 
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+        return ray.get_runtime_context().get_node_id()
 
 
 def fetched(shared: Any) -> Any:
@@ -57,12 +50,6 @@ def fetched(shared: Any) -> Any:
     import ray
 
     return ray.get(shared) if isinstance(shared, ray.ObjectRef) else shared
-
-
-def end_process(pid: int) -> None:
-    """Kill a worker of the node that this runs on, if it is still there."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def _reply(work: Callable[[], Any]) -> Reply:
