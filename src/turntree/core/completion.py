@@ -13,6 +13,9 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
 
+NARROW = 128  # experts of a layer, up to which the number of one is a byte
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How to sample. Training refuses top_p < 1 and top_k > 0, because they sample from another distribution than the
@@ -95,6 +98,10 @@ class Completion:
     full-vocabulary entropy of that same distribution in nats. Where a grammar (`Guide.allowed`) forbids tokens, both
     are those of the distribution over the others. `finish` is "stop" when the last token is a stop token, "text" when
     a text of `Guide.stop` ended it, "length" when `max_tokens` cut it.
+
+    `routes` are the experts that a mixture computed the tokens with, of the whole prompt and of the sampled ones but the
+    last; empty where they are not known. Those of a token are bytes: the numbers of its experts in each layer of the
+    model, layer by layer, signed and little-endian, in 1 byte each (2 where a layer has more than `NARROW`).
     """
 
     token_ids: tuple[int, ...]
@@ -103,6 +110,7 @@ class Completion:
     finish: Literal["stop", "text", "length"]
     policy_version: int = 0
     cost: Cost = field(default_factory=Cost)
+    routes: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises `TurntreeError` for what no engine may give: the mistake is the engine's, and none of turntree."""

@@ -12,7 +12,8 @@ nodes: the tokens up to the fork in a completion that the branches share, the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -126,6 +127,7 @@ class RolloutTree:
         self._stops: dict[int, StopReason] = {}
         self._parts: dict[int, int] = {}
         self._refills: set[int] = set()
+        self._routes: dict[int, tuple[bytes, ...]] = {}
         self._starts: list[int] = []
         self._sampled: list[bool] = []  # whether a node or one above it was sampled
         self._decisions: list[Decision] = []
@@ -184,7 +186,22 @@ class RolloutTree:
             raise ValueError(f"{shared} of {len(completion.token_ids)} sampled tokens cannot be shared by branches")
         if shared:
             parent = self._add_sampled(parent, completion, slice(0, shared), None, NO_COST).id
-        return self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
+        node = self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
+        if completion.routes:
+            self._route(node, completion.routes)
+        return node
+
+    def _route(self, end: Node, routes: tuple[bytes, ...]) -> None:
+        """Note the routes of the path to `end`, its last token excepted. What was noted of a token before holds: those
+        of a prompt are the ones of its first completion."""
+        path, at = self.path(end.id), 0
+        if len(routes) + 1 != sum(len(node.token_ids) for node in path):
+            raise ValueError(f"node {end.id}: {len(routes)} routes do not fit its path")
+        for node in path:
+            known, told = self.routes(node.id), routes[at : at + len(node.token_ids)]
+            if len(told) > len(known):
+                self._routes[node.id] = known + told[len(known) :]
+            at += len(node.token_ids)
 
     def _add_sampled(
         self, parent: int, completion: Completion, part: slice, message: Message | None, cost: Cost
@@ -230,6 +247,10 @@ class RolloutTree:
             raise ValueError(f"the tree of {self.task_id!r} has no node {node}")
 
     # views
+
+    def routes(self, node: int) -> tuple[bytes, ...]:
+        """The routes (`core.completion.Completion`) of the node's first tokens; of the others they are not known."""
+        return self._routes.get(node, ())
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -337,6 +358,7 @@ class RolloutTree:
             "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
             "roles": dict.fromkeys(map(str, sorted(self._refills)), "refill"),
             "decisions": [vars(decision) for decision in self._decisions],
+            **({"routes": {str(node): _written(told) for node, told in self._routes.items()}} if self._routes else {}),
         }
 
     @classmethod
@@ -350,7 +372,21 @@ class RolloutTree:
             tree.mark_refill(int(node))
         for row in value["decisions"]:
             tree.record(Decision(**row))
+        for node, told in value.get("routes", {}).items():
+            tree._routes[tree[int(node)].id] = _read(*told)
         return tree
+
+
+def _written(routes: Sequence[bytes]) -> list[Any]:
+    return [len(routes), b64encode(b"".join(routes)).decode()]
+
+
+def _read(count: int, text: str) -> tuple[bytes, ...]:
+    data = b64decode(text, validate=True)
+    if count < 1 or not data or len(data) % count:
+        raise ValueError(f"{len(data)} bytes are not the routes of {count} tokens")
+    size = len(data) // count
+    return tuple(data[at : at + size] for at in range(0, len(data), size))
 
 
 def _facts_of(row: dict[str, Any]) -> dict[str, Any]:

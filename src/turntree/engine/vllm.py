@@ -210,9 +210,12 @@ class VllmEngine(ServerEngine):
         tokenizer: PreTrainedTokenizerBase,
         stop_ids: Collection[int],
     ) -> None:
+        from turntree.engine.routes import mixture_of  # loads torch
+
         servers = self._servers = tuple(VllmServer(url, config) for url in config.urls)
         super().__init__(servers, AnswerReader(tokenizer, stop_ids), 0)
         self._config, self._policy, self._router = config, model, Router()
+        self._reader.mixture = mixture_of(model)
         self._folder = _fresh_folder(config.folder)
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._weights: _Weights | None = None
@@ -308,7 +311,8 @@ class VllmEngine(ServerEngine):
             if answer.choice.ids is None or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
-            scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
+            routes = self._reader.routes(answer.choice, len(prompt) + len(ids) - 1)
+            scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature, routes)
             off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
             worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
         return worst

@@ -118,6 +118,7 @@ class _Tree:
     stops: dict[str, StopReason]
     decisions: list[Decision]
     parts: dict[str, int]
+    routes: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     roles: dict[str, Literal["refill"]]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
+from turntree.engine.routes import replayed
 from turntree.pack.packing import PackedBatch
 from turntree.pack.slots import chains
 
@@ -47,8 +48,9 @@ class _State(DynamicCache):
         return recurrent_states
 
 
-def carried_states(decoder: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The hidden states [B, L, D] of all slots that a trained slot depends on; the others are zero."""
+def carried_states(decoder: PreTrainedModel, batch: PackedBatch, routes_BL: Tensor | None) -> Tensor:
+    """The hidden states [B, L, D] of all slots that a trained slot depends on; the others are zero. `routes_BL` as
+    `engine.routes.replayed` takes them."""
     wanted = sorted(set(batch.predecessor_S.tolist()))
     rows: list[Tensor] = []
     for row, last in enumerate(batch.last_BL.tolist()):
@@ -57,7 +59,8 @@ def carried_states(decoder: PreTrainedModel, batch: PackedBatch) -> Tensor:
             for span in chains(last)
             if bisect_left(wanted, row * len(last) + span[0]) < bisect_left(wanted, row * len(last) + last[span[0]])
         ]
-        found = _walked(decoder, batch.tokens_BL[row], batch.positions_BL[row].tolist(), _below(needed, last))
+        positions, routes_L = batch.positions_BL[row].tolist(), None if routes_BL is None else routes_BL[row]
+        found = _walked(decoder, batch.tokens_BL[row], routes_L, positions, _below(needed, last))
         width, kind = decoder.config.get_text_config().hidden_size, {"dtype": decoder.dtype, "device": decoder.device}
         missing = {start: torch.zeros(end - start, width, **kind) for start, end in chains(last) if start not in found}
         rows.append(torch.cat([state for _, state in sorted((found | missing).items())]))
@@ -78,7 +81,11 @@ def _below(needed: Sequence[Span], last: Sequence[int]) -> dict[Span | None, lis
 
 
 def _walked(
-    decoder: PreTrainedModel, tokens_L: Tensor, positions: Sequence[int], below: Mapping[Span | None, Sequence[Span]]
+    decoder: PreTrainedModel,
+    tokens_L: Tensor,
+    routes_L: Tensor | None,
+    positions: Sequence[int],
+    below: Mapping[Span | None, Sequence[Span]],
 ) -> dict[int, Tensor]:
     """Hidden states [Q, D] of every chain, by its first slot."""
     found: dict[int, Tensor] = {}
@@ -90,7 +97,9 @@ def _walked(
         state.reorder_cache(rows)
         tokens_NQ = pad_sequence([tokens_L[start:end] for start, end in group], batch_first=True)
         positions_1Q = positions[group[0][0]] + torch.arange(tokens_NQ.shape[1], device=tokens_L.device)[None]
-        output = decoder(input_ids=tokens_NQ, position_ids=positions_1Q, past_key_values=state, use_cache=True)
+        own = None if routes_L is None else [routes_L[start:end] for start, end in group]
+        with replayed(decoder, None if own is None else pad_sequence(own, batch_first=True, padding_value=-1)):
+            output = decoder(input_ids=tokens_NQ, position_ids=positions_1Q, past_key_values=state, use_cache=True)
         for place, (start, end) in enumerate(group):
             found[start] = output.last_hidden_state[place, : end - start]
             groups = _together(below[start, end], below, positions[end - 1] + 1, len(tokens_L))

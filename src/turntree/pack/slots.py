@@ -54,6 +54,7 @@ class Segment:
     flat_tokens: int
     share: float = 1.0
     recomputed: int = 0
+    routes: tuple[bytes | None, ...] = ()  # of every slot, where any is known (`core.completion.Completion`)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -131,11 +132,12 @@ def _segment(
     tree: RolloutTree, nodes: Sequence[Node], credits: Mapping[int, NodeCredit], index: int, flat: int, share: float
 ) -> Segment:
     """Merge `nodes` (parents before children) into a trie and number its entries depth-first."""
-    trie, entries, ends = _Trie(), dict[int, list[int]](), dict[int, int]()
+    trie, entries, ends, routes = _Trie(), dict[int, list[int]](), dict[int, int](), dict[int, bytes]()
     for node in nodes:
         at = -1 if node.parent is None else ends[node.parent]
         entries[node.id] = trie.extend(at, node.token_ids)
         ends[node.id] = entries[node.id][-1] if node.token_ids else at
+        routes = dict(zip(entries[node.id], tree.routes(node.id), strict=False)) | routes  # the first of twins
     order = trie.depth_first()
     slot = {entry: position for position, entry in enumerate(order)} | {-1: -1}
     predecessors = [slot[trie.parents[entry]] for entry in order]
@@ -148,7 +150,8 @@ def _segment(
         raise begins_sampled(tree)
     depths, last = _shape(predecessors)
     tokens = tuple(trie.tokens[entry] for entry in order)
-    return Segment(index, tokens, depths, tuple(predecessors), last, actions, flat, share)
+    told = tuple(routes.get(entry) for entry in order) if routes else ()
+    return Segment(index, tokens, depths, tuple(predecessors), last, actions, flat, share, routes=told)
 
 
 def begins_sampled(tree: RolloutTree) -> InputError:
@@ -250,6 +253,7 @@ def _part(segment: Segment, start: int, end: int) -> Segment:
         segment,
         tokens=tuple(segment.tokens[slot] for slot in kept),
         depths=tuple(segment.depths[slot] for slot in kept),
+        routes=tuple(segment.routes[slot] for slot in kept) if segment.routes else (),
         predecessors=tuple(new[segment.predecessors[slot]] for slot in kept),
         last=tuple(last),
         actions=tuple(

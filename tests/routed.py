@@ -1,0 +1,82 @@
+"""The experts of tokens, for tests: what a model chooses, what a server says of it, and trees that have them.
+
+>>> from routed import as_vllm, by_token, chosen, routed_at_random
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from turntree.core.tree import RolloutTree
+from turntree.engine.routes import mixture_of
+
+
+def mixed(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
+    """The layers with experts, by their number."""
+    return {
+        next(int(part) for part in name.split(".") if part.isdigit()): layer
+        for name, layer in model.named_modules()
+        if isinstance(getattr(layer, "experts", None), torch.nn.Module)
+    }
+
+
+@contextmanager
+def chosen(model: PreTrainedModel) -> Iterator[dict[int, list[torch.Tensor]]]:
+    """The experts [tokens, experts of a token] that each of these layers is called with in the block, call by call."""
+    found: dict[int, list[torch.Tensor]] = {number: [] for number in mixed(model)}
+
+    def look(number: int) -> Any:
+        return lambda module, args: found[number].append(next(x for x in args if not x.is_floating_point()).clone())
+
+    hooks = [layer.experts.register_forward_pre_hook(look(number)) for number, layer in mixed(model).items()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def by_token(model: PreTrainedModel, found: dict[int, list[torch.Tensor]]) -> np.ndarray:
+    """[tokens, layers, experts of a token], as vLLM counts layers: 0 in those without experts."""
+    layers, count, experts = mixture_of(model)
+    calls = {number: torch.cat(each).numpy() for number, each in found.items()}
+    told = np.zeros((len(next(iter(calls.values()))), layers, count), np.uint8 if experts <= 256 else np.uint16)
+    for number, each in calls.items():
+        told[:, number] = each
+    return told
+
+
+def as_vllm(told: np.ndarray) -> str:
+    with io.BytesIO() as file:
+        np.save(file, told, allow_pickle=False)
+        return base64.b64encode(file.getvalue()).decode()
+
+
+def routed_at_random(model: PreTrainedModel, tree: RolloutTree, share: float = 0.95) -> RolloutTree:
+    """The same tree with random routes of the first tokens of its paths; of others they are not known. Both depend on
+    the tokens of a path alone, as where each is computed once."""
+    layers, count, experts = mixture_of(model)
+    width = 1 if experts <= 128 else 2
+    value = tree.to_json()
+    value["routes"] = {}
+    for node in tree:
+        path = [token for part in tree.path(node.id) for token in part.token_ids]
+        known: list[bytes] = []
+        for end in range(1, len(path) + 1):
+            draw = random.Random(str(path[:end]))
+            if draw.random() > share:
+                break
+            told = [expert for _ in range(layers) for expert in draw.sample(range(experts), count)]
+            known.append(b"".join(expert.to_bytes(width, "little") for expert in told))
+        if own := known[len(path) - len(node.token_ids) :]:
+            value["routes"][str(node.id)] = [len(own), base64.b64encode(b"".join(own)).decode()]
+    return RolloutTree.from_json(value)
