@@ -13,7 +13,7 @@ nodes: the tokens up to the fork in a completion that the branches share, the re
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -351,6 +351,7 @@ class RolloutTree:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` restores exactly. What a clock said is under `timing`."""
+        routes = self._routes.items()
         return {
             "task_id": self.task_id,
             "nodes": [_node_to_json(node) for node in self._nodes],
@@ -358,7 +359,7 @@ class RolloutTree:
             "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
             "roles": dict.fromkeys(map(str, sorted(self._refills)), "refill"),
             "decisions": [vars(decision) for decision in self._decisions],
-            **({"routes": {str(node): _written(told) for node, told in self._routes.items()}} if self._routes else {}),
+            **({"routes": {str(n): [b64encode(r).decode() for r in told] for n, told in routes}} if routes else {}),
         }
 
     @classmethod
@@ -373,20 +374,8 @@ class RolloutTree:
         for row in value["decisions"]:
             tree.record(Decision(**row))
         for node, told in value.get("routes", {}).items():
-            tree._routes[tree[int(node)].id] = _read(*told)
+            tree._routes[tree[int(node)].id] = tuple(b64decode(route, validate=True) for route in told)
         return tree
-
-
-def _written(routes: Sequence[bytes]) -> list[Any]:
-    return [len(routes), b64encode(b"".join(routes)).decode()]
-
-
-def _read(count: int, text: str) -> tuple[bytes, ...]:
-    data = b64decode(text, validate=True)
-    if count < 1 or not data or len(data) % count:
-        raise ValueError(f"{len(data)} bytes are not the routes of {count} tokens")
-    size = len(data) // count
-    return tuple(data[at : at + size] for at in range(0, len(data), size))
 
 
 def _facts_of(row: dict[str, Any]) -> dict[str, Any]:

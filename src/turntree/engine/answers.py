@@ -128,7 +128,7 @@ class AnswerReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
         self.stop_ids, self.exact, self.vocabulary = frozenset(stop_ids), True, len(tokenizer)
         self.reported = True  # whether every log-probability so far was the server's
-        self.mixture: tuple[int, int, int] | None = None  # `engine.routes.mixture_of` the policy, where routes are read
+        self.mixture = (0, 0, 0)  # `engine.routes.mixture_of` the policy, where routes are read
         self.known = max(tokenizer.get_vocab().values()) + 1  # above `vocabulary` where ids have gaps (Phi-4-mini)
         self._tokenizer = tokenizer
 
@@ -163,9 +163,9 @@ class AnswerReader:
 
     def routes(self, choice: Choice, tokens: int) -> tuple[bytes, ...]:
         """`Completion.routes` of so many tokens, where the policy is a mixture and the server reports them."""
-        if self.mixture is None or choice.routed_experts is None:
-            return ()
         layers, count, experts = self.mixture
+        if not experts or choice.routed_experts is None:
+            return ()
         try:
             file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
             np.lib.format.read_magic(file)
@@ -174,8 +174,8 @@ class AnswerReader:
         except (ValueError, TypeError) as error:
             raise Unusable(one_line(f"the server reports experts that are no array ({error})")) from error
         if turned or shape != (tokens, layers, count) or kind.kind not in "iu":
-            told = f"experts of the form {shape} and type {kind}"
-            raise Unusable(f"the server reports {told} for {tokens} tokens, {layers} layers and {count} experts a token")
+            told = f"experts of form {shape} and type {kind}"
+            raise Unusable(f"the server reports {told} for {tokens} tokens in {layers} layers with {count} experts each")
         if found.size and not 0 <= found.min() <= found.max() < experts:
             raise Unusable(f"the server reports expert {found.max()} of a model with {experts}")
         return tuple(each.tobytes() for each in found.astype("<i1" if experts <= NARROW else "<i2"))

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.errors import InputError
-from turntree.engine.routes import replayed, routes_of
 
 Generate = Callable[[Sequence[GenerationRequest]], list[Completion]]
 
@@ -31,20 +30,10 @@ def context_of(model: PreTrainedModel) -> int:
 
 
 @torch.inference_mode()
-def score(
-    model: PreTrainedModel,
-    prompt: Sequence[int],
-    ids: Sequence[int],
-    temperature: float = 1.0,
-    routes: Sequence[bytes] = (),
-) -> list[float]:
-    """The log-probabilities of `ids` behind `prompt`, in nats, by a plain call of the model; `routes` of all tokens but
-    the last are replayed, where there are any."""
-    row, told = torch.tensor([[*prompt, *ids]], device=model.device), None
-    if routes:
-        told = torch.tensor([[*each] for each in (*routes, b"\xff" * len(routes[0]))], dtype=torch.uint8)
-    with replayed(model, routes_of(model, told)):
-        logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+def score(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
+    """The log-probabilities of `ids` behind `prompt`, in nats, by a plain call of the model."""
+    row = torch.tensor([[*prompt, *ids]], device=model.device)
+    logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     return (logits / temperature).log_softmax(-1).gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
 
 

@@ -297,6 +297,7 @@ class VllmEngine(ServerEngine):
         """The largest difference between the log-probabilities of the server and of the policy in this process. The
         server's process is known by its fingerprint from then on."""
         from turntree.engine.compatibility import score  # loads torch
+        from turntree.engine.routes import replayed, routes_of
 
         worst, room = 0.0, self._longest - _PROBED
         draw = random.Random(0)
@@ -311,8 +312,9 @@ class VllmEngine(ServerEngine):
             if answer.choice.ids is None or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
-            routes = self._reader.routes(answer.choice, len(prompt) + len(ids) - 1)
-            scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature, routes)
+            routes = routes_of(self._policy, self._reader.routes(answer.choice, len(prompt) + len(ids) - 1))
+            with replayed(routes):
+                scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
             off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
             worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
         return worst

@@ -118,7 +118,7 @@ class _Tree:
     stops: dict[str, StopReason]
     decisions: list[Decision]
     parts: dict[str, int]
-    routes: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    routes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     roles: dict[str, Literal["refill"]]
 
 

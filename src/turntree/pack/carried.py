@@ -24,6 +24,7 @@ from turntree.pack.packing import PackedBatch
 from turntree.pack.slots import chains
 
 Span: TypeAlias = tuple[int, int]  # slots [start, end) of a chain
+Below: TypeAlias = Mapping[Span | None, Sequence[Span]]  # the chains that continue each chain
 _CARRIES = "turntree_carries"
 
 
@@ -48,9 +49,9 @@ class _State(DynamicCache):
         return recurrent_states
 
 
-def carried_states(decoder: PreTrainedModel, batch: PackedBatch, routes_BL: Tensor | None) -> Tensor:
-    """The hidden states [B, L, D] of all slots that a trained slot depends on; the others are zero. `routes_BL` as
-    `engine.routes.replayed` takes them."""
+def carried_states(decoder: PreTrainedModel, batch: PackedBatch, routes: Tensor | None) -> Tensor:
+    """The hidden states [B, L, D] of all slots that a trained slot depends on; the others are zero. `routes` are those
+    of the slots, as `engine.routes.replayed` takes them."""
     wanted = sorted(set(batch.predecessor_S.tolist()))
     rows: list[Tensor] = []
     for row, last in enumerate(batch.last_BL.tolist()):
@@ -59,8 +60,7 @@ def carried_states(decoder: PreTrainedModel, batch: PackedBatch, routes_BL: Tens
             for span in chains(last)
             if bisect_left(wanted, row * len(last) + span[0]) < bisect_left(wanted, row * len(last) + last[span[0]])
         ]
-        positions, routes_L = batch.positions_BL[row].tolist(), None if routes_BL is None else routes_BL[row]
-        found = _walked(decoder, batch.tokens_BL[row], routes_L, positions, _below(needed, last))
+        found = _walked(decoder, batch, row, _below(needed, last), routes)
         width, kind = decoder.config.get_text_config().hidden_size, {"dtype": decoder.dtype, "device": decoder.device}
         missing = {start: torch.zeros(end - start, width, **kind) for start, end in chains(last) if start not in found}
         rows.append(torch.cat([state for _, state in sorted((found | missing).items())]))
@@ -81,13 +81,10 @@ def _below(needed: Sequence[Span], last: Sequence[int]) -> dict[Span | None, lis
 
 
 def _walked(
-    decoder: PreTrainedModel,
-    tokens_L: Tensor,
-    routes_L: Tensor | None,
-    positions: Sequence[int],
-    below: Mapping[Span | None, Sequence[Span]],
+    decoder: PreTrainedModel, batch: PackedBatch, row: int, below: Below, routes: Tensor | None
 ) -> dict[int, Tensor]:
     """Hidden states [Q, D] of every chain, by its first slot."""
+    tokens_L, positions = batch.tokens_BL[row], batch.positions_BL[row].tolist()
     found: dict[int, Tensor] = {}
     waiting = [(_begun(decoder), 0, group) for group in _together(below[None], below, 0, len(tokens_L))]
     while waiting:
@@ -97,8 +94,8 @@ def _walked(
         state.reorder_cache(rows)
         tokens_NQ = pad_sequence([tokens_L[start:end] for start, end in group], batch_first=True)
         positions_1Q = positions[group[0][0]] + torch.arange(tokens_NQ.shape[1], device=tokens_L.device)[None]
-        own = None if routes_L is None else [routes_L[start:end] for start, end in group]
-        with replayed(decoder, None if own is None else pad_sequence(own, batch_first=True, padding_value=-1)):
+        own = None if routes is None else [routes[row, start:end] for start, end in group]
+        with replayed(own and pad_sequence(own, batch_first=True)):
             output = decoder(input_ids=tokens_NQ, position_ids=positions_1Q, past_key_values=state, use_cache=True)
         for place, (start, end) in enumerate(group):
             found[start] = output.last_hidden_state[place, : end - start]
@@ -107,9 +104,7 @@ def _walked(
     return found
 
 
-def _together(
-    siblings: Sequence[Span], below: Mapping[Span | None, Sequence[Span]], depth: int, slots: int
-) -> list[list[Span]]:
+def _together(siblings: Sequence[Span], below: Below, depth: int, slots: int) -> list[list[Span]]:
     """Siblings that go through the model as one batch: of one length, because nothing may follow what pads a state, or
     leaves, of which none is padded to more than twice its length. Each has the keys of the `depth` tokens above it in a
     copy of its own; all copies are at most eight times the `slots` of the row, whose activations are more."""

@@ -65,11 +65,11 @@ def _slot_scores(
 
 def _hidden(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None) -> Tensor:
     """The last hidden states, [B, L, D]."""
-    decoder, routes_BL = decoder_of(model), routes_of(model, batch.routes_BLR)
+    decoder, routes = decoder_of(model), routes_of(model, batch.routes_BLR)
     if is_carried(model) and not batch.is_flat:
-        return carried_states(decoder, batch, routes_BL)
+        return carried_states(decoder, batch, routes)
     inputs = decoder_inputs(model, batch, layout)
-    with _checkpointing(model), replayed(decoder, routes_BL):
+    with _checkpointing(model), replayed(routes):
         return decoder(input_ids=batch.tokens_BL, use_cache=False, **inputs).last_hidden_state
 
 
