@@ -1,6 +1,6 @@
 """The experts of tokens, for tests: what a model chooses, what a server says of it, and trees that have them.
 
->>> from routed import as_vllm, by_token, chosen, routed_at_random
+>>> from routed import as_vllm, by_token, chosen, routed_at_random, to_replay
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from turntree.core.tree import RolloutTree
-from turntree.engine.routes import mixture_of
+from turntree.engine.routes import mixture_of, routes_of
 
 
 def mixed(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
@@ -61,11 +61,20 @@ def as_vllm(told: np.ndarray) -> str:
         return base64.b64encode(file.getvalue()).decode()
 
 
+def as_bytes(model: PreTrainedModel, told: np.ndarray) -> tuple[bytes, ...]:
+    """As a completion has them."""
+    return tuple(each.astype("<i1" if mixture_of(model)[2] <= 128 else "<i2").tobytes() for each in told)
+
+
+def to_replay(model: PreTrainedModel, told: np.ndarray) -> torch.Tensor:
+    """As passes of `model` over one row of these tokens take them."""
+    return routes_of(model, torch.tensor([[[*route] for route in as_bytes(model, told)]], dtype=torch.uint8))
+
+
 def routed_at_random(model: PreTrainedModel, tree: RolloutTree, share: float = 0.95) -> RolloutTree:
     """The same tree with random routes of the first tokens of its paths; of others they are not known. Both depend on
     the tokens of a path alone, as where each is computed once."""
     layers, count, experts = mixture_of(model)
-    width = 1 if experts <= 128 else 2
     value = tree.to_json()
     value["routes"] = {}
     for node in tree:
@@ -75,8 +84,7 @@ def routed_at_random(model: PreTrainedModel, tree: RolloutTree, share: float = 0
             draw = random.Random(str(path[:end]))
             if draw.random() > share:
                 break
-            told = [expert for _ in range(layers) for expert in draw.sample(range(experts), count)]
-            known.append(b"".join(expert.to_bytes(width, "little") for expert in told))
+            known += as_bytes(model, np.array([[draw.sample(range(experts), count) for _ in range(layers)]]))
         if own := known[len(path) - len(node.token_ids) :]:
-            value["routes"][str(node.id)] = [len(own), base64.b64encode(b"".join(own)).decode()]
+            value["routes"][str(node.id)] = [base64.b64encode(route).decode() for route in own]
     return RolloutTree.from_json(value)

@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import random
 
+import numpy as np
 import pytest
 import torch
 from random_trees import sampled_near, scored_trees
 
 from model_families import family_model
 from packed_gradient import library_gradient, relative_error
-from routed import by_token, chosen, mixed, routed_at_random
+from routed import by_token, chosen, mixed, routed_at_random, to_replay
 from tiny_models import tiny_mixture
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit
@@ -52,16 +53,16 @@ def without(batches: list[PackedBatch]) -> list[PackedBatch]:
     return [dataclasses.replace(batch, routes_BLR=None) for batch in batches]
 
 
-def logits(model: torch.nn.Module, routes: torch.Tensor | None) -> torch.Tensor:
-    with torch.no_grad(), replayed(model, routes):
+def logits(model: torch.nn.Module, told: np.ndarray | None) -> torch.Tensor:
+    with torch.no_grad(), replayed(None if told is None else to_replay(model, told)):
         return model(input_ids=IDS, use_cache=False).logits
 
 
-def own_choice(model: torch.nn.Module) -> torch.Tensor:
-    """[1, tokens, layers, experts of a token]"""
+def own_choice(model: torch.nn.Module) -> np.ndarray:
+    """[tokens, layers, experts of a token]"""
     with chosen(model) as found:
         logits(model, None)
-    return torch.tensor(by_token(model, found)).long()[None]
+    return by_token(model, found).astype(int)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE", *FAMILIES])
@@ -70,7 +71,7 @@ def test_its_own_choice_replayed_changes_no_bit(name: str) -> None:
     own = own_choice(model)
     plain = logits(model, None)
     assert torch.equal(logits(model, own), plain)
-    assert torch.equal(logits(model, torch.full_like(own, -1)), plain), "unknown is the model's own, not expert 0"
+    assert torch.equal(logits(model, np.full_like(own, -1)), plain), "unknown is the model's own, not expert 0"
 
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE", *FAMILIES])
@@ -81,7 +82,7 @@ def test_the_experts_are_those_that_are_replayed(name: str) -> None:
     with chosen(model) as found:
         changed = logits(model, other)
     for number in found:
-        assert torch.equal(torch.cat(found[number]), other[0, :, number])
+        assert torch.equal(torch.cat(found[number]), torch.tensor(other[:, number]))
     assert not torch.allclose(changed, logits(model, None), atol=1e-3)
 
 
@@ -90,23 +91,23 @@ def test_other_routes_are_a_forward_pass_written_out_with_those_experts(normed: 
     model = tiny_mixture(24)
     for layer in mixed(model).values():
         layer.gate.norm_topk_prob = normed  # whether the experts of a token weigh one together
-    other = (own_choice(model) + torch.tensor([1, 2])) % 4
+    other = (own_choice(model) + np.array([1, 2])) % 4
 
     def by_hand(layer: torch.nn.Module, number: int, states: torch.Tensor) -> torch.Tensor:
         out = torch.zeros_like(states)
         weights = torch.softmax(states @ layer.gate.weight.T, -1)  # of all experts
         for token in range(states.shape[1]):
-            two = other[0, token, number]
-            for expert in two.tolist():
+            two = other[token, number].tolist()
+            for expert in two:
                 up = layer.experts.gate_up_proj[expert] @ states[0, token]
                 gate, up = up.chunk(2)
                 made = layer.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up)
                 out[0, token] += weights[0, token, expert] / (weights[0, token, two].sum() if normed else 1) * made
         return out
 
-    def graded(routes: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def graded(routes: np.ndarray | None) -> tuple[torch.Tensor, torch.Tensor]:
         model.zero_grad()
-        with replayed(model, routes):
+        with replayed(None if routes is None else to_replay(model, routes)):
             found = model(input_ids=IDS, use_cache=False).logits.log_softmax(-1)[0, :, 3]
         found.sum().backward()
         return found.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
@@ -160,7 +161,7 @@ def test_a_family_that_chooses_in_another_way_and_routes_of_another_model_are_re
     config = PhimoeConfig(vocab_size=24, num_attention_heads=4, num_key_value_heads=2, **sizes)
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(InputError, match="cannot be replayed"):
-        logits(model, torch.zeros(1, IDS.shape[1], 1, 2, dtype=torch.long))
+        logits(model, np.zeros((IDS.shape[1], 1, 2), int))
     logits(model, None)  # nothing of it is left behind
     with pytest.raises(InputError, match="another model"):
         routes_of(model, torch.zeros(1, 4, 6, dtype=torch.uint8))

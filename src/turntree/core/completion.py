@@ -12,7 +12,6 @@ from turntree.core.config import FIXED, at_least, made_plain
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
-
 NARROW = 128  # experts of a layer, up to which the number of one is a byte
 
 

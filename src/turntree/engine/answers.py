@@ -169,13 +169,17 @@ class AnswerReader:
         try:
             file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
             np.lib.format.read_magic(file)
-            shape, turned, kind = np.lib.format.read_array_header_1_0(file)  # no array is made that is larger than it says
+            shape, turned, kind = np.lib.format.read_array_header_1_0(
+                file
+            )  # no array is made that is larger than it says
             found = np.frombuffer(file.read(), kind).reshape(shape)
         except (ValueError, TypeError) as error:
             raise Unusable(one_line(f"the server reports experts that are no array ({error})")) from error
         if turned or shape != (tokens, layers, count) or kind.kind not in "iu":
             told = f"experts of form {shape} and type {kind}"
-            raise Unusable(f"the server reports {told} for {tokens} tokens in {layers} layers with {count} experts each")
+            raise Unusable(
+                f"the server reports {told} for {tokens} tokens in {layers} layers with {count} experts each"
+            )
         if found.size and not 0 <= found.min() <= found.max() < experts:
             raise Unusable(f"the server reports expert {found.max()} of a model with {experts}")
         return tuple(each.tobytes() for each in found.astype("<i1" if experts <= NARROW else "<i2"))
