@@ -98,9 +98,9 @@ class Completion:
     are those of the distribution over the others. `finish` is "stop" when the last token is a stop token, "text" when
     a text of `Guide.stop` ended it, "length" when `max_tokens` cut it.
 
-    `routes` are the experts that a mixture computed the tokens with, of the whole prompt and of the sampled ones but the
-    last; empty where they are not known. Those of a token are bytes: the numbers of its experts in each layer of the
-    model, layer by layer, signed and little-endian, in 1 byte each (2 where a layer has more than `NARROW`).
+    `routes` are the experts that computed the tokens in a mixture, of the whole prompt and of the sampled ones but the
+    last; none where they are not known. Those of a token are bytes: the numbers of its experts, layer by layer, signed
+    and little-endian, in 1 byte each (2 where a layer has more than `NARROW`).
     """
 
     token_ids: tuple[int, ...]
