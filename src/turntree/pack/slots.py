@@ -18,7 +18,7 @@ through the parts adds up to the uncut one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 
 from turntree.core.errors import InputError
@@ -89,7 +89,7 @@ def path_segments(tree: RolloutTree, credit: Credit, index: int) -> list[Segment
     for path in paths:
         for node in path:
             through[node.id] = through.get(node.id, 0) + 1
-    split = {n: _divided(c, through[n]) for n, c in credit.nodes.items() if n in through}
+    split = {n: NodeCredit(*(x / through[n] for x in astuple(c))) for n, c in credit.nodes.items() if n in through}
     flat = [sum(len(node.token_ids) for node in path) for path in paths]
     share = 1.0 / max(len(paths), 1)
     return [_segment(tree, path, split, index, tokens, share) for path, tokens in zip(paths, flat, strict=True)]
@@ -182,10 +182,6 @@ def trained_paths(tree: RolloutTree, credit: Credit) -> list[tuple[Node, ...]]:
             raise ValueError(f"node {n} of {tree.task_id!r} was not sampled and cannot be trained")
     inner = {node.id for n in trained for node in tree.path(n)[:-1]}
     return [tree.path(n) for n in sorted(trained - inner)]
-
-
-def _divided(credit: NodeCredit, parts: int) -> NodeCredit:
-    return NodeCredit(credit.positive / parts, credit.negative / parts, credit.multiplicity / parts)
 
 
 def cut(segment: Segment, max_tokens: int) -> list[Segment] | None:

@@ -130,7 +130,9 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         self.config, self.verifier, self.own = config, verifier, own
         self.check_every = math.ceil(config.steps / 4) if config.check_every is None else config.check_every
         self.pivots = list(pivots)
-        self._draw = draw or self._draw_here
+        self._draw = draw or (
+            lambda shown, seed: draw_local(shown, self.engine, self.policy.renderer, verifier, config, seed)
+        )
         self._estimator = config.loss.estimator(config.credit)
         self.sampler = PivotSampler([pivot.weight for pivot in self.pivots], config.seed)
         self._refreshed: list[int] = []  # the steps that began with new pivots of the policy's own path
@@ -196,9 +198,6 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             PivotGroup(index, pivot, tree, rewards)
             for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
         ]
-
-    def _draw_here(self, prompted: Sequence[Prompted], seed: int) -> list[tuple[RolloutTree, Rewards]]:
-        return draw_local(prompted, self.engine, self.policy.renderer, self.verifier, self.config, seed)
 
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
         rule = over_batch(self._estimator, [group.rewards for group in groups])
