@@ -187,21 +187,13 @@ class RolloutTree:
         if shared:
             parent = self._add_sampled(parent, completion, slice(0, shared), None, NO_COST).id
         node = self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
-        if completion.routes:
-            self._route(node, completion.routes)
+        routes, path = completion.routes, self.path(node.id) if completion.routes else ()
+        if routes and len(routes) + 1 != sum(len(above.token_ids) for above in path):
+            raise ValueError(f"node {node.id}: {len(routes)} routes do not fit its path")
+        for above in path:  # what is known of a token stays: a prompt has the routes of its first completion
+            told, routes = routes[: len(above.token_ids)], routes[len(above.token_ids) :]
+            self._routes[above.id] = self.routes(above.id) + told[len(self.routes(above.id)) :]
         return node
-
-    def _route(self, end: Node, routes: tuple[bytes, ...]) -> None:
-        """Note the routes of the path to `end`, its last token excepted. What was noted of a token before holds: those
-        of a prompt are the ones of its first completion."""
-        path, at = self.path(end.id), 0
-        if len(routes) + 1 != sum(len(node.token_ids) for node in path):
-            raise ValueError(f"node {end.id}: {len(routes)} routes do not fit its path")
-        for node in path:
-            known, told = self.routes(node.id), routes[at : at + len(node.token_ids)]
-            if len(told) > len(known):
-                self._routes[node.id] = known + told[len(known) :]
-            at += len(node.token_ids)
 
     def _add_sampled(
         self, parent: int, completion: Completion, part: slice, message: Message | None, cost: Cost
@@ -324,14 +316,8 @@ class RolloutTree:
         Path weights are unbiased only where every fork was decided from the history up to it.
         """
         forks = set(self.branch_points())
-        seen_below = {
-            decision.node
-            for decision in self._decisions
-            if decision.node in forks
-            and decision.saw is not None
-            and all(node.id != decision.saw for node in self.path(decision.node))
-        }
-        return tuple(sorted(seen_below))
+        seen = {(each.node, each.saw) for each in self._decisions if each.node in forks and each.saw is not None}
+        return tuple(sorted({node for node, saw in seen if all(above.id != saw for above in self.path(node))}))
 
     def path(self, node: int) -> tuple[Node, ...]:
         """The nodes from the root down to `node`."""
@@ -392,10 +378,9 @@ def _facts_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def _node_to_json(node: Node) -> dict[str, Any]:
     row: dict[str, Any] = {"parent": node.parent, "kind": node.kind.value, "token_ids": list(node.token_ids)}
-    if node.logprobs is not None:
-        row["logprobs"] = list(node.logprobs)
-    if node.entropies is not None:
-        row["entropies"] = list(node.entropies)
+    for name, values in (("logprobs", node.logprobs), ("entropies", node.entropies)):
+        if values is not None:
+            row[name] = list(values)
     if node.policy_version is not None:
         row["policy_version"] = node.policy_version
     if node.messages:

@@ -128,7 +128,7 @@ class AnswerReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
         self.stop_ids, self.exact, self.vocabulary = frozenset(stop_ids), True, len(tokenizer)
         self.reported = True  # whether every log-probability so far was the server's
-        self.mixture = (0, 0, 0)  # `engine.routes.mixture_of` the policy, where routes are read
+        self.mixture: tuple[int, int, int] = (0, 0, 0)  # `engine.routes.mixture_of` the policy, where routes are read
         self.known = max(tokenizer.get_vocab().values()) + 1  # above `vocabulary` where ids have gaps (Phi-4-mini)
         self._tokenizer = tokenizer
 

@@ -94,8 +94,8 @@ def _walked(
         state.reorder_cache(rows)
         tokens_NQ = pad_sequence([tokens_L[start:end] for start, end in group], batch_first=True)
         positions_1Q = positions[group[0][0]] + torch.arange(tokens_NQ.shape[1], device=tokens_L.device)[None]
-        own = None if routes is None else [routes[row, start:end] for start, end in group]
-        with replayed(own and pad_sequence(own, batch_first=True)):
+        own = [] if routes is None else [routes[row, start:end] for start, end in group]
+        with replayed(pad_sequence(own, batch_first=True) if own else None):
             output = decoder(input_ids=tokens_NQ, position_ids=positions_1Q, past_key_values=state, use_cache=True)
         for place, (start, end) in enumerate(group):
             found[start] = output.last_hidden_state[place, : end - start]
