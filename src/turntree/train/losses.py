@@ -124,7 +124,11 @@ def policy_loss(
     surrogate, sums = _surrogate(log_ratio_T, old_T - batch.sampling_logprobs_T, batch, config)
     loss = -surrogate / normalizer
     if config.kl_coefficient > 0:
-        kl_T = _kl_terms(policy_T, log_ratio_T.detach(), batch, config)
+        if batch.reference_logprobs_S is None:
+            hint = "pass one, or set it to 0"
+            raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint=hint)
+        reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
+        kl_T = probability_ratio(log_ratio_T.detach()) * kl_estimates(policy_T, reference_T, config.kl)
         loss = loss + config.kl_coefficient * (multiplicity_T * kl_T).sum() / normalizer
         sums = dataclasses.replace(sums, kl=float((multiplicity_T * kl_T.detach()).sum()))
     if entropies_S is not None:
@@ -186,10 +190,3 @@ def _surrogate(log_ratio_T: Tensor, drift_T: Tensor, batch: PackedBatch, config:
             truncated=float(multiplicity_R[drift_R > math.log(config.importance_cap)].sum()),
         )
     return surrogate, sums
-
-
-def _kl_terms(policy_T: Tensor, log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> Tensor:
-    if batch.reference_logprobs_S is None:
-        raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint="pass one, or set it to 0")
-    reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
-    return probability_ratio(log_ratio_T) * kl_estimates(policy_T, reference_T, config.kl)

@@ -23,6 +23,7 @@ from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.credit.checked import credit_of, over_batch
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
+from turntree.run.wilson import mean
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
@@ -225,17 +226,13 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
         cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
     everything = [reward for scored in by_role.values() for reward in scored]
     return {
-        "reward_mean": _mean_or_none(everything),
+        "reward_mean": mean(everything),
         "reward_std": statistics.pstdev(everything) if everything else None,  # of the batch (paper, Figure 3)
         "mixed_groups": sum(group_outcome(group.reward_values) is GroupOutcome.MIXED for group in groups) / len(groups),
         "rollouts": sum(len(group.rewards.verdicts) for group in groups),
         "censored": sum(reasons.values()),
         "censored_reasons": reasons,
         "cut_turns": cut,
-        "reward_by_role": {role: _mean_or_none(scored) for role, scored in sorted(by_role.items())},
-        "reward_by_kind": {kind: _mean_or_none(scored) for kind, scored in sorted(by_kind.items())},
+        "reward_by_role": {role: mean(scored) for role, scored in sorted(by_role.items())},
+        "reward_by_kind": {kind: mean(scored) for kind, scored in sorted(by_kind.items())},
     }
-
-
-def _mean_or_none(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
