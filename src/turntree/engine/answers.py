@@ -168,20 +168,15 @@ class AnswerReader:
             return ()
         try:
             file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
-            np.lib.format.read_magic(file)
-            shape, turned, kind = np.lib.format.read_array_header_1_0(
-                file
-            )  # no array is made that is larger than it says
+            np.lib.format.read_magic(file)  # by the header, so that no array is made that is larger than the text
+            shape, turned, kind = np.lib.format.read_array_header_1_0(file)
             found = np.frombuffer(file.read(), kind).reshape(shape)
         except (ValueError, TypeError) as error:
             raise Unusable(one_line(f"the server reports experts that are no array ({error})")) from error
-        if turned or shape != (tokens, layers, count) or kind.kind not in "iu":
-            told = f"experts of form {shape} and type {kind}"
-            raise Unusable(
-                f"the server reports {told} for {tokens} tokens in {layers} layers with {count} experts each"
-            )
-        if found.size and not 0 <= found.min() <= found.max() < experts:
-            raise Unusable(f"the server reports expert {found.max()} of a model with {experts}")
+        fits = not turned and shape == (tokens, layers, count) and kind.kind in "iu"
+        if not (fits and 0 <= found.min() <= found.max() < experts):
+            told = f"{shape} of type {kind}, not numbers below {experts} for {tokens} tokens"
+            raise Unusable(f"the server reports experts {told} in {layers} layers with {count} each")
         return tuple(each.tobytes() for each in found.astype("<i1" if experts <= NARROW else "<i2"))
 
     def tokens(self, choice: Choice) -> tuple[list[int], list[tuple[float, float]]]:

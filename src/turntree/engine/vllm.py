@@ -204,11 +204,7 @@ class VllmEngine(ServerEngine):
     """
 
     def __init__(
-        self,
-        config: VllmConfig,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_ids: Collection[int],
+        self, config: VllmConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
     ) -> None:
         from turntree.engine.routes import mixture_of  # loads torch
 

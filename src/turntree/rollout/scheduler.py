@@ -90,12 +90,7 @@ class Scheduler:
         self.usage = Usage(places=config.places)
 
     def run(
-        self,
-        tasks: Iterable[Environment],
-        *,
-        seed: int,
-        iteration: int = 0,
-        begun: Counter[str] | None = None,
+        self, tasks: Iterable[Environment], *, seed: int, iteration: int = 0, begun: Counter[str] | None = None
     ) -> Iterator[GrownGroup]:
         """Play `group_size` rollouts of every task; yields each task once, in order. `tasks` is pulled from when a
         place is free, so it may be endless. Draws are keyed by (seed, iteration, task, sample, turn); a task that comes

@@ -133,10 +133,7 @@ class Evaluator:
                 group_size=samples,
                 seed=config.seed,
                 setting=Setting(
-                    pool=self.pool,
-                    functions=self.functions,
-                    places=config.max_live_rollouts,
-                    finished=bar.update,
+                    pool=self.pool, functions=self.functions, places=config.max_live_rollouts, finished=bar.update
                 ),
             )
         trees = [_kept(temperature, *each) for each in zip(range(len(grown)), self.tasks, grown, strict=True)]

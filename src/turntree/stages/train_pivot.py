@@ -83,13 +83,7 @@ def run_train_pivot(
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
-        tasks = stack.enter_context(
-            open_held_out(
-                config.check,
-                trained_on(config, given.traces, given.split),
-                policy,
-            )
-        )
+        tasks = stack.enter_context(open_held_out(config.check, trained_on(config, given.traces, given.split), policy))
         inputs = {
             **policy.identity,
             **parts.identities(config),

@@ -40,11 +40,7 @@ class SlotScores:
 
 
 def slot_scores(
-    model: PreTrainedModel,
-    batch: PackedBatch,
-    *,
-    temperature: float = 1.0,
-    layout: Layout | None = None,
+    model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, layout: Layout | None = None
 ) -> SlotScores:
     """Scores of the trained slots.
 

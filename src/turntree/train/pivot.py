@@ -190,11 +190,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         batch = [self.pivots[index] for index in indices]
         drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
         self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
-        self._spent = {
-            "turns": self.cost.turns,
-            "spent": self.cost.counts(),
-            "timing": {"seconds": self.cost.seconds},
-        }
+        self._spent = {"turns": self.cost.turns, "spent": self.cost.counts(), "timing": {"seconds": self.cost.seconds}}
         return [
             PivotGroup(index, pivot, tree, rewards)
             for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)

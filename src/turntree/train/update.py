@@ -188,11 +188,7 @@ def update_step(
 
 
 def batch_loss(
-    model: PreTrainedModel,
-    reference: Reference | None,
-    batch: PackedBatch,
-    config: LossConfig,
-    normalizer: float,
+    model: PreTrainedModel, reference: Reference | None, batch: PackedBatch, config: LossConfig, normalizer: float
 ) -> tuple[Tensor, LossSums]:
     """Forward pass, reference where the KL term wants one, and loss of one batch."""
     if config.needs_reference_logprobs and batch.reference_logprobs_S is None and reference is not None:
