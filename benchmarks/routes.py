@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-from routed import as_bytes, by_token, chosen
+from routed import as_told, by_token, chosen
 from turntree.core.completion import Completion
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
@@ -44,7 +44,7 @@ for number in range(GROUPS):
     for ids in rows[:, TOKENS:].tolist():
         with chosen(sampler) as found:
             logprobs = score(sampler, prompt, ids)
-        routes = as_bytes(sampler, by_token(sampler, found)[:-1])
+        routes = as_told(sampler, by_token(sampler, found)[:-1])
         told = Completion(token_ids=ids, logprobs=logprobs, entropies=logprobs, finish="length", routes=routes)
         tree.stop(tree.add_completion(root, told, Message("assistant", "")).id, StopReason.COMPLETED)
     rewards = Rewards({leaf: Verdict(float(draw.random() < 0.5), "drawn") for leaf in tree.leaves()})

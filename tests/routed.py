@@ -61,14 +61,16 @@ def as_vllm(told: np.ndarray) -> str:
         return base64.b64encode(file.getvalue()).decode()
 
 
-def as_bytes(model: PreTrainedModel, told: np.ndarray) -> tuple[bytes, ...]:
+def as_told(model: PreTrainedModel, told: np.ndarray) -> tuple[str, ...]:
     """As a completion has them."""
-    return tuple(each.astype("<i1" if mixture_of(model)[2] <= 128 else "<i2").tobytes() for each in told)
+    kept = told.astype("<i1" if mixture_of(model)[2] <= 128 else "<i2")
+    return tuple(base64.b64encode(each.tobytes()).decode() for each in kept)
 
 
 def to_replay(model: PreTrainedModel, told: np.ndarray) -> torch.Tensor:
     """As passes of `model` over one row of these tokens take them."""
-    return routes_of(model, torch.tensor([[[*route] for route in as_bytes(model, told)]], dtype=torch.uint8))
+    known = [[*base64.b64decode(route)] for route in as_told(model, told)]
+    return routes_of(model, torch.tensor([known], dtype=torch.uint8))
 
 
 def routed_at_random(model: PreTrainedModel, tree: RolloutTree, share: float = 0.95) -> RolloutTree:
@@ -79,12 +81,12 @@ def routed_at_random(model: PreTrainedModel, tree: RolloutTree, share: float = 0
     value["routes"] = {}
     for node in tree:
         path = [token for part in tree.path(node.id) for token in part.token_ids]
-        known: list[bytes] = []
+        known: list[str] = []
         for end in range(1, len(path) + 1):
             draw = random.Random(str(path[:end]))
             if draw.random() > share:
                 break
-            known += as_bytes(model, np.array([[draw.sample(range(experts), count) for _ in range(layers)]]))
+            known += as_told(model, np.array([[draw.sample(range(experts), count) for _ in range(layers)]]))
         if own := known[len(path) - len(node.token_ids) :]:
-            value["routes"][str(node.id)] = [base64.b64encode(route).decode() for route in own]
+            value["routes"][str(node.id)] = own
     return RolloutTree.from_json(value)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_world import ADMIN, HTTP, engine, world
+from gateway_world import ADMIN, HTTP, Timed, engine, renderer, tokenizer, words, world
 
 from turntree.core.tree import StopReason
 from turntree.gateway.config import GatewayLimits, Reward
@@ -157,6 +157,40 @@ def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):
         live = gate.sessions.get(opened["session"])
         gate.post(f"/sessions/{opened['session']}/reward", {"reward": 0.25}, opened["reward_key"])
         assert read_session(SessionStore(tmp_path), opened["session"]) == live.value()
+
+
+class Routed(Timed):
+    """Tells of every token but the last where it stands, as if that were its experts."""
+
+    def poll(self, timeout=None):
+        told = []
+        for done in super().poll(timeout):
+            count = len(self.prompts.pop(done.ticket)) + len(done.completion.token_ids) - 1
+            told.append(replace(done, completion=replace(done.completion, routes=tuple(map(str, range(count))))))
+        return told
+
+    def submit(self, request):
+        ticket = super().submit(request)
+        self.__dict__.setdefault("prompts", {})[ticket] = request.prompt_ids
+        return ticket
+
+
+def test_the_experts_of_a_dialogue_are_kept_once_and_go_into_its_tree(tmp_path):
+    policy = Routed(words, renderer().stop_ids, vocab_size=len(tokenizer()))
+    with world(policy, folder=tmp_path) as gate:
+        opened = gate.open()
+        messages = [*MESSAGES]
+        for _ in range(3):
+            messages += [ask(gate.url, opened["key"], messages), {"role": "user", "content": "More"}]
+        calls = gate.calls(opened["session"])
+        gate.post(f"/sessions/{opened['session']}/reward", {"reward": 1.0}, opened["reward_key"])
+    session = read_session(SessionStore(tmp_path), opened["session"])
+    assert list(session.calls) == calls
+    assert sum(len(call.completion.routes) for call in calls) == len(calls[-1].sequence) - 1
+    tree = merge("t", [session]).tree
+    (leaf,) = tree.leaves()
+    told = [route for node in tree.path(leaf) for route in tree.routes(node.id)]
+    assert told == [str(place) for place in range(len(calls[-1].sequence) - 1)]
 
 
 @pytest.mark.parametrize(

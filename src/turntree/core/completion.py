@@ -98,9 +98,9 @@ class Completion:
     are those of the distribution over the others. `finish` is "stop" when the last token is a stop token, "text" when
     a text of `Guide.stop` ended it, "length" when `max_tokens` cut it.
 
-    `routes` are the experts that computed the tokens in a mixture, of the whole prompt and of the sampled ones but the
-    last; none where they are not known. Those of a token are bytes: the numbers of its experts, layer by layer, signed
-    and little-endian, in 1 byte each (2 where a layer has more than `NARROW`).
+    `routes` are the experts that computed the tokens before the last one in a mixture, prompt included, as far back as
+    they are told. Those of a token are in base64: the numbers of its experts, layer by layer, signed and little-endian,
+    in 1 byte each (2 where a layer has more than `NARROW`).
     """
 
     token_ids: tuple[int, ...]
@@ -109,7 +109,7 @@ class Completion:
     finish: Literal["stop", "text", "length"]
     policy_version: int = 0
     cost: Cost = field(default_factory=Cost)
-    routes: tuple[bytes, ...] = ()
+    routes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises `TurntreeError` for what no engine may give: the mistake is the engine's, and none of turntree."""

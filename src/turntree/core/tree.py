@@ -12,7 +12,6 @@ nodes: the tokens up to the fork in a completion that the branches share, the re
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -127,7 +126,7 @@ class RolloutTree:
         self._stops: dict[int, StopReason] = {}
         self._parts: dict[int, int] = {}
         self._refills: set[int] = set()
-        self._routes: dict[int, tuple[bytes, ...]] = {}
+        self._routes: dict[int, tuple[str, ...]] = {}
         self._starts: list[int] = []
         self._sampled: list[bool] = []  # whether a node or one above it was sampled
         self._decisions: list[Decision] = []
@@ -187,12 +186,15 @@ class RolloutTree:
         if shared:
             parent = self._add_sampled(parent, completion, slice(0, shared), None, NO_COST).id
         node = self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
-        routes, path = completion.routes, self.path(node.id) if completion.routes else ()
-        if routes and len(routes) + 1 != sum(len(above.token_ids) for above in path):
-            raise ValueError(f"node {node.id}: {len(routes)} routes do not fit its path")
+        path = self.path(node.id) if completion.routes else ()
+        at = len(completion.routes) + bool(path) - sum(len(above.token_ids) for above in path)
+        if at > 0:
+            raise ValueError(f"node {node.id}: {len(completion.routes)} routes are more than its path has tokens")
         for above in path:  # what is known of a token stays: a prompt has the routes of its first completion
-            told, routes = routes[: len(above.token_ids)], routes[len(above.token_ids) :]
-            self._routes[above.id] = self.routes(above.id) + told[len(self.routes(above.id)) :]
+            known, end = self.routes(above.id), at + len(above.token_ids)
+            if at + len(known) >= 0:
+                self._routes[above.id] = known + completion.routes[at + len(known) : end]
+            at = end
         return node
 
     def _add_sampled(
@@ -240,7 +242,7 @@ class RolloutTree:
 
     # views
 
-    def routes(self, node: int) -> tuple[bytes, ...]:
+    def routes(self, node: int) -> tuple[str, ...]:
         """The routes (`core.completion.Completion`) of the node's first tokens; of the others they are not known."""
         return self._routes.get(node, ())
 
@@ -337,7 +339,7 @@ class RolloutTree:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` restores exactly. What a clock said is under `timing`."""
-        routes = self._routes.items()
+        routes = {str(node): list(told) for node, told in self._routes.items() if told}
         return {
             "task_id": self.task_id,
             "nodes": [_node_to_json(node) for node in self._nodes],
@@ -345,7 +347,7 @@ class RolloutTree:
             "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
             "roles": dict.fromkeys(map(str, sorted(self._refills)), "refill"),
             "decisions": [vars(decision) for decision in self._decisions],
-            **({"routes": {str(n): [b64encode(r).decode() for r in told] for n, told in routes}} if routes else {}),
+            **({"routes": routes} if routes else {}),
         }
 
     @classmethod
@@ -360,7 +362,7 @@ class RolloutTree:
         for row in value["decisions"]:
             tree.record(Decision(**row))
         for node, told in value.get("routes", {}).items():
-            tree._routes[tree[int(node)].id] = tuple(b64decode(route, validate=True) for route in told)
+            tree._routes[tree[int(node)].id] = tuple(told)
         return tree
 
 

@@ -161,7 +161,7 @@ class AnswerReader:
             routes=routes[: len(prompt) + len(ids) - 1],
         )
 
-    def routes(self, choice: Choice, tokens: int) -> tuple[bytes, ...]:
+    def routes(self, choice: Choice, tokens: int) -> tuple[str, ...]:
         """`Completion.routes` of so many tokens, where the policy is a mixture and the server reports them."""
         layers, count, experts = self.mixture
         if not experts or choice.routed_experts is None:
@@ -177,7 +177,8 @@ class AnswerReader:
         if not (fits and 0 <= found.min() <= found.max() < experts):
             told = f"{shape} of type {kind}, not numbers below {experts} for {tokens} tokens"
             raise Unusable(f"the server reports experts {told} in {layers} layers with {count} each")
-        return tuple(each.tobytes() for each in found.astype("<i1" if experts <= NARROW else "<i2"))
+        kept = found.astype("<i1" if experts <= NARROW else "<i2")
+        return tuple(base64.b64encode(each.tobytes()).decode() for each in kept)
 
     def tokens(self, choice: Choice) -> tuple[list[int], list[tuple[float, float]]]:
         """The sampled ids with (log-probability, entropy) each."""

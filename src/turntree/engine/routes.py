@@ -8,6 +8,7 @@ is looked at in every pass.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -32,14 +33,15 @@ def mixture_of(model: PreTrainedModel) -> tuple[int, int, int]:
     return (config.num_hidden_layers, config.num_experts_per_tok, experts) if experts else (0, 0, 0)
 
 
-def routes_of(model: PreTrainedModel, told: Tensor | Sequence[bytes] | None) -> Tensor | None:
-    """The experts [..., layers, experts of a token] that bytes [..., R] name (`core.completion.Completion`), for
-    `replayed` passes of `model`; -1 where it chooses. None where nothing is told. A sequence is that of a row's tokens
-    but the last. Raises `InputError` for routes of another model."""
+def routes_of(model: PreTrainedModel, told: Tensor | Sequence[str] | None) -> Tensor | None:
+    """The experts [..., layers, experts of a token] that bytes [..., R] name, for `replayed` passes of `model`; -1
+    where it chooses. None where nothing is told. A sequence is `Completion.routes` of all tokens of a row but the last.
+    Raises `InputError` for routes of another model."""
     if told is None or not len(told):
         return None
     if not isinstance(told, Tensor):
-        told = torch.tensor([[*route] for route in (*told, b"\xff" * len(told[0]))], dtype=torch.uint8)
+        known = [[*b64decode(route)] for route in told]
+        told = torch.tensor([*known, [255] * len(known[0])], dtype=torch.uint8)
     layers, count, experts = mixture_of(model)
     kind = torch.int8 if experts <= NARROW else torch.int16
     if told.shape[-1] != layers * count * kind.itemsize:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -235,13 +236,14 @@ def _tensors(rows: Sequence[Row], credits: Sequence[Credit]) -> PackedBatch:
 
 
 def _routes(rows: Sequence[Row], length: int) -> Tensor | None:
-    known = next((len(route) for row in rows for segment in row for route in segment.routes if route), 0)
-    if not known:
+    known = next((route for row in rows for segment in row for route in segment.routes if route), None)
+    if known is None:
         return None
-    unknown = b"\xff" * known
-    told = [b"".join(route or unknown for s in row for route in s.routes or [None] * len(s)) for row in rows]
-    joined = bytearray(b"".join(each.ljust(length * known, b"\xff") for each in told))
-    return torch.frombuffer(joined, dtype=torch.uint8).view(len(rows), length, known)
+    size = len(b64decode(known))
+    unknown = b64encode(b"\xff" * size).decode()
+    told = [[route or unknown for s in row for route in s.routes or [None] * len(s)] for row in rows]
+    joined = b"".join(b64decode(each) for row in told for each in [*row, *[unknown] * (length - len(row))])
+    return torch.frombuffer(bytearray(joined), dtype=torch.uint8).view(len(rows), length, size)
 
 
 def _blank() -> PackedBatch:

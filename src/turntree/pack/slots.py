@@ -54,7 +54,7 @@ class Segment:
     flat_tokens: int
     share: float = 1.0
     recomputed: int = 0
-    routes: tuple[bytes | None, ...] = ()  # of every slot, where any is known (`core.completion.Completion`)
+    routes: tuple[str | None, ...] = ()  # of every slot, where any is known (`core.completion.Completion`)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -132,7 +132,7 @@ def _segment(
     tree: RolloutTree, nodes: Sequence[Node], credits: Mapping[int, NodeCredit], index: int, flat: int, share: float
 ) -> Segment:
     """Merge `nodes` (parents before children) into a trie and number its entries depth-first."""
-    trie, entries, ends, routes = _Trie(), dict[int, list[int]](), dict[int, int](), dict[int, bytes]()
+    trie, entries, ends, routes = _Trie(), dict[int, list[int]](), dict[int, int](), dict[int, str]()
     for node in nodes:
         at = -1 if node.parent is None else ends[node.parent]
         entries[node.id] = trie.extend(at, node.token_ids)
