@@ -28,9 +28,8 @@ GROUPS, SIZE, TOKENS, LAYERS = (2, 4, 8, 2) if "--quick" in sys.argv else (4, 8,
 LOSS, SIZES = LossConfig(kl_coefficient=0.0), {"hidden_size": 128, "moe_intermediate_size": 64, "head_dim": 32}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": LAYERS, "norm_topk_prob": True}
 torch.manual_seed(0)
-config = Qwen3MoeConfig(
-    vocab_size=2048, num_experts=64, num_experts_per_tok=8, initializer_range=0.15, **SIZES, **HEADS
-)
+EXPERTS = {"num_experts": 64, "num_experts_per_tok": 8, "initializer_range": 0.15}
+config = Qwen3MoeConfig(vocab_size=2048, **SIZES, **HEADS, **EXPERTS)
 model = Qwen3MoeForCausalLM(config).eval().requires_grad_(False)
 for layer in model.model.layers:
     torch.nn.init.normal_(layer.mlp.gate.weight, std=0.15)
@@ -56,7 +55,6 @@ for trainer, name in ((model, "float32"), (sampler, "bfloat16, packed")):
         found_S, sampled_T = slot_scores(trainer, given).logprobs_S.float(), batch.sampling_logprobs_T.float()
         off_T = (found_S[batch.slot_T] - sampled_T).abs()
         same_S = found_S.index_copy(0, batch.slot_T, sampled_T)
-        found, same = (
-            float(policy_loss(x, batch, LOSS, normalizer=loss_normalizer([batch], LOSS))[0]) for x in (found_S, same_S)
-        )
+        divisor = loss_normalizer([batch], LOSS)
+        found, same = (float(policy_loss(x, batch, LOSS, normalizer=divisor)[0]) for x in (found_S, same_S))
         print(f"| {name} | {kind} | {off_T.mean():.4f} | {off_T.max():.3f} | {abs(found - same):.5f} |")

@@ -30,7 +30,8 @@ def mixture_of(model: PreTrainedModel) -> tuple[int, int, int]:
     """Layers, experts of a token, and experts of a layer; zeros for a model that is no mixture."""
     config = model.config.get_text_config()
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    return (config.num_hidden_layers, config.num_experts_per_tok, experts) if experts else (0, 0, 0)
+    count = getattr(config, "num_experts_per_tok", None)
+    return (config.num_hidden_layers, count, experts) if experts and count else (0, 0, 0)
 
 
 def routes_of(model: PreTrainedModel, told: Tensor | Sequence[str] | None) -> Tensor | None:

@@ -137,7 +137,8 @@ def _segment(
         at = -1 if node.parent is None else ends[node.parent]
         entries[node.id] = trie.extend(at, node.token_ids)
         ends[node.id] = entries[node.id][-1] if node.token_ids else at
-        routes = dict(zip(entries[node.id], tree.routes(node.id), strict=False)) | routes  # the first of twins
+        for entry, route in zip(entries[node.id], tree.routes(node.id), strict=False):
+            routes.setdefault(entry, route)
     order = trie.depth_first()
     slot = {entry: position for position, entry in enumerate(order)} | {-1: -1}
     predecessors = [slot[trie.parents[entry]] for entry in order]
