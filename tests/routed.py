@@ -10,6 +10,7 @@ import io
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,33 @@ def to_replay(model: PreTrainedModel, told: np.ndarray) -> torch.Tensor:
     """As passes of `model` over one row of these tokens take them."""
     known = [[*base64.b64decode(route)] for route in as_told(model, told)]
     return routes_of(model, torch.tensor([known], dtype=torch.uint8))
+
+
+class TellsPlaces:
+    """Before a scripted engine: it tells of every token but the last where it stands, as if that were its experts."""
+
+    def submit(self, request: Any) -> int:
+        ticket = super().submit(request)
+        self.__dict__.setdefault("prompts", {})[ticket] = len(request.prompt_ids)
+        return ticket
+
+    def poll(self, timeout: float | None = None) -> list[Any]:
+        return [self._told(done) for done in super().poll(timeout)]
+
+    def _told(self, done: Any) -> Any:
+        count = self.prompts.pop(done.ticket) + len(done.completion.token_ids) - 1
+        return replace(done, completion=replace(done.completion, routes=tuple(map(str, range(count)))))
+
+
+def are_places(tree: RolloutTree) -> bool:
+    """Whether every token of the tree that a sampled one follows has the place at which it stands."""
+    followed = {above.id for node in tree if node.sampled for above in tree.path(node.id)[:-1]}
+    for node in tree:
+        start = sum(len(above.token_ids) for above in tree.path(node.id)[:-1])
+        count = len(node.token_ids) if node.id in followed else max(0, len(node.token_ids) - 1) * node.sampled
+        if tree.routes(node.id) != tuple(map(str, range(start, start + count))):
+            return False
+    return True
 
 
 def routed_at_random(model: PreTrainedModel, tree: RolloutTree, share: float = 0.95) -> RolloutTree:

@@ -14,19 +14,22 @@ from test_vllm import STOP, TOKENIZER, request, sampling
 
 from completions_server import completion
 from fake_vllm import FakeVllm
-from routed import as_vllm, mixed, routed_at_random
+from routed import TellsPlaces, are_places, as_vllm, mixed, routed_at_random
 from tiny_models import tiny_mixture, tiny_model
+from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
 from turntree.core.completion import Completion
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.messages import Message
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.decide.branching.rules import RandomBrancher
 from turntree.engine.answers import AnswerReader, Unusable, answer_of
 from turntree.engine.vllm import WrongWeights
 from turntree.logs import trees
 from turntree.logs.trees import KeptTree
 from turntree.pack.packing import pack
+from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.spread import labelled, unlabelled
 from turntree.run.jsonl import write_lines
 from turntree.train.forward import slot_scores
@@ -115,11 +118,30 @@ def test_a_later_turn_may_tell_only_what_is_new() -> None:
     assert ["".join(tree.routes(node.id)) for node in tree] == ["ab", "c", "", "g"]
 
 
-def test_routes_that_do_not_fit_the_path_are_a_mistake_of_ours() -> None:
-    tree = RolloutTree("task")
-    root = tree.add(None, NodeKind.PROMPT, (1, 2)).id
-    with pytest.raises(ValueError, match="path"):
-        tree.add_completion(root, sampled((3,), "abc"), SAID)
+def test_the_routes_of_a_prompt_that_is_not_known_yet_are_those_of_the_root() -> None:
+    tree, whole = RolloutTree("task"), RolloutTree("task")
+    root = tree.add(None, NodeKind.PROMPT, ()).id
+    for told in ("abc", "xyz"):
+        tree.add_completion(root, sampled((3, 4), told), SAID)
+    later = tree.add_completion(tree.add(1, NodeKind.OBSERVATION, (5,)).id, sampled((6, 7), "abcdef"), SAID)
+    assert ["".join(tree.routes(node.id)) for node in tree] == ["ab", "cd", "z", "e", "f"]
+    for node in (whole.add(None, NodeKind.PROMPT, (1, 2)), *list(tree)[1:]):
+        if node.id:
+            more = {"logprobs": node.logprobs, "entropies": node.entropies}
+            whole.add(node.parent, node.kind, node.token_ids, **more)
+    whole.take_routes(tree, {node: node for node in range(later.id)})
+    assert ["".join(whole.routes(node.id)) for node in whole] == ["ab", "cd", "z", "e", ""]
+
+
+class Routed(TellsPlaces, WatchedEngine):
+    pass
+
+
+def test_the_groups_of_a_run_have_the_routes_of_every_branch_and_of_their_prompt() -> None:
+    settings = SchedulerConfig(episodes=EPISODES, group_size=6, initial_rollouts=3)
+    forks = RandomBrancher(rate=0.6, probe_tokens=2, branches=2)
+    grown = list(Scheduler(Routed(), TokenRenderer(), settings, brancher=forks).run([TokenWorld("a")], seed=1))
+    assert all(are_places(group.tree) for group in grown) and any(group.tree.branch_points() for group in grown)
 
 
 def test_routes_survive_the_disk_and_other_processes(tmp_path: Path) -> None:

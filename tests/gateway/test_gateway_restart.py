@@ -15,6 +15,7 @@ import httpx
 import pytest
 from gateway_world import ADMIN, HTTP, Timed, engine, renderer, tokenizer, words, world
 
+from routed import TellsPlaces, are_places
 from turntree.core.tree import StopReason
 from turntree.gateway.config import GatewayLimits, Reward
 from turntree.gateway.merge import merge
@@ -159,20 +160,8 @@ def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):
         assert read_session(SessionStore(tmp_path), opened["session"]) == live.value()
 
 
-class Routed(Timed):
-    """Tells of every token but the last where it stands, as if that were its experts."""
-
-    def poll(self, timeout=None):
-        told = []
-        for done in super().poll(timeout):
-            count = len(self.prompts.pop(done.ticket)) + len(done.completion.token_ids) - 1
-            told.append(replace(done, completion=replace(done.completion, routes=tuple(map(str, range(count))))))
-        return told
-
-    def submit(self, request):
-        ticket = super().submit(request)
-        self.__dict__.setdefault("prompts", {})[ticket] = request.prompt_ids
-        return ticket
+class Routed(TellsPlaces, Timed):
+    pass
 
 
 def test_the_experts_of_a_dialogue_are_kept_once_and_go_into_its_tree(tmp_path):
@@ -187,10 +176,7 @@ def test_the_experts_of_a_dialogue_are_kept_once_and_go_into_its_tree(tmp_path):
     session = read_session(SessionStore(tmp_path), opened["session"])
     assert list(session.calls) == calls
     assert sum(len(call.completion.routes) for call in calls) == len(calls[-1].sequence) - 1
-    tree = merge("t", [session]).tree
-    (leaf,) = tree.leaves()
-    told = [route for node in tree.path(leaf) for route in tree.routes(node.id)]
-    assert told == [str(place) for place in range(len(calls[-1].sequence) - 1)]
+    assert are_places(merge("t", [session]).tree)
 
 
 @pytest.mark.parametrize(

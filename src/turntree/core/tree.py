@@ -117,7 +117,7 @@ class Decision:
 
 
 class RolloutTree:
-    """The rollouts of one task. Only `add`, `stop`, `mark_refill` and `record` change it: all of them append."""
+    """The rollouts of one task. What changes it, appends: `add`, `take_routes`, `stop`, `mark_refill` and `record`."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -187,11 +187,10 @@ class RolloutTree:
             parent = self._add_sampled(parent, completion, slice(0, shared), None, NO_COST).id
         node = self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
         path = self.path(node.id) if completion.routes else ()
-        at = len(completion.routes) + bool(path) - sum(len(above.token_ids) for above in path)
-        if at > 0:
-            raise ValueError(f"node {node.id}: {len(completion.routes)} routes are more than its path has tokens")
+        end = len(completion.routes) + bool(path) - sum(len(above.token_ids) for above in path)
+        at = min(0, end)  # more routes than tokens are those of a prompt that is not known yet, at the root
         for above in path:  # what is known of a token stays: a prompt has the routes of its first completion
-            known, end = self.routes(above.id), at + len(above.token_ids)
+            known, end = self.routes(above.id), end + len(above.token_ids)
             if at + len(known) >= 0:
                 self._routes[above.id] = known + completion.routes[at + len(known) : end]
             at = end
@@ -210,6 +209,10 @@ class RolloutTree:
             messages=() if message is None else (message,),
             cost=cost,
         )
+
+    def take_routes(self, other: RolloutTree, ids: Mapping[int, int]) -> None:
+        """Those of another tree's nodes, by their ids there and here."""
+        self._routes |= {ids[node]: told for node, told in other._routes.items() if node in ids}
 
     def stop(self, leaf: int, reason: StopReason, *, part_of: int | None = None) -> None:
         """Stop a leaf. `part_of` is the leaf at which its rollout ended, where that is another (`parts`). Raises
@@ -339,7 +342,6 @@ class RolloutTree:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON value that `from_json` restores exactly. What a clock said is under `timing`."""
-        routes = {str(node): list(told) for node, told in self._routes.items() if told}
         return {
             "task_id": self.task_id,
             "nodes": [_node_to_json(node) for node in self._nodes],
@@ -347,7 +349,7 @@ class RolloutTree:
             "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
             "roles": dict.fromkeys(map(str, sorted(self._refills)), "refill"),
             "decisions": [vars(decision) for decision in self._decisions],
-            **({"routes": routes} if routes else {}),
+            **({"routes": {str(node): list(told) for node, told in self._routes.items()}} if self._routes else {}),
         }
 
     @classmethod
