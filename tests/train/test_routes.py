@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import pickle
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,6 +156,15 @@ def test_what_is_sampled_after_an_update_is_routed_by_the_model() -> None:
     plain = logits(model, None)
     library_gradient(model, None, pack(*labelled(model, 0), max_tokens=4096), LOSS)
     assert torch.equal(logits(model, None), plain)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_replays_too_also_one_that_another_rank_was_sent(copied: Callable[[Any], Any]) -> None:
+    model = tiny_mixture(24)
+    other = (own_choice(model) + 1) % 4
+    changed = logits(model, other)
+    assert torch.equal(logits(copied(model), other), changed)
+    assert torch.equal(logits(copied(model), None), logits(model, None))
 
 
 def test_a_family_that_chooses_in_another_way_and_routes_of_another_model_are_refused() -> None:
