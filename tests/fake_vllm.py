@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from completions_server import Http
+from routed import as_vllm, by_token, chosen
 
 # path and body -> a status, "drop" the connection, "mute": do it and drop the connection, or go on
 Hook = Callable[[str, dict[str, Any]], int | str | None]
@@ -29,11 +30,12 @@ Hook = Callable[[str, dict[str, Any]], int | str | None]
 
 class FakeVllm:
     """`stale`: its cache is never reset. `tied_head`: whole weights reach everything but a tied head, unless the file
-    names it. `raw`: log-probabilities are those before the temperature. `asked` are all requests by path."""
+    names it. `raw`: log-probabilities are those before the temperature. `routed`: it says which experts computed the
+    tokens. `asked` are all requests by path."""
 
     def __init__(self, model: PreTrainedModel, *, boot: str = "1", max_context: int = 4096) -> None:
         self.model, self.boot, self.max_context = model, boot, max_context
-        self.stale = self.raw = False
+        self.stale = self.raw = self.routed = False
         self.dev, self.lora = True, True
         self.hook: Hook = lambda path, body: None
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -87,11 +89,14 @@ class FakeVllm:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         if len(body["prompt"]) + body["max_tokens"] > self.max_context:
             return 400, {"error": {"message": "This model's maximum context length is exceeded."}}
-        ids, logprobs, tops = self._sample(body)
+        with chosen(self.model) as found:
+            ids, logprobs, tops = self._sample(body)
         stop = ids[-1] in body.get("stop_token_ids", ())
         names = [f"token_id:{token}" for token in ids]
         reported = {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops}
         choice = {"index": 0, "text": "", "logprobs": reported, "finish_reason": "stop" if stop else "length"}
+        if self.routed:
+            choice["routed_experts"] = as_vllm(by_token(self.model, found))
         usage = {"prompt_tokens_details": {"cached_tokens": 0}}
         return 200, {"choices": [choice], "usage": usage, "system_fingerprint": self.boot}
 

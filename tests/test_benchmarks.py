@@ -53,6 +53,14 @@ def test_environments_are_timed_by_their_own_gold():
     assert (rooms["tasks"], rooms["steps_per_second"]) == (0, None)  # its expert is a demonstrator: no gold
 
 
+def test_replayed_experts_leave_less_between_sampler_and_trainer():
+    finished = run("routes.py")
+    assert finished.returncode == 0, finished.stderr
+    chosen, replayed, *_ = [line.split("|")[1:-1] for line in finished.stdout.splitlines()[2:]]
+    assert [chosen[1].strip(), replayed[1].strip()] == ["chosen by the trainer", "replayed"]
+    assert 0 < float(replayed[2]) < 0.7 * float(chosen[2])
+
+
 def test_every_turn_of_a_large_import_is_accounted_for():
     finished = run("import_scale.py", "--json", "-")
     assert finished.returncode == 0, finished.stderr

@@ -15,7 +15,6 @@ from turntree.experiments.config import GateExperimentConfig
 from turntree.experiments.paired import (
     held_out_checks,
     held_out_outcomes,
-    mean,
     over_seeds,
     paired_outcomes,
     ratio_over_seeds,
@@ -26,6 +25,7 @@ from turntree.report.html import build_report
 from turntree.run.files import write_json
 from turntree.run.folder import open_run
 from turntree.run.statistics import crossed_interval, sign_flip, t_interval
+from turntree.run.wilson import mean
 from turntree.stages.train_online import TrainOnlineConfig
 
 

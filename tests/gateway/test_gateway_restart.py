@@ -13,8 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_world import ADMIN, HTTP, engine, world
+from gateway_world import ADMIN, HTTP, Timed, engine, renderer, tokenizer, words, world
 
+from routed import TellsPlaces, are_places
 from turntree.core.tree import StopReason
 from turntree.gateway.config import GatewayLimits, Reward
 from turntree.gateway.merge import merge
@@ -157,6 +158,25 @@ def test_what_is_read_from_disk_equals_what_was_kept(tmp_path):
         live = gate.sessions.get(opened["session"])
         gate.post(f"/sessions/{opened['session']}/reward", {"reward": 0.25}, opened["reward_key"])
         assert read_session(SessionStore(tmp_path), opened["session"]) == live.value()
+
+
+class Routed(TellsPlaces, Timed):
+    pass
+
+
+def test_the_experts_of_a_dialogue_are_kept_once_and_go_into_its_tree(tmp_path):
+    policy = Routed(words, renderer().stop_ids, vocab_size=len(tokenizer()))
+    with world(policy, folder=tmp_path) as gate:
+        opened = gate.open()
+        messages = [*MESSAGES]
+        for _ in range(3):
+            messages += [ask(gate.url, opened["key"], messages), {"role": "user", "content": "More"}]
+        calls = gate.calls(opened["session"])
+        gate.post(f"/sessions/{opened['session']}/reward", {"reward": 1.0}, opened["reward_key"])
+    session = read_session(SessionStore(tmp_path), opened["session"])
+    assert list(session.calls) == calls
+    assert sum(len(call.completion.routes) for call in calls) == len(calls[-1].sequence) - 1
+    assert are_places(merge("t", [session]).tree)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from random_trees import sampled_near, scored_trees
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from ranks_of_tests import followed, measured, moments, policy, shares, two_ranks
+from routed import routed_at_random
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import Sampling
 from turntree.core.errors import ConfigError
@@ -154,8 +155,10 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
 def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) -> None:
     (config, max_tokens), rescores = CASES[kind], "bfloat16" in kind
     steps = 1 if rescores else 2  # a sum in another order turns roundings of bfloat16 over, for the next step
-    dealt = pack_ranks(*labelled(3, config), 2, max_tokens=max_tokens)
-    alone, together = policy(kind), policy(kind)
+    alone, together, (trees, credits) = policy(kind), policy(kind), labelled(3, config)
+    if "mixture" in kind:
+        trees = [routed_at_random(alone, tree) for tree in trees]
+    dealt = pack_ranks(trees, credits, 2, max_tokens=max_tokens)
     single = open_trainers(alone, STEPS, 9, referred=True)
     double = open_trainers(together, STEPS, 9, pair, referred=True)
     for _ in range(steps):

@@ -12,6 +12,8 @@ from turntree.core.config import FIXED, at_least, made_plain
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
+NARROW = 128  # experts of a layer, up to which the number of one is a byte
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -95,6 +97,10 @@ class Completion:
     full-vocabulary entropy of that same distribution in nats. Where a grammar (`Guide.allowed`) forbids tokens, both
     are those of the distribution over the others. `finish` is "stop" when the last token is a stop token, "text" when
     a text of `Guide.stop` ended it, "length" when `max_tokens` cut it.
+
+    `routes` are the experts that computed the tokens before the last one in a mixture, prompt included, as far back as
+    they are told. Those of a token are in base64: the numbers of its experts, layer by layer, signed and little-endian,
+    in 1 byte each (2 where a layer has more than `NARROW`).
     """
 
     token_ids: tuple[int, ...]
@@ -103,6 +109,7 @@ class Completion:
     finish: Literal["stop", "text", "length"]
     policy_version: int = 0
     cost: Cost = field(default_factory=Cost)
+    routes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises `TurntreeError` for what no engine may give: the mistake is the engine's, and none of turntree."""

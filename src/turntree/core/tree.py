@@ -117,7 +117,7 @@ class Decision:
 
 
 class RolloutTree:
-    """The rollouts of one task. Only `add`, `stop`, `mark_refill` and `record` change it: all of them append."""
+    """The rollouts of one task. What changes it, appends: `add`, `take_routes`, `stop`, `mark_refill` and `record`."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -126,6 +126,7 @@ class RolloutTree:
         self._stops: dict[int, StopReason] = {}
         self._parts: dict[int, int] = {}
         self._refills: set[int] = set()
+        self._routes: dict[int, tuple[str, ...]] = {}
         self._starts: list[int] = []
         self._sampled: list[bool] = []  # whether a node or one above it was sampled
         self._decisions: list[Decision] = []
@@ -184,7 +185,16 @@ class RolloutTree:
             raise ValueError(f"{shared} of {len(completion.token_ids)} sampled tokens cannot be shared by branches")
         if shared:
             parent = self._add_sampled(parent, completion, slice(0, shared), None, NO_COST).id
-        return self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
+        node = self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
+        path = self.path(node.id) if completion.routes else ()
+        end = len(completion.routes) + bool(path) - sum(len(above.token_ids) for above in path)
+        at = min(0, end)  # more routes than tokens are those of a prompt that is not known yet, at the root
+        for above in path:  # what is known of a token stays: a prompt has the routes of its first completion
+            known, end = self.routes(above.id), end + len(above.token_ids)
+            if at + len(known) >= 0:
+                self._routes[above.id] = known + completion.routes[at + len(known) : end]
+            at = end
+        return node
 
     def _add_sampled(
         self, parent: int, completion: Completion, part: slice, message: Message | None, cost: Cost
@@ -199,6 +209,10 @@ class RolloutTree:
             messages=() if message is None else (message,),
             cost=cost,
         )
+
+    def take_routes(self, other: RolloutTree, ids: Mapping[int, int]) -> None:
+        """Those of another tree's nodes, by their ids there and here."""
+        self._routes |= {ids[node]: told for node, told in other._routes.items() if node in ids}
 
     def stop(self, leaf: int, reason: StopReason, *, part_of: int | None = None) -> None:
         """Stop a leaf. `part_of` is the leaf at which its rollout ended, where that is another (`parts`). Raises
@@ -230,6 +244,10 @@ class RolloutTree:
             raise ValueError(f"the tree of {self.task_id!r} has no node {node}")
 
     # views
+
+    def routes(self, node: int) -> tuple[str, ...]:
+        """The routes (`core.completion.Completion`) of the node's first tokens; of the others they are not known."""
+        return self._routes.get(node, ())
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -303,14 +321,8 @@ class RolloutTree:
         Path weights are unbiased only where every fork was decided from the history up to it.
         """
         forks = set(self.branch_points())
-        seen_below = {
-            decision.node
-            for decision in self._decisions
-            if decision.node in forks
-            and decision.saw is not None
-            and all(node.id != decision.saw for node in self.path(decision.node))
-        }
-        return tuple(sorted(seen_below))
+        seen = {(each.node, each.saw) for each in self._decisions if each.node in forks and each.saw is not None}
+        return tuple(sorted({node for node, saw in seen if all(above.id != saw for above in self.path(node))}))
 
     def path(self, node: int) -> tuple[Node, ...]:
         """The nodes from the root down to `node`."""
@@ -337,6 +349,7 @@ class RolloutTree:
             "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
             "roles": dict.fromkeys(map(str, sorted(self._refills)), "refill"),
             "decisions": [vars(decision) for decision in self._decisions],
+            **({"routes": {str(node): list(told) for node, told in self._routes.items()}} if self._routes else {}),
         }
 
     @classmethod
@@ -350,6 +363,8 @@ class RolloutTree:
             tree.mark_refill(int(node))
         for row in value["decisions"]:
             tree.record(Decision(**row))
+        for node, told in value.get("routes", {}).items():
+            tree._routes[tree[int(node)].id] = tuple(told)
         return tree
 
 
@@ -367,10 +382,9 @@ def _facts_of(row: dict[str, Any]) -> dict[str, Any]:
 
 def _node_to_json(node: Node) -> dict[str, Any]:
     row: dict[str, Any] = {"parent": node.parent, "kind": node.kind.value, "token_ids": list(node.token_ids)}
-    if node.logprobs is not None:
-        row["logprobs"] = list(node.logprobs)
-    if node.entropies is not None:
-        row["entropies"] = list(node.entropies)
+    for name, values in (("logprobs", node.logprobs), ("entropies", node.entropies)):
+        if values is not None:
+            row[name] = list(values)
     if node.policy_version is not None:
         row["policy_version"] = node.policy_version
     if node.messages:

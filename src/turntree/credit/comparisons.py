@@ -114,7 +114,8 @@ def across_siblings(scored: ScoredTree, advantages: Advantages) -> dict[int, lis
     initial = [scored.value(start) for start in scored.initial_starts]
     for start in scored.refilled_starts:
         branch[start] = advantages([*initial, scored.value(start)])[-1]
-    for siblings in (scored.initial_starts, *_forks(scored)):
+    live = [[n for n in scored.tree.children(fork) if n in scored.below] for fork in scored.tree.branch_points()]
+    for siblings in (scored.initial_starts, *(children for children in live if len(children) > 1)):
         branch |= zip(siblings, advantages([scored.value(n) for n in siblings]), strict=True)
     at: dict[int | None, float] = {}
     for node in scored.below:  # parents first
@@ -179,9 +180,3 @@ class AcrossAnchors:
         turn = scored.tree[node].turn
         ahead = [scored.tree[leaf].turn - turn for leaf in scored.leaves]
         return scored.mean_below(node, [r * self.discount**t for r, t in zip(scored.rewards, ahead, strict=True)])
-
-
-def _forks(scored: ScoredTree) -> list[list[int]]:
-    """The children with a scored leaf of every branch point that keeps at least two of them."""
-    live = [[n for n in scored.tree.children(fork) if n in scored.below] for fork in scored.tree.branch_points()]
-    return [children for children in live if len(children) > 1]

@@ -110,7 +110,9 @@ class CreditRule:
         rewards.check(tree)
         self._check_parts(tree)
         scored = rewards.scored()
-        _check_gate(tree, scored)
+        if scored and any(tree.stop_reason(leaf) is StopReason.GATED for leaf in tree.leaves()):
+            # which ones had completed depended on the outcome
+            raise ValueError(f"{tree.task_id!r} was gated: its completed leaves must not carry rewards either")
         weighting = self.leaf_weights(tree, tuple(scored))
         facts = _counted(tree, scored, weighting.weights)
         lengths = facts.trained_tokens
@@ -213,9 +215,3 @@ def _counted(tree: RolloutTree, scored: dict[int, float], weights: Sequence[floa
     kept = {leaf: w for leaf, w in zip(scored, weights, strict=True) if w > 0}
     rewards = tuple(scored[leaf] for leaf in kept)
     return ScoredTree(tree, tuple(kept), rewards, tuple(kept.values()), positions_below(tree, tuple(kept)))
-
-
-def _check_gate(tree: RolloutTree, scored: dict[int, float]) -> None:
-    """A gated tree censors all its leaves, completed ones too: which ones had completed depended on the outcome."""
-    if scored and any(tree.stop_reason(leaf) is StopReason.GATED for leaf in tree.leaves()):
-        raise ValueError(f"{tree.task_id!r} was gated: its completed leaves must not carry rewards either")

@@ -9,15 +9,18 @@ log-probabilities allow (`entropy_bounds`).
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turntree.core.completion import Completion, GenerationRequest
+from turntree.core.completion import NARROW, Completion, GenerationRequest
 from turntree.core.errors import ConfigError, InputError
 from turntree.engine.requests import cost_of
 
@@ -60,6 +63,7 @@ class Choice(_Row):
     prompt_token_ids: list[int] | None = None
     stop_reason: Any = None
     logprobs: Logprobs | None = None
+    routed_experts: str | None = None  # of every token but the last, as base64 of an .npy file
 
     @property
     def ids(self) -> list[int] | None:
@@ -124,6 +128,7 @@ class AnswerReader:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
         self.stop_ids, self.exact, self.vocabulary = frozenset(stop_ids), True, len(tokenizer)
         self.reported = True  # whether every log-probability so far was the server's
+        self.mixture: tuple[int, int, int] = (0, 0, 0)  # `engine.routes.mixture_of` the policy, where routes are read
         self.known = max(tokenizer.get_vocab().values()) + 1  # above `vocabulary` where ids have gaps (Phi-4-mini)
         self._tokenizer = tokenizer
 
@@ -136,6 +141,7 @@ class AnswerReader:
             _check_sampled(request, ids, usage.completion_tokens, stopped=stopped)
         if usage.prompt_tokens not in (None, len(prompt)) or choice.prompt_token_ids not in (None, prompt):
             raise Unusable("the server answers another prompt than it was sent")
+        routes = self.routes(choice, len(prompt) + len(ids) - 1)
         end = next((place for place, token in enumerate(ids) if token in self.stop_ids), None)
         if end is not None:
             ids, statistics = ids[: end + 1], statistics[: end + 1]
@@ -152,7 +158,27 @@ class AnswerReader:
             finish="stop" if ids[-1] in self.stop_ids else "text" if by_text else "length",
             policy_version=version,
             cost=cost_of(request, decoded=len(ids), prefilled=max(0, len(prompt) - cached)),
+            routes=routes[: len(prompt) + len(ids) - 1],
         )
+
+    def routes(self, choice: Choice, tokens: int) -> tuple[str, ...]:
+        """`Completion.routes` of so many tokens, where the policy is a mixture and the server reports them."""
+        layers, count, experts = self.mixture
+        if not experts or choice.routed_experts is None:
+            return ()
+        try:
+            file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
+            np.lib.format.read_magic(file)  # by the header, so that no array is made that is larger than the text
+            shape, turned, kind = np.lib.format.read_array_header_1_0(file)
+            found = np.frombuffer(file.read(), kind).reshape(shape)
+        except (ValueError, TypeError) as error:
+            raise Unusable(one_line(f"the server reports experts that are no array ({error})")) from error
+        fits = not turned and shape == (tokens, layers, count) and kind.kind in "iu"
+        if not (fits and 0 <= found.min() <= found.max() < experts):
+            told = f"{shape} of type {kind}, not numbers below {experts} for {tokens} tokens"
+            raise Unusable(f"the server reports experts {told} in {layers} layers with {count} each")
+        kept = found.astype("<i1" if experts <= NARROW else "<i2")
+        return tuple(base64.b64encode(each.tobytes()).decode() for each in kept)
 
     def tokens(self, choice: Choice) -> tuple[list[int], list[tuple[float, float]]]:
         """The sampled ids with (log-probability, entropy) each."""

@@ -97,10 +97,7 @@ def check_generation(model: PreTrainedModel, generate: Generate, *, how: str) ->
             for error in _errors(model, request, answer)
         ]
     except (ValueError, IndexError, TypeError, RuntimeError, AttributeError) as error:
-        raise InputError(
-            f"{type(model).__name__} cannot be run {how} ({error})",
-            hint=_STANDARD,
-        ) from error
+        raise InputError(f"{type(model).__name__} cannot be run {how} ({error})", hint=_STANDARD) from error
     # Rounding to bfloat16 can move one log-probability by 0.6 (a SmolLM2 after SFT: mean 0.07, 0 in float32); positions
     # by slot move them by 1.4 to 2.0 on average.
     exact = model.dtype == torch.float32

@@ -45,12 +45,7 @@ class HFEngine(LocalEngine):
     Raises `InputError` for a model whose keys and values cannot be shared by position (see `compatibility`).
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        stop_ids: Collection[int],
-        config: EngineConfig | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, stop_ids: Collection[int], config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
         super().__init__(model, stop_ids, config, positions=context_of(model))
         check_attention(model, self.max_context)

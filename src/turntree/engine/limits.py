@@ -3,7 +3,7 @@ them. Torch is imported when an engine is built, so that configurations can be r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -140,16 +140,15 @@ class TinkerConfig:
 def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a stage without how a server is reached: what decides the completions."""
     device: Mapping[str, Any] = settings["device"]
-    reached = ("engine", "carrier")
-    free = {name: _without(device.get(name), (*CONNECTION, "prices")) for name in reached}
+    reached = {name: device.get(name) for name in ("engine", "carrier")}
+    free = {
+        name: part and {k: v for k, v in part.items() if k not in (*CONNECTION, "prices")}
+        for name, part in reached.items()
+    }
     endpoint = settings.get("endpoint")
     if endpoint is not None:
         endpoint = {key: endpoint[key] for key in ("tokenizer", "max_context")}
     return {**settings, "device": {**device, **free}, "endpoint": endpoint}
-
-
-def _without(part: Mapping[str, Any] | None, keys: Collection[str]) -> dict[str, Any] | None:
-    return None if part is None else {key: value for key, value in part.items() if key not in keys}
 
 
 def hf(policy: Any, config: EngineConfig) -> StreamingEngine:

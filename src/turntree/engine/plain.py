@@ -36,12 +36,7 @@ class PlainEngine(LocalEngine):
     positions where `max_context` gives none.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        stop_ids: Collection[int],
-        config: EngineConfig | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, stop_ids: Collection[int], config: EngineConfig | None = None) -> None:
         config = config or EngineConfig()
         positions = positions_of(model) or config.max_context  # a model that counts none (Mamba) is given some
         if positions is None:

@@ -204,15 +204,14 @@ class VllmEngine(ServerEngine):
     """
 
     def __init__(
-        self,
-        config: VllmConfig,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        stop_ids: Collection[int],
+        self, config: VllmConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
     ) -> None:
+        from turntree.engine.routes import mixture_of  # loads torch
+
         servers = self._servers = tuple(VllmServer(url, config) for url in config.urls)
         super().__init__(servers, AnswerReader(tokenizer, stop_ids), 0)
         self._config, self._policy, self._router = config, model, Router()
+        self._reader.mixture = mixture_of(model)
         self._folder = _fresh_folder(config.folder)
         weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._weights: _Weights | None = None
@@ -294,6 +293,7 @@ class VllmEngine(ServerEngine):
         """The largest difference between the log-probabilities of the server and of the policy in this process. The
         server's process is known by its fingerprint from then on."""
         from turntree.engine.compatibility import score  # loads torch
+        from turntree.engine.routes import replayed, routes_of
 
         worst, room = 0.0, self._longest - _PROBED
         draw = random.Random(0)
@@ -308,7 +308,9 @@ class VllmEngine(ServerEngine):
             if answer.choice.ids is None or len(ids) != _PROBED:
                 hint = "use vLLM"
                 raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
-            scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
+            routes = routes_of(self._policy, self._reader.routes(answer.choice, len(prompt) + len(ids) - 1))
+            with replayed(routes):
+                scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
             off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
             worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
         return worst

@@ -23,7 +23,6 @@ from turntree.experiments.paired import (
     claim_policy,
     held_out_outcomes,
     json_rows,
-    mean,
     over_seeds,
     paired_outcomes,
     ratio_over_seeds,
@@ -33,6 +32,7 @@ from turntree.experiments.paired import (
 )
 from turntree.run.folder import RunDirectory
 from turntree.run.statistics import clustered_wilson
+from turntree.run.wilson import mean
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import GATE_LOG
 

@@ -130,9 +130,3 @@ def run_or_reuse(config: TrainOnlineConfig, folder: Path) -> None:
     config = parts.resolved(config)
     if not RunDirectory(folder).finished_with(to_mapping(config)):
         run_train_online(config, folder)
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    """Of the known ones."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None

@@ -358,6 +358,10 @@ class Sampler:
 
     def _take(self, session: LiveSession, call: Call, ended: Completion, stops: tuple[str, ...]) -> None:
         """Keep a call that has its completion."""
+        base = call.base
+        if ended.routes and base is not None and base.completion is not None and base.completion.routes:
+            known = min(call.base_tokens, base.prompt_tokens + len(base.sampled_ids) - 1)
+            ended = replace(ended, routes=ended.routes[known:])  # its base has the others
         call.completion = ended
         try:
             answer, call.stop = cut_at(self._read(call, ended.token_ids), stops)

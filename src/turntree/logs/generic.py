@@ -6,19 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turntree.logs.groups import LoggedRollout
-from turntree.logs.rows import (
-    LoggedRow,
-    RowRefused,
-    count,
-    counts,
-    facts_of,
-    flag,
-    needed,
-    reward,
-    split,
-    text,
-    texts,
-)
+from turntree.logs.rows import LoggedRow, RowRefused, count, counts, facts_of, flag, needed, reward, split, text, texts
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from turntree.core.config import Between, from_mapping
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import Decision, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
@@ -118,6 +118,7 @@ class _Tree:
     stops: dict[str, StopReason]
     decisions: list[Decision]
     parts: dict[str, int]
+    routes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     roles: dict[str, Literal["refill"]]
 
 
@@ -154,12 +155,6 @@ def _check_node(node: dict[str, Any]) -> None:
         values = node.get(name, [])
         if not isinstance(values, list) or not all(type(v) in (float, int) and -1e30 < v < 1e30 for v in values):
             raise TypeError(f"{name} are not numbers")
-
-
-def check_keep(keep: int | None) -> None:
-    """Raise `ConfigError` for a negative number of iterations."""
-    if keep is not None and keep < 0:
-        raise ConfigError("must be at least 0", field="keep_trees", hint="use null for all iterations, 0 for none")
 
 
 def is_kept(iteration: int, iterations: int, keep: int | None) -> bool:

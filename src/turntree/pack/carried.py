@@ -19,10 +19,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
+from turntree.engine.routes import replayed
 from turntree.pack.packing import PackedBatch
 from turntree.pack.slots import chains
 
 Span: TypeAlias = tuple[int, int]  # slots [start, end) of a chain
+Below: TypeAlias = Mapping[Span | None, Sequence[Span]]  # the chains that continue each chain
 _CARRIES = "turntree_carries"
 
 
@@ -47,8 +49,9 @@ class _State(DynamicCache):
         return recurrent_states
 
 
-def carried_states(decoder: PreTrainedModel, batch: PackedBatch) -> Tensor:
-    """The hidden states [B, L, D] of all slots that a trained slot depends on; the others are zero."""
+def carried_states(decoder: PreTrainedModel, batch: PackedBatch, routes: Tensor | None) -> Tensor:
+    """The hidden states [B, L, D] of all slots that a trained slot depends on; the others are zero. `routes` are those
+    of the slots, as `engine.routes.replayed` takes them."""
     wanted = sorted(set(batch.predecessor_S.tolist()))
     rows: list[Tensor] = []
     for row, last in enumerate(batch.last_BL.tolist()):
@@ -57,7 +60,7 @@ def carried_states(decoder: PreTrainedModel, batch: PackedBatch) -> Tensor:
             for span in chains(last)
             if bisect_left(wanted, row * len(last) + span[0]) < bisect_left(wanted, row * len(last) + last[span[0]])
         ]
-        found = _walked(decoder, batch.tokens_BL[row], batch.positions_BL[row].tolist(), _below(needed, last))
+        found = _walked(decoder, batch, row, _below(needed, last), routes)
         width, kind = decoder.config.get_text_config().hidden_size, {"dtype": decoder.dtype, "device": decoder.device}
         missing = {start: torch.zeros(end - start, width, **kind) for start, end in chains(last) if start not in found}
         rows.append(torch.cat([state for _, state in sorted((found | missing).items())]))
@@ -78,9 +81,10 @@ def _below(needed: Sequence[Span], last: Sequence[int]) -> dict[Span | None, lis
 
 
 def _walked(
-    decoder: PreTrainedModel, tokens_L: Tensor, positions: Sequence[int], below: Mapping[Span | None, Sequence[Span]]
+    decoder: PreTrainedModel, batch: PackedBatch, row: int, below: Below, routes: Tensor | None
 ) -> dict[int, Tensor]:
     """Hidden states [Q, D] of every chain, by its first slot."""
+    tokens_L, positions = batch.tokens_BL[row], batch.positions_BL[row].tolist()
     found: dict[int, Tensor] = {}
     waiting = [(_begun(decoder), 0, group) for group in _together(below[None], below, 0, len(tokens_L))]
     while waiting:
@@ -90,7 +94,9 @@ def _walked(
         state.reorder_cache(rows)
         tokens_NQ = pad_sequence([tokens_L[start:end] for start, end in group], batch_first=True)
         positions_1Q = positions[group[0][0]] + torch.arange(tokens_NQ.shape[1], device=tokens_L.device)[None]
-        output = decoder(input_ids=tokens_NQ, position_ids=positions_1Q, past_key_values=state, use_cache=True)
+        own = [] if routes is None else [routes[row, start:end] for start, end in group]
+        with replayed(pad_sequence(own, batch_first=True) if own else None):
+            output = decoder(input_ids=tokens_NQ, position_ids=positions_1Q, past_key_values=state, use_cache=True)
         for place, (start, end) in enumerate(group):
             found[start] = output.last_hidden_state[place, : end - start]
             groups = _together(below[start, end], below, positions[end - 1] + 1, len(tokens_L))
@@ -98,9 +104,7 @@ def _walked(
     return found
 
 
-def _together(
-    siblings: Sequence[Span], below: Mapping[Span | None, Sequence[Span]], depth: int, slots: int
-) -> list[list[Span]]:
+def _together(siblings: Sequence[Span], below: Below, depth: int, slots: int) -> list[list[Span]]:
     """Siblings that go through the model as one batch: of one length, because nothing may follow what pads a state, or
     leaves, of which none is padded to more than twice its length. Each has the keys of the `depth` tokens above it in a
     copy of its own; all copies are at most eight times the `slots` of the row, whose activations are more."""

@@ -8,12 +8,14 @@ Shape suffixes
     B  rows of a batch                       L  slots of the longest row
     S  trained slots (unique)                T  terms
     A  actions (sampling events)             V  vocabulary
+    R  bytes of a slot's routes
 """
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +46,7 @@ class PackingStats(Additive):
     padding: int = 0
     recomputed_tokens: int = 0  # of the unique ones: ancestors that a cut tree computes again
     cut_trees: int = 0
+    replayed_tokens: int = 0  # of the unique ones: routed as the sampler routed them
 
     @property
     def rho(self) -> float:
@@ -73,6 +76,7 @@ class PackedBatch:
     longest: int  # tokens of the longest path
     stats: PackingStats
     reference_logprobs_S: Tensor | None = None
+    routes_BLR: Tensor | None = None  # bytes (`core.completion.Completion`), all ones where none are known
 
     def to(self, device: torch.device | str) -> PackedBatch:
         moved = {
@@ -227,7 +231,19 @@ def _tensors(rows: Sequence[Row], credits: Sequence[Credit]) -> PackedBatch:
         is_flat=is_flat,
         longest=max(longest_path(segment) for row in rows for segment in row),
         stats=_stats(rows, credits, padding=len(rows) * length - sum(len(s) for row in rows for s in row)),
+        routes_BLR=_routes(rows, length),
     )
+
+
+def _routes(rows: Sequence[Row], length: int) -> Tensor | None:
+    known = next((route for row in rows for segment in row for route in segment.routes if route), None)
+    if known is None:
+        return None
+    size = len(b64decode(known))
+    unknown = b64encode(b"\xff" * size).decode()
+    told = [[route or unknown for s in row for route in s.routes or [None] * len(s)] for row in rows]
+    joined = b"".join(b64decode(each) for row in told for each in [*row, *[unknown] * (length - len(row))])
+    return torch.frombuffer(bytearray(joined), dtype=torch.uint8).view(len(rows), length, size)
 
 
 def _blank() -> PackedBatch:
@@ -270,5 +286,6 @@ def _stats(rows: Sequence[Row], credits: Sequence[Credit], padding: int) -> Pack
             unique_tokens=len(segment),
             flat_tokens=segment.flat_tokens,
             recomputed_tokens=segment.recomputed,
+            replayed_tokens=sum(route is not None for route in segment.routes),
         )
     return total

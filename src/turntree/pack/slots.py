@@ -18,7 +18,7 @@ through the parts adds up to the uncut one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 
 from turntree.core.errors import InputError
@@ -54,6 +54,7 @@ class Segment:
     flat_tokens: int
     share: float = 1.0
     recomputed: int = 0
+    routes: tuple[str | None, ...] = ()  # of every slot, where any is known (`core.completion.Completion`)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,7 +89,7 @@ def path_segments(tree: RolloutTree, credit: Credit, index: int) -> list[Segment
     for path in paths:
         for node in path:
             through[node.id] = through.get(node.id, 0) + 1
-    split = {n: _divided(c, through[n]) for n, c in credit.nodes.items() if n in through}
+    split = {n: NodeCredit(*(x / through[n] for x in astuple(c))) for n, c in credit.nodes.items() if n in through}
     flat = [sum(len(node.token_ids) for node in path) for path in paths]
     share = 1.0 / max(len(paths), 1)
     return [_segment(tree, path, split, index, tokens, share) for path, tokens in zip(paths, flat, strict=True)]
@@ -131,11 +132,13 @@ def _segment(
     tree: RolloutTree, nodes: Sequence[Node], credits: Mapping[int, NodeCredit], index: int, flat: int, share: float
 ) -> Segment:
     """Merge `nodes` (parents before children) into a trie and number its entries depth-first."""
-    trie, entries, ends = _Trie(), dict[int, list[int]](), dict[int, int]()
+    trie, entries, ends, routes = _Trie(), dict[int, list[int]](), dict[int, int](), dict[int, str]()
     for node in nodes:
         at = -1 if node.parent is None else ends[node.parent]
         entries[node.id] = trie.extend(at, node.token_ids)
         ends[node.id] = entries[node.id][-1] if node.token_ids else at
+        for entry, route in zip(entries[node.id], tree.routes(node.id), strict=False):
+            routes.setdefault(entry, route)
     order = trie.depth_first()
     slot = {entry: position for position, entry in enumerate(order)} | {-1: -1}
     predecessors = [slot[trie.parents[entry]] for entry in order]
@@ -148,7 +151,8 @@ def _segment(
         raise begins_sampled(tree)
     depths, last = _shape(predecessors)
     tokens = tuple(trie.tokens[entry] for entry in order)
-    return Segment(index, tokens, depths, tuple(predecessors), last, actions, flat, share)
+    told = tuple(routes.get(entry) for entry in order) if routes else ()
+    return Segment(index, tokens, depths, tuple(predecessors), last, actions, flat, share, routes=told)
 
 
 def begins_sampled(tree: RolloutTree) -> InputError:
@@ -179,10 +183,6 @@ def trained_paths(tree: RolloutTree, credit: Credit) -> list[tuple[Node, ...]]:
             raise ValueError(f"node {n} of {tree.task_id!r} was not sampled and cannot be trained")
     inner = {node.id for n in trained for node in tree.path(n)[:-1]}
     return [tree.path(n) for n in sorted(trained - inner)]
-
-
-def _divided(credit: NodeCredit, parts: int) -> NodeCredit:
-    return NodeCredit(credit.positive / parts, credit.negative / parts, credit.multiplicity / parts)
 
 
 def cut(segment: Segment, max_tokens: int) -> list[Segment] | None:
@@ -250,6 +250,7 @@ def _part(segment: Segment, start: int, end: int) -> Segment:
         segment,
         tokens=tuple(segment.tokens[slot] for slot in kept),
         depths=tuple(segment.depths[slot] for slot in kept),
+        routes=tuple(segment.routes[slot] for slot in kept) if segment.routes else (),
         predecessors=tuple(new[segment.predecessors[slot]] for slot in kept),
         last=tuple(last),
         actions=tuple(

@@ -102,7 +102,8 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
     anchors = _spread(_distinct(mastered, config), wanted, config.seed)
     of_pivots = 1 - config.anchor_share if anchors else 1.0
     shares = [of_pivots * share for share in _pivot_shares(chosen, config)]
-    shares += [config.anchor_share * share for share in _anchor_shares(anchors)]
+    sizes = Counter(row["kind"] for row in anchors)  # every kind has the same share of the draws of anchors
+    shares += [config.anchor_share / len(sizes) / sizes[row["kind"]] for row in anchors]
     marked = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
     weights = [share * len(shares) for share in shares]
     if all(math.isclose(weight, 1.0) for weight in weights):  # training goes through turns of equal weight in epochs
@@ -147,12 +148,6 @@ def _spread(rows: Sequence[Row], wanted: int, seed: int) -> list[Row]:
             if by_kind[kind] and len(taken) < wanted:
                 taken.add(id(by_kind[kind].pop()))
     return [row for row in rows if id(row) in taken]
-
-
-def _anchor_shares(anchors: Sequence[Row]) -> list[float]:
-    """The share of each anchor in the draws of anchors: every kind has the same."""
-    sizes = Counter(row["kind"] for row in anchors)
-    return [1 / len(sizes) / sizes[row["kind"]] for row in anchors]
 
 
 def capped_shares(sizes: Mapping[str, float], cap: float) -> dict[str, float]:

@@ -128,16 +128,13 @@ class ChatRenderer(TurnByTurn):
 
     # segments
 
-    def _for(self, tools: Tools) -> SegmentedTemplate:
-        return self._tooled if tools else self._template
-
     def _givens(self, messages: Sequence[Message], tools: Tools, first: int = 0) -> list[Ids]:
         """They are rendered without reasoning, because a template that drops earlier thoughts would rewrite sampled
         tokens; the sampled thoughts stay."""
         messages = [replace(message, reasoning="") if message.reasoning else message for message in messages]
         if self._text_format is not None:
             messages, tools = [in_text(message, self._text_format) for message in messages], ()
-        template = self._for(tools)
+        template = self._tooled if tools else self._template
         run, rounds = split(messages)
         if template.is_local(messages, tools):
             key = ("head", tuple(map(key_of, run)), json.dumps(list(tools)) if tools else "")

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree.report.page import templates
-from turntree.report.wording import count, percent, plural
+from turntree.report.wording import count, percent, plural, templates
 from turntree.run.files import write_text
 
 REMEDIES = {

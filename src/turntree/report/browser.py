@@ -22,7 +22,7 @@ from turntree.core.verdict import Verdict
 from turntree.logs.rollouts import depth_first
 from turntree.logs.rows import ReadReport
 from turntree.logs.trees import FILE_NAME, KeptTree, read
-from turntree.report.page import templates
+from turntree.report.wording import templates
 from turntree.run.files import write_text
 
 PAGE = "trees.html"

@@ -15,9 +15,8 @@ from turntree.pivots.rows import classify
 from turntree.report import browser, examples, figures, results
 from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
 from turntree.report.figures import Chart, lines, series, style
-from turntree.report.page import templates
 from turntree.report.read import Arm, Row, Run, read_run, reading
-from turntree.report.wording import duration
+from turntree.report.wording import duration, templates
 from turntree.run.files import write_text
 
 SECTIONS = {  # a page has those that the folder has something for

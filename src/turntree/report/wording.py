@@ -1,6 +1,11 @@
-"""Numbers and names as people read them."""
+"""Numbers and names as people read them, and the templates of pages, which have these words as filters."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 ABSENT = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -54,3 +59,15 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def templates(*others: str) -> Environment:
+    """The templates of this package and of those named; an unknown name in one is an error."""
+    import jinja2
+
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(package) for package in ("turntree.report", *others)])
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    words = (label, percent, span, points, count, number, duration, seconds, plural)
+    environment.filters |= {function.__name__: function for function in words}
+    return environment

@@ -391,6 +391,7 @@ class _Layout:
         appended = [(turn, r.key, node) for r in group.rollouts.values() for node, turn in r.nodes.items()]
         for turn, key, node in sorted(appended):
             self._place(turn, key, group.tree[node])
+        self.tree.take_routes(group.tree, self._ids)
         if group.ending is not None:
             self._stop(self._ids[root], group.ending)
         else:

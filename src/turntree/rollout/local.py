@@ -49,9 +49,7 @@ def render(state: TurnState, renderer: Renderer) -> Prompted:
 
 
 def that_fit(
-    states: Iterable[TurnState],
-    renderer: Renderer,
-    limits: Limits,
+    states: Iterable[TurnState], renderer: Renderer, limits: Limits
 ) -> tuple[list[tuple[int, Prompted]], Counter[str]]:
     """The states that can be sampled and trained on, rendered, each with its place; the others counted by reason."""
     fitting: list[tuple[int, Prompted]] = []

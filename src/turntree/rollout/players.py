@@ -12,16 +12,7 @@ from typing import Any, Protocol
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
-from turntree.core.protocols import (
-    Brancher,
-    Environment,
-    Gate,
-    Observation,
-    Renderer,
-    StreamingEngine,
-    Task,
-    task_of,
-)
+from turntree.core.protocols import Brancher, Environment, Gate, Observation, Renderer, StreamingEngine, Task, task_of
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.env.pool import EnvironmentPool
 from turntree.rollout.accounting import Usage
@@ -40,12 +31,7 @@ class Player(Protocol):
     rendered: bool
 
     def run(
-        self,
-        tasks: Iterable[Environment],
-        *,
-        seed: int,
-        iteration: int = 0,
-        begun: Counter[str] | None = None,
+        self, tasks: Iterable[Environment], *, seed: int, iteration: int = 0, begun: Counter[str] | None = None
     ) -> Iterator[GrownGroup]: ...
 
 

@@ -90,12 +90,7 @@ class Scheduler:
         self.usage = Usage(places=config.places)
 
     def run(
-        self,
-        tasks: Iterable[Environment],
-        *,
-        seed: int,
-        iteration: int = 0,
-        begun: Counter[str] | None = None,
+        self, tasks: Iterable[Environment], *, seed: int, iteration: int = 0, begun: Counter[str] | None = None
     ) -> Iterator[GrownGroup]:
         """Play `group_size` rollouts of every task; yields each task once, in order. `tasks` is pulled from when a
         place is free, so it may be endless. Draws are keyed by (seed, iteration, task, sample, turn); a task that comes
@@ -110,7 +105,8 @@ class Scheduler:
         try:
             yield from in_order(run.groups())
         finally:
-            run.abandon()
+            for place in run.places.all():
+                run.places.release(place)
 
 
 class _Run:
@@ -122,8 +118,8 @@ class _Run:
         self._scheduler, self._config, self._usage = scheduler, scheduler.config, scheduler.usage
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
         self._begun, self._indices = begun, itertools.count()
-        self._places = Places(scheduler.engine, scheduler.pool, scheduler.config, scheduler.usage, scheduler.clock)
-        self._turns = _Turns(scheduler, self._places)
+        self.places = Places(scheduler.engine, scheduler.pool, scheduler.config, scheduler.usage, scheduler.clock)
+        self._turns = _Turns(scheduler, self.places)
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._done: deque[GrownGroup] = deque()
         self._clock = Clock(scheduler.clock)
@@ -133,7 +129,7 @@ class _Run:
         while True:
             started = self._scheduler.clock()
             self._admit()
-            working = bool(self._places.playing)
+            working = bool(self.places.playing)
             if working:
                 self._advance()
             self._usage.seconds += self._scheduler.clock() - started
@@ -143,16 +139,11 @@ class _Run:
             if not working:
                 return
 
-    def abandon(self) -> None:
-        """Cancel everything in flight."""
-        for place in self._places.all():
-            self._places.release(place)
-
     # places
 
     def _admit(self) -> None:
         """Fill free places: first with branches, then with the rollouts of groups begun before, then with new tasks."""
-        places = self._places
+        places = self.places
         while places.free:
             place = next(iter(places.branches), None)
             if place is not None:
@@ -161,7 +152,7 @@ class _Run:
                 assert place.rollout is not None
                 places.submit(place, place.rollout)
                 continue
-            group = next(iter(self._places.refilling), None) or next(reversed(self._groups), None)
+            group = next(iter(self.places.refilling), None) or next(reversed(self._groups), None)
             if group is None or group.started == group.wanted:
                 task = next(self._tasks, None)
                 if task is None:
@@ -170,7 +161,7 @@ class _Run:
             place = Place(group, (group.started,), self._scheduler.pool.open(group.task), 0.0)
             group.started += 1
             if group.started == group.wanted:
-                self._places.refilling.pop(group, None)
+                self.places.refilling.pop(group, None)
             places.start(place, self._clock())
             places.reset(place)
 
@@ -198,11 +189,11 @@ class _Run:
 
     def _advance(self) -> None:
         """Process the environments' answers, then let the engine work until something is finished."""
-        while answers := self._places.answered(self._patience):
+        while answers := self.places.answered(self._patience):
             self._turns.take_answers(answers)
             self._look_at_groups()
             self._admit()
-        finished, answers = self._places.news(self._patience)
+        finished, answers = self.places.news(self._patience)
         if finished is not None:
             self._turns.take_completions(finished)
             self._look_at_groups()
@@ -240,7 +231,7 @@ class _Run:
             if expansion.turn > 1:
                 twin = group.expand(expansion)
                 session = self._scheduler.pool.fork(group.episodes[expansion.key], expansion.turn - 1)
-                self._places.queue(group, twin, session)
+                self.places.queue(group, twin, session)
         fresh = sum(expansion.turn == 1 for expansion in expansions) if expansions else group.missing
         if self._config.refills is False:
             group.unfilled += fresh
@@ -248,7 +239,7 @@ class _Run:
             group.refills += fresh
         if group.started < group.wanted:
             self._usage.refilled += group.wanted - group.started
-            self._places.refilling[group] = None
+            self.places.refilling[group] = None
 
     def _ask_gate(self, group: Group) -> None:
         """Ask the gate about every turn that the group has reached since it was last asked."""
@@ -279,13 +270,13 @@ class _Run:
         for group in [*self._groups]:
             if now - group.begun < config.longest_group:
                 break
-            self._cancel(self._places.of(group), "group", config.longest_group)
+            self._cancel(self.places.of(group), "group", config.longest_group)
             for sample in range(group.started, group.wanted):
                 group.endings[(sample,)] = cancelled("group", config.longest_group)
             group.unfilled += group.missing  # nothing more is started
-            self._places.refilling.pop(group, None)
+            self.places.refilling.pop(group, None)
             self._turns.touched[group] = None
-        for place in [*self._places.playing]:
+        for place in [*self.places.playing]:
             if now - place.started < config.rollout_seconds:
                 break
             self._cancel([place], "rollout", config.rollout_seconds)
@@ -300,7 +291,7 @@ class _Run:
 
     def _patience(self) -> float:
         """Seconds until something may have to be cancelled: the oldest rollout, or the oldest group."""
-        rollout = next(iter(self._places.playing)).started + self._config.rollout_seconds
+        rollout = next(iter(self.places.playing)).started + self._config.rollout_seconds
         group = next(iter(self._groups)).begun + self._config.longest_group
         return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._clock()))
 
@@ -309,14 +300,14 @@ class _Turns:
     """What happens to single rollouts. `touched` are the groups with news since they were last looked at."""
 
     def __init__(self, scheduler: Scheduler, places: Places) -> None:
-        self._scheduler, self._places = scheduler, places
+        self._scheduler, self.places = scheduler, places
         self._config, self._pool, self._renderer = scheduler.config, scheduler.pool, scheduler.renderer
         self.touched: dict[Group, None] = {}
 
     def take_completions(self, batch: list[tuple[Place, Finished]]) -> None:
         """Append what the engine sampled and step the environments."""
         for place, finished in batch:
-            rollout = self._places.taken(place)
+            rollout = self.places.taken(place)
             if finished.completion is None:
                 self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
                 continue
@@ -344,7 +335,7 @@ class _Turns:
         if fails:
             self.end(place, cut_ending(rollout, group.task, episodes))
         else:
-            self._places.step(place, action)
+            self.places.step(place, action)
 
     def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
         """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
@@ -359,12 +350,12 @@ class _Turns:
         place.group.branched_at(rollout, decision)
         if decision.branches > 1:
             for twin in place.group.fork(rollout, completion, decision):
-                self._places.queue(place.group, twin, self._pool.fork(place.session))
+                self.places.queue(place.group, twin, self._pool.fork(place.session))
 
     def take_answers(self, batch: list[Answer]) -> None:
         """Append what the environments answered and ask the engine for the next turns."""
         for answer in batch:
-            if (place := self._places.asking(answer.session)) is None:
+            if (place := self.places.asking(answer.session)) is None:
                 continue  # the task leaves no room: an answer of this batch ended the group
             place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
             if answer.observation is None:
@@ -397,7 +388,7 @@ class _Turns:
             self.stop(group)
         else:
             place.rollout = group.plant(place.key, told)
-            self._places.submit(place, place.rollout)
+            self.places.submit(place, place.rollout)
 
     def _extend(self, place: Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
@@ -406,7 +397,7 @@ class _Turns:
         self.touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes)
         if ending is None:
-            self._places.submit(place, rollout)
+            self.places.submit(place, rollout)
         else:
             self.end(place, ending)
 
@@ -420,20 +411,20 @@ class _Turns:
         numbers: dict[str, float] = {"failures": place.failures, "turn": turn}
         place.group.record("scheduler", place.key, "retry", why, numbers)
         if place.rollout is None:
-            self._places.reset(place)
+            self.places.reset(place)
         elif stop is StopReason.ENGINE_ERROR:
-            self._places.submit(place, place.rollout)
+            self.places.submit(place, place.rollout)
         else:
-            self._places.step(place, place.rollout.messages[-1])
+            self.places.step(place, place.rollout.messages[-1])
 
     def end(self, place: Place, ending: Ending) -> None:
-        self._places.release(place)
+        self.places.release(place)
         place.group.endings[place.key] = ending
         place.group.episodes[place.key] = place.session
         self.touched[place.group] = None
 
     def stop(self, group: Group) -> None:
-        for place in self._places.of(group):
-            self._places.release(place)
-        self._places.refilling.pop(group, None)
+        for place in self.places.of(group):
+            self.places.release(place)
+        self.places.refilling.pop(group, None)
         self.touched[group] = None

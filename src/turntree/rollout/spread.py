@@ -125,12 +125,7 @@ def play_groups(scheduler: Scheduler, tasks: Sequence[Environment], unit: Mappin
     scheduler.rendered = unit["rendered"]
     named = [(number, task_id) for number, task_id, _ in unit["tasks"]]
     begun = Counter({task_id: occurrence for _, task_id, occurrence in reversed(unit["tasks"])})
-    played = scheduler.run(
-        numbered(tasks, named),
-        seed=unit["seed"],
-        iteration=unit["iteration"],
-        begun=begun,
-    )
+    played = scheduler.run(numbered(tasks, named), seed=unit["seed"], iteration=unit["iteration"], begun=begun)
     groups = [packed(group) for group in played]
     asked = brancher.asked if isinstance(brancher, Listening) else []
     return {"groups": groups, "asked": asked, "usage": {name: getattr(scheduler.usage, name) for name in _CUMULATED}}
@@ -164,13 +159,7 @@ class Spread:
         self._asked: list[dict[str, Any]] = []
 
     def begin(
-        self,
-        tasks: Sequence[Environment],
-        *,
-        seed: int,
-        iteration: int,
-        begun: Counter[str],
-        urgent: bool = False,
+        self, tasks: Sequence[Environment], *, seed: int, iteration: int, begun: Counter[str], urgent: bool = False
     ) -> list[Begun]:
         """Give the groups out, `urgent` ones before those of later iterations."""
         named: list[tuple[int, str, int]] = []

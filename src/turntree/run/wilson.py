@@ -1,10 +1,24 @@
-"""Wilson's interval of a share, apart from what needs NumPy: configurations of stages are read without it."""
+"""Means, and Wilson's interval of a share, apart from what needs NumPy: stages are configured without it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 Z95 = 1.959963984540054
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of the known ones; None where there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def mean_by_kind(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for kind, value in pairs:
+        found.setdefault(kind, []).append(value)
+    return {kind: sum(values) / len(values) for kind, values in sorted(found.items())}
 
 
 def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:

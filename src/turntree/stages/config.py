@@ -17,7 +17,6 @@ from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
 from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
-from turntree.logs import trees
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
 from turntree.rollout.live import CutTurns, EpisodeConfig
@@ -123,7 +122,7 @@ class ReinforcedTraining(Training):
     """Write whole rollout trees (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
 
     def __post_init__(self) -> None:
-        trees.check_keep(self.keep_trees)
+        at_least(self, keep_trees=0)
         if self.cluster.workers and self.device.carrier is not None:
             hint = "leave it at 0: the carrier samples on its own machines"
             raise ConfigError("does not go with a carrier", field="cluster.workers", hint=hint)

@@ -29,7 +29,7 @@ from turntree.rollout.rewards import RewardSum, build_rewards, figures
 from turntree.rollout.rewards import identity as reward_identity
 from turntree.run.files import write_json
 from turntree.run.jsonl import write_lines
-from turntree.run.wilson import wilson
+from turntree.run.wilson import mean, wilson
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.gradients import remedy
 from turntree.stages.policy import Policy, load_policy, policy_name
@@ -133,10 +133,7 @@ class Evaluator:
                 group_size=samples,
                 seed=config.seed,
                 setting=Setting(
-                    pool=self.pool,
-                    functions=self.functions,
-                    places=config.max_live_rollouts,
-                    finished=bar.update,
+                    pool=self.pool, functions=self.functions, places=config.max_live_rollouts, finished=bar.update
                 ),
             )
         trees = [_kept(temperature, *each) for each in zip(range(len(grown)), self.tasks, grown, strict=True)]
@@ -155,7 +152,7 @@ def _summary(tasks: Sequence[Environment], grown: Grown, samples: int) -> dict[s
         **at_k([outcome["rewards"] for outcome in outcomes], samples),
         "by_task_type": {kind: _share(rewards) for kind, rewards in sorted(by_type.items())},
         **_metrics([tree for tree, _ in grown]),
-        "reward_mean": _mean_or_none([verdict.reward for verdict in verdicts if verdict.reward is not None]),
+        "reward_mean": mean(verdict.reward for verdict in verdicts),
         **figures(verdicts),
         "turns_per_episode": sum(outcome["turns"] for outcome in outcomes) / (len(outcomes) * samples),
         "censored": sum(outcome["censored"] for outcome in outcomes),
@@ -269,10 +266,6 @@ def forgetting(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any
         "by_skill": by_skill,
     }
     return summary, sum((completion.cost for completion in completions), NO_COST)
-
-
-def _mean_or_none(values: Sequence[float]) -> float | None:
-    return _mean(values) if values else None
 
 
 def _mean(values: Sequence[float]) -> float:

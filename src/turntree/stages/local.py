@@ -58,7 +58,9 @@ def open_local(source: str, device: Device) -> LocalPolicy:
     loaded = Weights(source, model, tokenizer, renderer_of(device.renderer, tokenizer, folder), device.prefixes)
     _check_stops(loaded, folder)
     engine = parts.build("engines", device.engine, field="device.engine", policy=loaded)
-    _set_passes(model, device)
+    set_tree_attention(model, device.attention)
+    if device.gradient_checkpointing:
+        set_checkpointing(model)
     identity = identity_of(weights, tokenizer, loaded.renderer, device.renderer)
     return LocalPolicy(source, model, tokenizer, loaded.renderer, device.prefixes, engine, weights, identity)
 
@@ -70,12 +72,6 @@ def _check_stops(loaded: Weights, folder: Path) -> None:
         stop = loaded.tokenizer.convert_ids_to_tokens(unknown[0])
         problem = f"{stop!r} ends a turn, and is token {unknown[0]} of a model with {tokens}"
         raise InputError(problem, path=folder, hint="resize_token_embeddings, or use the tokenizer that came with it")
-
-
-def _set_passes(model: PreTrainedModel, device: Device) -> None:
-    set_tree_attention(model, device.attention)
-    if device.gradient_checkpointing:
-        set_checkpointing(model)
 
 
 # the number of CPU threads: by the model's size and the machine, unless the configuration sets it

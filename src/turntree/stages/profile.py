@@ -70,7 +70,9 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
 
         header = {"config": to_mapping(config), **made_from}
         require_same_profile(out, header, overwrite=overwrite)
-        identity = {**_identity(config), "code": parts.identities(config), **made_from}
+        reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
+        identity = {"config": connection_free(to_mapping(config)), "version": __version__, **reused}
+        identity |= {"code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             if not log.finished:  # a resumed run has said it
                 states = stream_candidates(config.traces, config.split, chosen)
@@ -142,13 +144,6 @@ def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None
     engine = config.device.engine.name
     stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed, engine)
     return stored
-
-
-def _identity(config: ProfileStageConfig) -> dict[str, Any]:
-    """Everything that determines the contents of the waves."""
-    settings = connection_free(to_mapping(config))
-    reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
-    return {"config": settings, "version": __version__, **reused}
 
 
 # waves

@@ -16,7 +16,6 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher, task_of
 from turntree.core.verdict import Verdict
 from turntree.engine.limits import connection_free
@@ -144,7 +143,7 @@ def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config
         "group": task.task_id,
         "reward": verdict.reward,
         "ended": verdict.reason,
-        "tool_errors": sum(map(_is_tool_error, messages)),
+        "tool_errors": sum(message.role == "tool" and message.content.startswith(_ERROR) for message in messages),
         **({"task_type": task_type} if task_type else {}),
         **({"skip_turns": cut} if cut else {}),
     }
@@ -160,10 +159,6 @@ def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config
         ),
         meta=meta,
     )
-
-
-def _is_tool_error(message: Message) -> bool:
-    return message.role == "tool" and message.content.startswith(_ERROR)
 
 
 def _write(log: WaveLog, header: dict[str, Any], out: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from turntree import __version__
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
-from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.protocols import TurnState
 from turntree.pivots.profile import Draft, Judge, judge_drafts
 from turntree.pivots.rows import StoredProfile, samples_of
 from turntree.pivots.stopping import Prior, StoppingRule
@@ -20,7 +20,7 @@ from turntree.pivots.summary import ProfileSummary
 from turntree.run.artifacts import policy_of, require_same_profile
 from turntree.run.files import file_hash
 from turntree.run.wave_log import open_log
-from turntree.stages.candidates import Survey, stream_candidates, survey
+from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig, RescoreConfig
 from turntree.stages.profile import Wave, work, write_profile
 from turntree.stages.verifier import open_verifier
@@ -41,41 +41,37 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     if surveyed.traces_hash != stored.header["traces_hash"]:
         raise InputError("is not the file that was profiled", path=made.traces, hint="name it with --traces")
     with open_verifier(config.verifier, config.environment) as verifier:
-        return _rescored(config, made, stored, surveyed, verifier, out, overwrite)
+        judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns, seed=made.profile.seed)
+        rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
+        stopping = (
+            None if adaptive is None else StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
+        )
 
+        def judged(states: Sequence[TurnState]) -> Wave:
+            found = [(row, Draft(state, judge)) for state in states if (row := stored.row(state)) is not None]
+            for row, draft in found:
+                draft.add(samples_of(row))
+            judge_drafts([draft for _, draft in found], judge)
+            rows: list[dict[str, Any]] = []
+            for row, draft in found:
+                if stopping is not None and row["rollouts"] < rollouts:
+                    draft.look(stopping)
+                rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
+            return {"rows": rows, "skipped": {}, "timing": {}}
 
-def _rescored(
-    config: RescoreConfig,
-    made: ProfileStageConfig,
-    stored: StoredProfile,
-    surveyed: Survey,
-    verifier: TurnVerifier,
-    out: Path,
-    overwrite: bool,
-) -> dict[str, Any]:
-    """The profile `made` with the stored samples judged by `verifier`."""
-    judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns, seed=made.profile.seed)
-    rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
-    stopping = None if adaptive is None else StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
-
-    def judged(states: Sequence[TurnState]) -> Wave:
-        found = [(row, Draft(state, judge)) for state in states if (row := stored.row(state)) is not None]
-        for row, draft in found:
-            draft.add(samples_of(row))
-        judge_drafts([draft for _, draft in found], judge)
-        rows: list[dict[str, Any]] = []
-        for row, draft in found:
-            if stopping is not None and row["rollouts"] < rollouts:
-                draft.look(stopping)
-            rows.append(draft.finish(rollouts, Cost(**row["cost"])).to_json())
-        return {"rows": rows, "skipped": {}, "timing": {}}
-
-    made_from = {**policy_of(stored.header), "traces_hash": stored.header["traces_hash"], "verifier": judge.name}
-    header = {"config": to_mapping(made), **made_from, "timing": stored.header.get("timing", {})}
-    require_same_profile(out, header, overwrite=overwrite)
-    identity = {"config": to_mapping(config), "version": __version__, "profile": file_hash(stored.path), **made_from}
-    skipped = stored.header["summary"].get("skipped_turns", {})
-    with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
-        states = stream_candidates(made.traces, made.split)  # those without a row are passed over
-        work(log, states, surveyed.candidates, made.profile.wave, lambda waves: map(judged, waves), lambda wave: None)
-        return write_profile(log, header, ProfileSummary(rollouts, adaptive), Counter(skipped), out)
+        made_from = {**policy_of(stored.header), "traces_hash": stored.header["traces_hash"], "verifier": judge.name}
+        header = {"config": to_mapping(made), **made_from, "timing": stored.header.get("timing", {})}
+        require_same_profile(out, header, overwrite=overwrite)
+        identity = {
+            "config": to_mapping(config),
+            "version": __version__,
+            "profile": file_hash(stored.path),
+            **made_from,
+        }
+        skipped = stored.header["summary"].get("skipped_turns", {})
+        with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
+            states = stream_candidates(made.traces, made.split)  # those without a row are passed over
+            work(
+                log, states, surveyed.candidates, made.profile.wave, lambda waves: map(judged, waves), lambda wave: None
+            )
+            return write_profile(log, header, ProfileSummary(rollouts, adaptive), Counter(skipped), out)

@@ -152,9 +152,10 @@ def _open_playing(
     config: TrainOnlineConfig, source: str, vocabulary: int, workers: ProcessPoolConfig | None
 ) -> Iterator[_Playing]:
     gate, brancher = config.build_gate(), config.build_brancher(vocabulary)
+    splits = {TRAIN: config.count} | ({config.held_out_split: config.held_out_count} if config.held_out_count else {})
     with (
         opened_rewards(config.rewards) as functions,
-        open_tasks(config.environment, _splits(config), seed=config.task_seed, model=source, workers=workers) as opened,
+        open_tasks(config.environment, splits, seed=config.task_seed, model=source, workers=workers) as opened,
     ):
         yield _Playing(opened, gate, brancher, functions)
 
@@ -300,11 +301,6 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
         cut=group.cut,
         meta=meta,
     )
-
-
-def _splits(config: TrainOnlineConfig) -> dict[str, int]:
-    played = {config.held_out_split: config.held_out_count} if config.held_out_count else {}
-    return {TRAIN: config.count, **played}
 
 
 def _check(

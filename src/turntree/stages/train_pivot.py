@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +40,7 @@ from turntree.run import loggers
 from turntree.run.artifacts import POLICY, policy_of
 from turntree.run.files import file_hash
 from turntree.run.folder import RunDirectory, open_run
+from turntree.run.wilson import mean_by_kind
 from turntree.stages import held_out
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
@@ -82,13 +83,7 @@ def run_train_pivot(
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
-        tasks = stack.enter_context(
-            open_held_out(
-                config.check,
-                trained_on(config, given.traces, given.split),
-                policy,
-            )
-        )
+        tasks = stack.enter_context(open_held_out(config.check, trained_on(config, given.traces, given.split), policy))
         inputs = {
             **policy.identity,
             **parts.identities(config),
@@ -343,7 +338,9 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
         pairs = list(zip(grown, states, strict=True))
         rewards = score_wave(pairs, verifier, cut_turns=config.train.cut_turns, seed=1)
         cost = sum((*(tree.cost for tree in grown), *(each.cost for each in rewards)), NO_COST)
-        return Checked({"held_out_acceptance": _acceptance(kinds, rewards)}, cost)
+        scored = [(kind, r) for kind, labels in zip(kinds, rewards, strict=True) for r in labels.scored().values()]
+        accepted = mean_by_kind([*scored, *(("all", reward) for _, reward in scored)])
+        return Checked({"held_out_acceptance": accepted}, cost)
 
     return check
 
@@ -358,12 +355,3 @@ def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -
             raise InputError(why, field="check.states", hint="see turntree check model")
         notice(f"{why}; they are left out of the checks")
     return [item for _, item in fitting]
-
-
-def _acceptance(kinds: Sequence[str], rewards: Sequence[Rewards]) -> dict[str, float]:
-    """The mean reward over rollouts by kind of demonstrated action, and of "all"."""
-    by_kind: dict[str, list[float]] = defaultdict(list)
-    for kind, labels in zip(kinds, rewards, strict=True):
-        for name in (kind, "all"):
-            by_kind[name] += labels.scored().values()
-    return {kind: sum(scored) / len(scored) for kind, scored in sorted(by_kind.items()) if scored}

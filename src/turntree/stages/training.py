@@ -37,10 +37,7 @@ def run_algorithm(
     if isinstance(algorithm, RolloutAlgorithm):
         watch = GradientWatch(algorithm.steps, run.metrics() if done else (), algorithm.patience)
     stage = run.identity["stage"]
-    with (
-        loggers.following(run, config.loggers),
-        progress((), stage, total=algorithm.steps, initial=done) as bar,
-    ):
+    with loggers.following(run, config.loggers), progress((), stage, total=algorithm.steps, initial=done) as bar:
 
         def log(row: Row) -> None:
             run.log(row)

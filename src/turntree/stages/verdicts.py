@@ -24,6 +24,7 @@ from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.local import judge_turns
 from turntree.rollout.teachers import labelled
+from turntree.run.wilson import mean_by_kind
 from turntree.stages.config import RecordConfig, TrainOnlineConfig
 from turntree.stages.policy import Policy
 from turntree.stages.record import require_labels, trace_of
@@ -97,7 +98,7 @@ class TurnVerdicts:
         if again := lost - (visited - len(kinds)):
             counts["dropped turn: at a state that was dropped"] += again
         judged, turn_cost = self._judge_taken(usable, states, kinds, counts, seed)
-        usual = _mean_by_kind(judged)
+        usual = mean_by_kind((one.kind, one.reward) for one in judged if one.reward is not None)
         for one in judged:
             self._learn(groups[one.turn.group], one)
         slopes = self.acceptance.slopes(usual)
@@ -224,15 +225,6 @@ class TurnVerdicts:
         own = group.rewards.of(group.tree.ends()[judged.turn.sample])
         if own is not None and judged.reward is not None and len(rewards) > 1:
             self.acceptance.episode(judged.kind, judged.reward, own - sum(rewards.values()) / len(rewards))
-
-
-def _mean_by_kind(judged: Sequence[_Judged]) -> dict[str, float]:
-    """The share of accepted turns among those that were judged, by kind."""
-    by_kind: dict[str, list[float]] = defaultdict(list)
-    for one in judged:
-        if one.reward is not None:
-            by_kind[one.kind].append(one.reward)
-    return {kind: sum(of) / len(of) for kind, of in sorted(by_kind.items())}
 
 
 def _advantages(

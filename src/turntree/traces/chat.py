@@ -149,7 +149,10 @@ class _Import:
     def _chat(self, chat: ChatRow, source: dict[str, Any]) -> None:
         chat.tools = chat.tools or self.tools
         built = assemble(chat, keep_going=self.keep_going, source=source, rule=self.rule)
-        content = "" if built.trace is None else _fingerprint(built.trace)
+        content = ""
+        if (trace := built.trace) is not None:  # equal where the same is demonstrated with the same outcome
+            outcome = [trace.success, trace.meta.get("reward"), trace.split, trace.environment, trace.domain]
+            content = fingerprint([[message.to_chat() for message in trace.messages], trace.tools, outcome])
         reason = self._why_not(built, content)
         report = self.report
         report.turns_read += built.turns
@@ -180,12 +183,6 @@ class _Import:
             problem = f"{trace.id!r} names another trace already ({first})"
             raise RowRefused("duplicate_id", problem, field="id", hint="give every trace its own id")
         return None if built.candidates else "no_candidate_turn"
-
-
-def _fingerprint(trace: Trace) -> str:
-    """Equal for traces that demonstrate the same with the same outcome."""
-    outcome = [trace.success, trace.meta.get("reward"), trace.split, trace.environment, trace.domain]
-    return fingerprint([[message.to_chat() for message in trace.messages], trace.tools, outcome])
 
 
 def _advised(error: InputError, row: SourceRow) -> InputError:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from turntree.engine.routes import again, replayed, routes_of
 from turntree.pack.attention import Layout, decoder_inputs
 from turntree.pack.carried import carried_states, is_carried
 from turntree.pack.head import decoder_of, head_logits, token_scores, vocabulary_size
@@ -39,11 +40,7 @@ class SlotScores:
 
 
 def slot_scores(
-    model: PreTrainedModel,
-    batch: PackedBatch,
-    *,
-    temperature: float = 1.0,
-    layout: Layout | None = None,
+    model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, layout: Layout | None = None
 ) -> SlotScores:
     """Scores of the trained slots.
 
@@ -64,11 +61,12 @@ def _slot_scores(
 
 def _hidden(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None) -> Tensor:
     """The last hidden states, [B, L, D]."""
+    decoder, routes = decoder_of(model), routes_of(model, batch.routes_BLR)
     if is_carried(model) and not batch.is_flat:
-        return carried_states(decoder_of(model), batch)
+        return carried_states(decoder, batch, routes)
     inputs = decoder_inputs(model, batch, layout)
-    with _checkpointing(model):
-        return decoder_of(model)(input_ids=batch.tokens_BL, use_cache=False, **inputs).last_hidden_state
+    with _checkpointing(model), replayed(routes):
+        return decoder(input_ids=batch.tokens_BL, use_cache=False, **inputs).last_hidden_state
 
 
 def head_scores(
@@ -119,7 +117,7 @@ def set_checkpointing(model: PreTrainedModel) -> None:
     """Gradient checkpointing: keep only the inputs of the layers and recompute the rest in the backward pass, for a
     third more time and the memory of one layer. Works in evaluation mode too, because the same model also samples."""
     enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # name before 5.20
-    enable({"use_reentrant": False})
+    enable({"use_reentrant": False, "context_fn": again})
     model.disable_input_require_grads()  # what only the other kind needs, and cannot be sent to another rank
 
 

@@ -124,7 +124,11 @@ def policy_loss(
     surrogate, sums = _surrogate(log_ratio_T, old_T - batch.sampling_logprobs_T, batch, config)
     loss = -surrogate / normalizer
     if config.kl_coefficient > 0:
-        kl_T = _kl_terms(policy_T, log_ratio_T.detach(), batch, config)
+        if batch.reference_logprobs_S is None:
+            hint = "pass one, or set it to 0"
+            raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint=hint)
+        reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
+        kl_T = probability_ratio(log_ratio_T.detach()) * kl_estimates(policy_T, reference_T, config.kl)
         loss = loss + config.kl_coefficient * (multiplicity_T * kl_T).sum() / normalizer
         sums = dataclasses.replace(sums, kl=float((multiplicity_T * kl_T.detach()).sum()))
     if entropies_S is not None:
@@ -136,7 +140,10 @@ def kl_estimates(policy_T: Tensor, reference_T: Tensor, kind: Literal["k2", "k3"
     """The estimator of KL(pi || ref) at each sampled token, [T], from log-probabilities; see the module docstring for
     what its gradient is."""
     distance_T = policy_T - reference_T
-    return 0.5 * distance_T**2 if kind == "k2" else _expm1(-distance_T) + distance_T
+    if kind == "k2":
+        return 0.5 * distance_T**2
+    away_T, tail_T = -distance_T, probability_ratio(-distance_T) - 1  # exact near 0, and finite far from it
+    return torch.where(away_T < 1, torch.expm1(away_T.clamp(max=1)), tail_T) + distance_T
 
 
 def probability_ratio(log_ratio: Tensor) -> Tensor:
@@ -148,11 +155,6 @@ def probability_ratio(log_ratio: Tensor) -> Tensor:
     """
     bound = math.log(torch.finfo(log_ratio.dtype).max) / 4
     return log_ratio.clamp(max=bound).exp() * (1 + torch.relu(log_ratio - bound))
-
-
-def _expm1(log_ratio: Tensor) -> Tensor:
-    """exp(log_ratio) - 1, exact near 0 and finite as in `probability_ratio`."""
-    return torch.where(log_ratio < 1, torch.expm1(log_ratio.clamp(max=1)), probability_ratio(log_ratio) - 1)
 
 
 def _surrogate(log_ratio_T: Tensor, drift_T: Tensor, batch: PackedBatch, config: LossConfig) -> tuple[Tensor, LossSums]:
@@ -188,10 +190,3 @@ def _surrogate(log_ratio_T: Tensor, drift_T: Tensor, batch: PackedBatch, config:
             truncated=float(multiplicity_R[drift_R > math.log(config.importance_cap)].sum()),
         )
     return surrogate, sums
-
-
-def _kl_terms(policy_T: Tensor, log_ratio_T: Tensor, batch: PackedBatch, config: LossConfig) -> Tensor:
-    if batch.reference_logprobs_S is None:
-        raise ConfigError("a KL term needs a reference policy", field="kl_coefficient", hint="pass one, or set it to 0")
-    reference_T = batch.reference_logprobs_S.to(policy_T)[batch.slot_T]
-    return probability_ratio(log_ratio_T) * kl_estimates(policy_T, reference_T, config.kl)

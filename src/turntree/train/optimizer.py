@@ -37,11 +37,7 @@ class Optimizer:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.masters = [_master(parameter) for parameter in self.parameters]  # float32 weights are their own masters
         self._adamw = torch.optim.AdamW(
-            self.masters,
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
+            self.masters, lr=config.learning_rate, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay
         )
 
     def zero_grad(self) -> None:

@@ -23,6 +23,7 @@ from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.credit.checked import credit_of, over_batch
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
+from turntree.run.wilson import mean
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
@@ -130,7 +131,9 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         self.config, self.verifier, self.own = config, verifier, own
         self.check_every = math.ceil(config.steps / 4) if config.check_every is None else config.check_every
         self.pivots = list(pivots)
-        self._draw = draw or self._draw_here
+        self._draw = draw or (
+            lambda shown, seed: draw_local(shown, self.engine, self.policy.renderer, verifier, config, seed)
+        )
         self._estimator = config.loss.estimator(config.credit)
         self.sampler = PivotSampler([pivot.weight for pivot in self.pivots], config.seed)
         self._refreshed: list[int] = []  # the steps that began with new pivots of the policy's own path
@@ -187,18 +190,11 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         batch = [self.pivots[index] for index in indices]
         drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
         self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
-        self._spent = {
-            "turns": self.cost.turns,
-            "spent": self.cost.counts(),
-            "timing": {"seconds": self.cost.seconds},
-        }
+        self._spent = {"turns": self.cost.turns, "spent": self.cost.counts(), "timing": {"seconds": self.cost.seconds}}
         return [
             PivotGroup(index, pivot, tree, rewards)
             for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
         ]
-
-    def _draw_here(self, prompted: Sequence[Prompted], seed: int) -> list[tuple[RolloutTree, Rewards]]:
-        return draw_local(prompted, self.engine, self.policy.renderer, self.verifier, self.config, seed)
 
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
         rule = over_batch(self._estimator, [group.rewards for group in groups])
@@ -226,17 +222,13 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
         cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
     everything = [reward for scored in by_role.values() for reward in scored]
     return {
-        "reward_mean": _mean_or_none(everything),
+        "reward_mean": mean(everything),
         "reward_std": statistics.pstdev(everything) if everything else None,  # of the batch (paper, Figure 3)
         "mixed_groups": sum(group_outcome(group.reward_values) is GroupOutcome.MIXED for group in groups) / len(groups),
         "rollouts": sum(len(group.rewards.verdicts) for group in groups),
         "censored": sum(reasons.values()),
         "censored_reasons": reasons,
         "cut_turns": cut,
-        "reward_by_role": {role: _mean_or_none(scored) for role, scored in sorted(by_role.items())},
-        "reward_by_kind": {kind: _mean_or_none(scored) for kind, scored in sorted(by_kind.items())},
+        "reward_by_role": {role: mean(scored) for role, scored in sorted(by_role.items())},
+        "reward_by_kind": {kind: mean(scored) for kind, scored in sorted(by_kind.items())},
     }
-
-
-def _mean_or_none(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -187,13 +187,11 @@ def _tree(tokens: int, branches: int, vocabulary: int) -> tuple[RolloutTree, Cre
 def _cache_bytes(model: PreTrainedModel, context: int) -> int:
     """Of one sequence of `context` tokens, by what the model itself keeps for a short and a longer one: keys and values
     grow, windows and recurrent states do not."""
-    short, longer = (held(tree_leaves([vars(layer) for layer in _cache(model, length).layers])) for length in (32, 64))
-    return short + (longer - short) * (context - 32) // 32
-
-
-def _cache(model: PreTrainedModel, length: int) -> Any:
+    rows = [torch.zeros(1, length, dtype=torch.long) for length in (32, 64)]
     with torch.no_grad(), _Known():
-        return model(input_ids=torch.zeros(1, length, dtype=torch.long), use_cache=True).past_key_values
+        caches: list[Any] = [model(input_ids=row, use_cache=True).past_key_values for row in rows]
+    short, longer = (held(tree_leaves([vars(layer) for layer in cache.layers])) for cache in caches)
+    return short + (longer - short) * (context - 32) // 32
 
 
 def held(tensors: Iterable[Any], besides: Iterable[Tensor] = ()) -> int:

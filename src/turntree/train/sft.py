@@ -77,16 +77,12 @@ class SFT(Algorithm):
     def step(self, step: int) -> StepResult:
         started = time.perf_counter()
         epoch, place = divmod(step - 1, self.steps // self.config.epochs)
-        rows = [self.examples[index] for index in self._order(epoch)[place * self.config.batch :][: self.config.batch]]
+        order = list(range(len(self.examples)))  # each once in an epoch
+        seeds.generator(self.config.seed, "sft", epoch).shuffle(order)
+        rows = [self.examples[index] for index in order[place * self.config.batch :][: self.config.batch]]
         seed = seeds.derive(self.config.seed, "dropout", step)  # a step's draws depend on its number only
         metrics = self.imitate(rows, seed)
         self.cost += Cost(
             trained_tokens=sum(len(row.token_ids) for row in rows), training_seconds=time.perf_counter() - started
         )
         return StepResult({"epoch": epoch, "trained_tokens": self.cost.trained_tokens, **metrics})
-
-    def _order(self, epoch: int) -> list[int]:
-        """The numbers of the examples, each once in an epoch."""
-        order = list(range(len(self.examples)))
-        seeds.generator(self.config.seed, "sft", epoch).shuffle(order)
-        return order

@@ -47,9 +47,12 @@ def shard(model: PreTrainedModel | None, group: ProcessGroup, *, frozen: bool = 
         filled: dict[int, Parameter] = {}
         for parameter in [p for p in module.parameters() if not isinstance(p, DTensor)]:
             source = None if model is None else model.get_parameter(names[id(parameter)])
-            filled[id(parameter)] = _filled(
-                parameter, source, device, group, widened=narrow and parameter.requires_grad
+            value = (
+                torch.empty_like(parameter, device=device) if source is None else source.detach().to(device, copy=True)
             )
+            group.broadcast(value)
+            widened = narrow and parameter.requires_grad
+            filled[id(parameter)] = Parameter(value.float() if widened else value, parameter.requires_grad)
         for part in copied.modules():  # all of them, so that ties hold
             part._parameters.update({name: filled.get(id(p), p) for name, p in part._parameters.items()})
         fully_shard(module, mesh=group.mesh, mp_policy=policy, reshard_after_forward=True)
@@ -69,15 +72,6 @@ def _outline(model: PreTrainedModel, frozen: bool) -> PreTrainedModel:
     for module in copied.modules():
         module._buffers.update({name: b.cpu() for name, b in module._buffers.items() if b is not None})
     return copied
-
-
-def _filled(
-    parameter: Parameter, source: Tensor | None, device: torch.device, group: ProcessGroup, *, widened: bool
-) -> Parameter:
-    """A parameter without values with those of rank 0's `source`."""
-    value = torch.empty_like(parameter, device=device) if source is None else source.detach().to(device, copy=True)
-    group.broadcast(value)
-    return Parameter(value.float() if widened else value, parameter.requires_grad)
 
 
 def gather(weights: Iterable[Tensor], into: Sequence[Tensor] | None, group: ProcessGroup) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from turntree.run.distributions import at_least
 from turntree.run.statistics import Interval, t_interval
+from turntree.run.wilson import mean
 
 FALSE_ALARMS = 0.04  # chance that a run ends although success is what it was, over all its looks
 FEWEST_SCORED = 0.9  # of the tasks that the start has an outcome of; a look with fewer says nothing about success
@@ -37,7 +38,7 @@ class Look:
 
     @property
     def success(self) -> float | None:
-        return _mean(self.outcomes)
+        return mean(self.outcomes.values())
 
 
 def counts(start: Look, look: Look) -> bool:
@@ -91,7 +92,7 @@ def fall(looks: Sequence[Look], planned: int) -> Fall | None:
     if len(looks) < 2 or not has_fallen(start, now, FALSE_ALARMS / max(1, planned)):
         return None
     both = start.outcomes.keys() & now.outcomes.keys()
-    shares = [_mean({task: look.outcomes[task] for task in both}) for look in (start, now)]
+    shares = [mean(look.outcomes[task] for task in both) for look in (start, now)]
     reward, fell = "", False
     if start.reward is not None and now.reward is not None:
         reward = f" while the reward of turns went from {start.reward:.2f} to {now.reward:.2f}"
@@ -112,10 +113,6 @@ def moved_kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, flo
             found.setdefault(kind, []).extend([] if accepted is None else [accepted])
     pairs = {k: (fmean(seen[:_STEPS]), fmean(seen[-_STEPS:])) for k, seen in found.items() if len(seen) >= 2 * _STEPS}
     return dict(sorted(pairs.items(), key=lambda pair: (pair[1][1] - pair[1][0], pair[0])))
-
-
-def _mean(outcomes: Mapping[str, float]) -> float | None:
-    return sum(outcomes.values()) / len(outcomes) if outcomes else None
 
 
 def _signed(interval: Interval | None) -> str:

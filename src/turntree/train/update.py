@@ -143,7 +143,8 @@ def _whole(told: Sequence[dict[str, float]]) -> dict[str, float]:
     """Of several steps: the sums of their counts, and the share of their trees without variance."""
     if len(told) == 1:
         return {}
-    names = ("trained_tokens", "padding_tokens", "recomputed_tokens", "trees", "untrained_trees", "cut_trees")
+    names = ("trained_tokens", "padding_tokens", "recomputed_tokens", "replayed_tokens")
+    names += ("trees", "untrained_trees", "cut_trees")
     sums = {name: sum(one[name] for one in told) for name in names}
     flat = sum(one["zero_variance_fraction"] * one["trees"] for one in told)
     return {**sums, "zero_variance_fraction": flat / max(sums["trees"], 1e-30)}
@@ -187,11 +188,7 @@ def update_step(
 
 
 def batch_loss(
-    model: PreTrainedModel,
-    reference: Reference | None,
-    batch: PackedBatch,
-    config: LossConfig,
-    normalizer: float,
+    model: PreTrainedModel, reference: Reference | None, batch: PackedBatch, config: LossConfig, normalizer: float
 ) -> tuple[Tensor, LossSums]:
     """Forward pass, reference where the KL term wants one, and loss of one batch."""
     if config.needs_reference_logprobs and batch.reference_logprobs_S is None and reference is not None:
@@ -201,11 +198,13 @@ def batch_loss(
 
 
 def packing_metrics(stats: PackingStats) -> dict[str, float]:
-    """Counts of the window. `trained_tokens` are unique token positions in the backward pass (`core.cost.Cost`)."""
+    """Counts of the window. `trained_tokens` are unique token positions in the backward pass (`core.cost.Cost`), the
+    experts of `replayed_tokens` those that the server chose."""
     return {
         "trained_tokens": float(stats.unique_tokens),
         "padding_tokens": float(stats.padding),
         "recomputed_tokens": float(stats.recomputed_tokens),
+        "replayed_tokens": float(stats.replayed_tokens),
         "rho": stats.rho,
         "trees": stats.trees,
         "zero_variance_fraction": stats.zero_variance_trees / max(stats.trees, 1e-30),
