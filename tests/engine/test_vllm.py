@@ -234,6 +234,21 @@ def test_a_server_without_the_adapter_gets_it_again():
         assert found.logprobs == pytest.approx(expected(policy, found), abs=1e-4)
 
 
+def test_a_server_that_only_seemed_lost_keeps_no_adapter_of_an_earlier_version():
+    policy, first, second = tiny_model(), FakeVllm(tiny_model()), FakeVllm(tiny_model())
+    add_adapter(policy, LoRAConfig(rank=2))
+    with sampling(first, second, model=policy) as engine:
+        first.hook = lambda path, body: "drop"
+        engine.generate([request(seed) for seed in range(8)])
+        assert [server.up for server in engine._servers] == [False, True]
+        engine.update_weights(stirred(policy), 1)
+        first.hook = lambda path, body: None
+        until = time.monotonic() + 60
+        while not engine._servers[0].up and time.monotonic() < until:
+            time.sleep(0.02)
+        assert list(first.adapters) == list(second.adapters) and len(first.adapters) == 1
+
+
 def test_requests_of_a_dead_server_go_to_another_one():
     first, second = FakeVllm(tiny_model()), FakeVllm(tiny_model())
     with sampling(first, second) as engine:

@@ -218,7 +218,7 @@ def test_workers_share_servers_that_hold_the_adapters_of_several_versions(
             if count == 1:
                 patch.setattr(workers, "WorkerPool", InlinePool)
             else:
-                # probes, of 8 tokens, are answered: a server that drops them too is lost, and keeps an adapter
+                # probes, of 8 tokens, are answered: a server that drops them too is lost, which only takes longer
                 fakes[1].hook = lambda _, b: "drop" if b.get("max_tokens", 0) > 8 and not next(asked) % 3 else None
             url = ",".join(stack.enter_context(running(fake)) for fake in fakes)
             device = Device(lora=LoRAConfig(rank=4), engine=Part("vllm", {"url": url}))

@@ -74,14 +74,15 @@ class _Weights:
 
 class VllmServer(Server):
     """One server of a run and what is known of it: the name of the model that it was started with (`base`), the
-    fingerprint of the process behind the address (`boot`), and a prompt that it answered (`recent`). It is not `up`
-    from a failure until it works again and has the current weights; `why` says what failed.
+    fingerprint of the process behind the address (`boot`), its adapter (`held`), and a prompt that it answered
+    (`recent`). It is not `up` from a failure until it works again and has the current weights; `why` says what failed.
     """
 
     def __init__(self, url: str, config: VllmConfig) -> None:
         super().__init__(url, concurrency=config.concurrency, timeout=config.timeout, retries=_RETRIES)
         self.base, self.boot, self.why = "", cast(Any, None), ""
         self.up = True
+        self.held: str | None = None
         self.recent: tuple[int, ...] | None = None
         self.reviving: asyncio.Task[None] | None = None
 
@@ -107,9 +108,9 @@ class VllmServer(Server):
         if weights is not None and weights.adapter is not None:
             if self.model != weights.adapter:
                 await self._load({"lora_name": weights.adapter, "lora_path": str(weights.folder)})
-                before, self.model = self.model, weights.adapter
-                if before != self.base:
-                    await self._change("/v1/unload_lora_adapter", {"lora_name": before}, "--lora-rank R")
+                before, self.held, self.model = self.held, weights.adapter, weights.adapter
+                if before not in (None, self.held):
+                    await self._unload(before)
             return
         if weights is not None:
             rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
@@ -123,12 +124,15 @@ class VllmServer(Server):
         try:
             await self._change("/v1/load_lora_adapter", adapter, "--lora-rank R")
         except InputError:
-            try:
-                await self._administer("/v1/unload_lora_adapter", {"lora_name": adapter["lora_name"]})
-            except Exception as error:  # it does not have it, so the refusal had another reason
-                if status_of(error) is None:
-                    raise
+            await self._unload(adapter["lora_name"])
             await self._change("/v1/load_lora_adapter", adapter, "--lora-rank R")
+
+    async def _unload(self, adapter: str) -> None:
+        try:
+            await self._administer("/v1/unload_lora_adapter", {"lora_name": adapter})
+        except Exception as error:  # it does not have it
+            if status_of(error) is None:
+                raise
 
     async def _change(self, path: str, body: dict[str, Any], needs: str) -> Any:
         """Raises `InputError` where the server does not offer this."""
