@@ -351,8 +351,8 @@ class Recipe:
     def own(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
         if arm == "own-lean":
-            halves = {key: getattr(options, key) // 2 for key in ("steps", "refresh", "tasks", "own_candidates")}
-            options = replace(options, **halves)
+            whole = {key: getattr(options, key) for key in ("steps", "refresh", "tasks", "own_candidates")}
+            options = replace(options, **{key: value // 2 or value for key, value in whole.items()})
         command = self.reinforced("--states", "own", *world.played, options=options) + world.own(seed)
         if arm == "own-outcome":
             command += words("--verifier", "outcome", "--set", f"verifier.forks={options.outcome_forks}")
