@@ -126,9 +126,8 @@ class SwerexShell(ContainerShell):
     def _asked(self, answer: Coroutine[Any, Any, Any], seconds: float) -> Any:
         return call_foreign(partial(run, answer, seconds))
 
-    def _executed(self, words: Sequence[str], seconds: float, environment: Mapping[str, str] | None = None) -> Any:
-        command = package("swerex.runtime.abstract", "swerex").Command
-        asked = command(command=list(words), timeout=seconds + 10, env=dict(environment) if environment else None)
+    def _executed(self, words: Sequence[str], seconds: float) -> Any:
+        asked = package("swerex.runtime.abstract", "swerex").Command(command=list(words), timeout=seconds + 10)
         return self._asked(self._container.runtime.execute(asked), seconds + _ANSWER_SECONDS)
 
     def _told(self, words: Sequence[str]) -> bytes:

@@ -136,14 +136,8 @@ class ContainerShell:
         """Run a program in the container, outside the shell's state."""
         with self._lock:
             self.ready()
-            start = [
-                "bash",
-                "-c",
-                'echo "$$" >&2; exec 2>&1; cd -- "$1"; shift; exec "$@"',
-                "bash",
-                self._folder,
-                *words,
-            ]
+            here = 'echo "$$" >&2; exec 2>&1; cd -- "$1"; shift; exec "$@"'
+            start = ["bash", "-c", here, "bash", self._folder, *words]
             heard, stopped, code = self._watched(start, user, seconds, environment or {})
             return Ran(heard.text(), None if stopped else code(), stopped)
 

@@ -105,8 +105,7 @@ class Scheduler:
         try:
             yield from in_order(run.groups())
         finally:
-            for place in run.places.all():
-                run.places.release(place)
+            run.abandon()
 
 
 class _Run:
@@ -118,8 +117,8 @@ class _Run:
         self._scheduler, self._config, self._usage = scheduler, scheduler.config, scheduler.usage
         self._tasks, self._seed, self._iteration = tasks, seed, iteration
         self._begun, self._indices = begun, itertools.count()
-        self.places = Places(scheduler.engine, scheduler.pool, scheduler.config, scheduler.usage, scheduler.clock)
-        self._turns = _Turns(scheduler, self.places)
+        self._places = Places(scheduler.engine, scheduler.pool, scheduler.config, scheduler.usage, scheduler.clock)
+        self._turns = _Turns(scheduler, self._places)
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._done: deque[GrownGroup] = deque()
         self._clock = Clock(scheduler.clock)
@@ -129,7 +128,7 @@ class _Run:
         while True:
             started = self._scheduler.clock()
             self._admit()
-            working = bool(self.places.playing)
+            working = bool(self._places.playing)
             if working:
                 self._advance()
             self._usage.seconds += self._scheduler.clock() - started
@@ -139,11 +138,16 @@ class _Run:
             if not working:
                 return
 
+    def abandon(self) -> None:
+        """Cancel everything in flight."""
+        for place in self._places.all():
+            self._places.release(place)
+
     # places
 
     def _admit(self) -> None:
         """Fill free places: first with branches, then with the rollouts of groups begun before, then with new tasks."""
-        places = self.places
+        places = self._places
         while places.free:
             place = next(iter(places.branches), None)
             if place is not None:
@@ -152,7 +156,7 @@ class _Run:
                 assert place.rollout is not None
                 places.submit(place, place.rollout)
                 continue
-            group = next(iter(self.places.refilling), None) or next(reversed(self._groups), None)
+            group = next(iter(self._places.refilling), None) or next(reversed(self._groups), None)
             if group is None or group.started == group.wanted:
                 task = next(self._tasks, None)
                 if task is None:
@@ -161,7 +165,7 @@ class _Run:
             place = Place(group, (group.started,), self._scheduler.pool.open(group.task), 0.0)
             group.started += 1
             if group.started == group.wanted:
-                self.places.refilling.pop(group, None)
+                self._places.refilling.pop(group, None)
             places.start(place, self._clock())
             places.reset(place)
 
@@ -189,11 +193,11 @@ class _Run:
 
     def _advance(self) -> None:
         """Process the environments' answers, then let the engine work until something is finished."""
-        while answers := self.places.answered(self._patience):
+        while answers := self._places.answered(self._patience):
             self._turns.take_answers(answers)
             self._look_at_groups()
             self._admit()
-        finished, answers = self.places.news(self._patience)
+        finished, answers = self._places.news(self._patience)
         if finished is not None:
             self._turns.take_completions(finished)
             self._look_at_groups()
@@ -231,7 +235,7 @@ class _Run:
             if expansion.turn > 1:
                 twin = group.expand(expansion)
                 session = self._scheduler.pool.fork(group.episodes[expansion.key], expansion.turn - 1)
-                self.places.queue(group, twin, session)
+                self._places.queue(group, twin, session)
         fresh = sum(expansion.turn == 1 for expansion in expansions) if expansions else group.missing
         if self._config.refills is False:
             group.unfilled += fresh
@@ -239,7 +243,7 @@ class _Run:
             group.refills += fresh
         if group.started < group.wanted:
             self._usage.refilled += group.wanted - group.started
-            self.places.refilling[group] = None
+            self._places.refilling[group] = None
 
     def _ask_gate(self, group: Group) -> None:
         """Ask the gate about every turn that the group has reached since it was last asked."""
@@ -270,13 +274,13 @@ class _Run:
         for group in [*self._groups]:
             if now - group.begun < config.longest_group:
                 break
-            self._cancel(self.places.of(group), "group", config.longest_group)
+            self._cancel(self._places.of(group), "group", config.longest_group)
             for sample in range(group.started, group.wanted):
                 group.endings[(sample,)] = cancelled("group", config.longest_group)
             group.unfilled += group.missing  # nothing more is started
-            self.places.refilling.pop(group, None)
+            self._places.refilling.pop(group, None)
             self._turns.touched[group] = None
-        for place in [*self.places.playing]:
+        for place in [*self._places.playing]:
             if now - place.started < config.rollout_seconds:
                 break
             self._cancel([place], "rollout", config.rollout_seconds)
@@ -291,7 +295,7 @@ class _Run:
 
     def _patience(self) -> float:
         """Seconds until something may have to be cancelled: the oldest rollout, or the oldest group."""
-        rollout = next(iter(self.places.playing)).started + self._config.rollout_seconds
+        rollout = next(iter(self._places.playing)).started + self._config.rollout_seconds
         group = next(iter(self._groups)).begun + self._config.longest_group
         return min(_LONGEST_WAIT, max(0.0, min(rollout, group) - self._clock()))
 
@@ -300,14 +304,14 @@ class _Turns:
     """What happens to single rollouts. `touched` are the groups with news since they were last looked at."""
 
     def __init__(self, scheduler: Scheduler, places: Places) -> None:
-        self._scheduler, self.places = scheduler, places
+        self._scheduler, self._places = scheduler, places
         self._config, self._pool, self._renderer = scheduler.config, scheduler.pool, scheduler.renderer
         self.touched: dict[Group, None] = {}
 
     def take_completions(self, batch: list[tuple[Place, Finished]]) -> None:
         """Append what the engine sampled and step the environments."""
         for place, finished in batch:
-            rollout = self.places.taken(place)
+            rollout = self._places.taken(place)
             if finished.completion is None:
                 self._fail(place, StopReason.ENGINE_ERROR, finished.fault or "")
                 continue
@@ -335,7 +339,7 @@ class _Turns:
         if fails:
             self.end(place, cut_ending(rollout, group.task, episodes))
         else:
-            self.places.step(place, action)
+            self._places.step(place, action)
 
     def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
         """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
@@ -350,12 +354,12 @@ class _Turns:
         place.group.branched_at(rollout, decision)
         if decision.branches > 1:
             for twin in place.group.fork(rollout, completion, decision):
-                self.places.queue(place.group, twin, self._pool.fork(place.session))
+                self._places.queue(place.group, twin, self._pool.fork(place.session))
 
     def take_answers(self, batch: list[Answer]) -> None:
         """Append what the environments answered and ask the engine for the next turns."""
         for answer in batch:
-            if (place := self.places.asking(answer.session)) is None:
+            if (place := self._places.asking(answer.session)) is None:
                 continue  # the task leaves no room: an answer of this batch ended the group
             place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
             if answer.observation is None:
@@ -388,7 +392,7 @@ class _Turns:
             self.stop(group)
         else:
             place.rollout = group.plant(place.key, told)
-            self.places.submit(place, place.rollout)
+            self._places.submit(place, place.rollout)
 
     def _extend(self, place: Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
@@ -397,7 +401,7 @@ class _Turns:
         self.touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes)
         if ending is None:
-            self.places.submit(place, rollout)
+            self._places.submit(place, rollout)
         else:
             self.end(place, ending)
 
@@ -411,20 +415,20 @@ class _Turns:
         numbers: dict[str, float] = {"failures": place.failures, "turn": turn}
         place.group.record("scheduler", place.key, "retry", why, numbers)
         if place.rollout is None:
-            self.places.reset(place)
+            self._places.reset(place)
         elif stop is StopReason.ENGINE_ERROR:
-            self.places.submit(place, place.rollout)
+            self._places.submit(place, place.rollout)
         else:
-            self.places.step(place, place.rollout.messages[-1])
+            self._places.step(place, place.rollout.messages[-1])
 
     def end(self, place: Place, ending: Ending) -> None:
-        self.places.release(place)
+        self._places.release(place)
         place.group.endings[place.key] = ending
         place.group.episodes[place.key] = place.session
         self.touched[place.group] = None
 
     def stop(self, group: Group) -> None:
-        for place in self.places.of(group):
-            self.places.release(place)
-        self.places.refilling.pop(group, None)
+        for place in self._places.of(group):
+            self._places.release(place)
+        self._places.refilling.pop(group, None)
         self.touched[group] = None

@@ -115,7 +115,8 @@ class WorkerPool:
                         self._end(job, self._reply(worker.play.remote(job.unit), self.config.unit_seconds))
                     except _WorkerLost as lost:
                         notice(f"a rollout worker is lost ({lost}); its work is given to another one")
-                        worker = self._lose(worker)
+                        self._lose(worker)
+                        worker = None
                         self._again(job, str(lost))
         except BaseException as error:  # the command waits for its units: it must learn of this
             self._fail(error if isinstance(error, TurntreeError) else TurntreeError(f"the cluster is lost: {error}"))
@@ -136,7 +137,8 @@ class WorkerPool:
             if self._failed_starts > self.config.attempts * self.config.workers:
                 problem = f"{self._failed_starts} workers died while they started; the last: {lost}"
                 raise TurntreeError(problem) from lost
-            return self._lose(worker)
+            self._lose(worker)
+            return None
         except BaseException:
             self._kill(worker)
             raise
@@ -214,7 +216,6 @@ def _ray() -> Any:
     try:
         import ray
         import ray.exceptions
-        import ray.util.scheduling_strategies
     except ModuleNotFoundError as error:
         hint = "pip install 'turntree[ray]', or leave cluster.workers at 0"
         raise InputError("rollout workers need Ray, which is not installed", field="cluster", hint=hint) from error
