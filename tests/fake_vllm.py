@@ -61,6 +61,8 @@ class FakeVllm:
             if path == "/v1/load_lora_adapter" and self.lora:
                 if body["lora_name"] in self.adapters:
                     return 400, {"error": {"message": "has already been loaded"}}
+                if not Path(body["lora_path"]).is_dir():
+                    return 400, {"error": {"message": f"No adapter found for {body['lora_path']}"}}
                 self.adapters[body["lora_name"]] = Path(body["lora_path"])
                 return 200, "loaded"
             if path == "/v1/unload_lora_adapter" and self.lora:
@@ -94,7 +96,14 @@ class FakeVllm:
         stop = ids[-1] in body.get("stop_token_ids", ())
         names = [f"token_id:{token}" for token in ids]
         reported = {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops}
-        choice = {"index": 0, "text": "", "logprobs": reported, "finish_reason": "stop" if stop else "length"}
+        given = self._given(body) if "prompt_logprobs" in body else None
+        choice = {
+            "prompt_logprobs": given,
+            "index": 0,
+            "text": "",
+            "logprobs": reported,
+            "finish_reason": "stop" if stop else "length",
+        }
         if self.routed:
             choice["routed_experts"] = as_vllm(by_token(self.model, found))
         usage = {"prompt_tokens_details": {"cached_tokens": 0}}

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from household_players import generate_games
+from household_text import written
 from turntree.run.files import read_table
 from turntree.stages.evaluate import _share
 
@@ -134,3 +136,15 @@ def test_every_command_has_help_with_an_example(turntree):
 def test_a_file_of_traces_needs_no_import_and_is_told_to_be_one(turntree, household, tmp_path):
     said = turntree.error("traces", "import", household / "traces.jsonl", "--out", tmp_path / "again.jsonl")
     assert "traces.jsonl:1:" in said and "file of traces already" in said
+
+
+def test_games_of_a_file_are_played_and_those_left_out_are_said(turntree, tmp_path):
+    games = [
+        {"game": game.id, "task_type": game.task_type, **written(game), "walkthrough": ["look"], "solvable": solvable}
+        for game, solvable in zip(generate_games(0, 2), (True, False), strict=True)
+    ]
+    path = tmp_path / "games.jsonl"
+    path.write_text("".join(json.dumps(game) + "\n" for game in games))
+    words = ("--environment", "household", "--set", f"environment.games={path}", "--count", 1, "--samples", 1)
+    done = turntree("evaluate", *words, "--max-turns", 2, "--max-tokens", 8, "--out", tmp_path / "played.json")
+    assert "1 of 2 rows used; dropped: 1 unsolvable" in done.stdout

@@ -16,7 +16,7 @@ from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engine.endpoint import Server
 from turntree.engine.limits import VllmConfig
-from turntree.engine.vllm import Router, ServersGone, VllmEngine, WrongWeights
+from turntree.engine.vllm import Router, ServersGone, VllmEngine, VllmFollower, WrongWeights
 from turntree.train.config import LoRAConfig
 from turntree.train.lora import add_adapter
 
@@ -386,3 +386,84 @@ def test_a_busy_server_is_passed_over():
     found = [router.choose(prompt, all_of_them) for _ in range(40)]
     assert 8 <= found.count(found[0]) < 40
     assert min(router.open[server] for server in all_of_them) >= 10
+
+
+# engines of workers
+
+
+@contextlib.contextmanager
+def following(fake, model):
+    """The engine that trains, over one server, and that of a worker."""
+    with running(fake) as url:
+        config = VllmConfig(url=url, patience=5.0)
+        with (
+            VllmEngine(config, model, TOKENIZER, {STOP}) as engine,
+            VllmFollower(config, TOKENIZER, {STOP}) as worker,
+        ):
+            yield engine, worker
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_worker_samples_from_what_servers_were_sent_and_holds_no_weights(adapter):
+    policy, fake = tiny_model(), FakeVllm(tiny_model())
+    if adapter:
+        add_adapter(policy, LoRAConfig(rank=2))
+    with following(fake, policy) as (engine, worker):
+        for version in (1, 2):
+            engine.update_weights(stirred(policy, version), version)
+            sent = len([path for path, _ in fake.asked if path != "/v1/completions"])
+            worker.update_weights(engine.served(), engine.policy_version)
+            assert len([path for path, _ in fake.asked if path != "/v1/completions"]) == sent, "it sends none itself"
+            (found,) = worker.generate([request(version)])
+            assert found.logprobs == pytest.approx(expected(policy, found), abs=1e-4)
+            assert found.policy_version == version
+            assert engine.generate([request(version)])[0].token_ids == found.token_ids
+
+
+def test_a_worker_may_sample_from_a_version_that_is_kept_and_from_no_other():
+    policy, fake = tiny_model(), FakeVllm(tiny_model())
+    add_adapter(policy, LoRAConfig(rank=2))
+    with following(fake, policy) as (engine, worker):
+        engine.keep(2)
+        told = []
+        for version in (1, 2, 3):
+            engine.update_weights(stirred(policy, version), version)
+            told.append((engine.served(), engine.generate([request()])[0].logprobs))
+        assert len(fake.adapters) == 2
+        for served, logprobs in told[1:]:
+            worker.update_weights(served, served.version)
+            assert worker.generate([request()])[0].logprobs == pytest.approx(logprobs, abs=1e-5)
+        with pytest.raises(InputError):  # its folder is gone
+            worker.update_weights(told[0][0], 1)
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_server_that_was_started_again_gets_its_weights_from_a_worker(adapter):
+    policy, fake = tiny_model(), FakeVllm(tiny_model())
+    if adapter:
+        add_adapter(policy, LoRAConfig(rank=2))
+    with following(fake, policy) as (engine, worker):
+        engine.update_weights(stirred(policy), 1)
+        worker.update_weights(engine.served(), engine.policy_version)
+        fake.boot = "2"
+        if adapter:
+            fake.adapters.clear()
+        else:
+            fake.model.load_state_dict(tiny_model().state_dict())
+            fake._head = fake.model.get_output_embeddings().weight.detach().clone()
+        (found,) = worker.generate([request()])
+        assert found.logprobs == pytest.approx(expected(policy, found), abs=1e-4)
+
+
+def test_a_worker_refuses_a_server_of_other_weights():
+    policy, fake = tiny_model(), FakeVllm(tiny_model())
+    with following(fake, policy) as (engine, worker):
+        engine.update_weights(stirred(policy), 1)
+        fake.dev = False  # it takes no weights
+        stirred(fake.model, seed=5)
+        with pytest.raises(InputError):
+            worker.update_weights(engine.served(), engine.policy_version)
+        fake.dev = True
+        fake.hook = lambda path, body: 200 if path == "/collective_rpc" else None  # it says that it took them
+        with pytest.raises(WrongWeights):
+            worker.update_weights(engine.served(), engine.policy_version)

@@ -103,7 +103,7 @@ def test_some_games_of_a_sorted_file_are_of_all_its_task_types_as_often_as_the_f
     path = packed(tmp_path / "sorted.jsonl", of_types(60, 20, 10))
     draws = [draw_games(path, 30, seed=seed) for seed in range(20)]
     counts = {name: sum(report["types"].get(name, 0) for _, report in draws) / 20 for name in draws[0][1]["types"]}
-    assert all(len(games) == report["games"] == 30 and report["of"] == 90 for games, report in draws)
+    assert all(len(games) == report["games"] == 30 and report["kept"] == 90 for games, report in draws)
     assert counts == pytest.approx(
         {"pick_and_place_simple": 20, "look_at_obj_in_light": 20 / 3, "pick_clean_then_place_in_recep": 10 / 3}, abs=1.5
     )

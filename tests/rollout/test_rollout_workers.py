@@ -207,9 +207,9 @@ def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
 def test_workers_share_servers_that_hold_the_adapters_of_several_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """Every process loads its adapters beside those of the others, so an iteration is sampled with the weights of so
-    many updates before, whatever was sent since: the same bits from one worker at one server and two at two, one of
-    which loses a third of its connections."""
+    """The command sends each version to the servers, where `steps` earlier ones stay for the workers, which hold no
+    model: the same bits from one worker at one server and two at two, one of which loses a third of its connections."""
+    monkeypatch.setattr(workers, "load_policy", None)  # a worker that loads the policy fails
     train = replace(ONLINE.train, iterations=3, groups=2, max_off_policy_steps=steps)
     asked = itertools.count()
     for name, count in {"one": 1, "two": 2}.items():
@@ -225,8 +225,9 @@ def test_workers_share_servers_that_hold_the_adapters_of_several_versions(
             settings = replace(ONLINE, device=device, train=train, cluster=replace(TWO, workers=count))
             run_train_online(settings, tmp_path / name)
         for fake in fakes:
-            assert len({body["model"] for body in fake.of("/v1/completions")}) > 3, "a version has a name a process"
-            assert len(fake.adapters) <= count + 1, "those of earlier versions are unloaded"
+            names = [body["lora_name"] for body in fake.of("/v1/load_lora_adapter")]
+            assert len(names) == len({*names}) > 2, "a version is sent once, by the command"
+            assert len(fake.adapters) <= 1 + steps, "those that no worker samples from are unloaded"
     one, two = (artifacts(tmp_path / name) for name in ("one", "two"))
     assert two == one
     done = updates_before(tmp_path / "one")

@@ -65,12 +65,12 @@ def environment_for(model: str) -> str:
 
 def dropped(reports: list[dict[str, Any]]) -> list[str]:
     """One line that says how many rows of an environment's files were left out, by reason."""
-    return [
-        f"{report['kept']} of {report['rows']} rows used; dropped: "
-        + ", ".join(f"{count} {reason} ({report['first'][reason]})" for reason, count in report["dropped"].items())
-        for report in reports
-        if report["dropped"]
-    ]
+    lines: list[str] = []
+    for report in reports:
+        first = {reason: f" ({where})" for reason, where in report.get("first", {}).items()}
+        why = [f"{count} {reason}{first.get(reason, '')}" for reason, count in report.get("dropped", {}).items()]
+        lines += [f"{report['kept']} of {report['rows']} rows used; dropped: {', '.join(why)}"] if why else []
+    return lines
 
 
 def censored(what: str, reasons: dict[str, int], played: int) -> list[str]:

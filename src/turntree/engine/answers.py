@@ -77,6 +77,12 @@ class Choice(_Row):
             raise Unusable(f"the server names tokens that are no ids ({_short(names[matches.index(None)])})")
         return self.token_ids if self.token_ids is not None else named or None
 
+    @property
+    def largest(self) -> list[float]:
+        """The log-probability of the likeliest token at every sampled one; NaN where it is not reported."""
+        tops = (self.logprobs and self.logprobs.top_logprobs) or [None] * len(self.ids or ())
+        return [max(top.values()) if top else math.nan for top in tops]
+
 
 class _Details(_Row):
     cached_tokens: Count | None = None

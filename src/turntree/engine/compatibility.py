@@ -30,11 +30,15 @@ def context_of(model: PreTrainedModel) -> int:
 
 
 @torch.inference_mode()
-def score(model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-    """The log-probabilities of `ids` behind `prompt`, in nats, by a plain call of the model."""
+def score(
+    model: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float = 1.0
+) -> tuple[list[float], list[float]]:
+    """The log-probabilities of `ids` behind `prompt` and those of the likeliest tokens in their places, in nats, by a
+    plain call of the model."""
     row = torch.tensor([[*prompt, *ids]], device=model.device)
     logits = model(input_ids=row, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    return (logits / temperature).log_softmax(-1).gather(1, row[0, len(prompt) :, None])[:, 0].tolist()
+    scores = (logits / temperature).log_softmax(-1)
+    return scores.gather(1, row[0, len(prompt) :, None])[:, 0].tolist(), scores.max(-1).values.tolist()
 
 
 def check_attention(model: PreTrainedModel, max_context: int) -> None:
@@ -115,5 +119,5 @@ def _request(ids: tuple[int, ...], seed: int) -> GenerationRequest:
 
 def _errors(model: PreTrainedModel, request: GenerationRequest, answer: Completion) -> list[float]:
     """The differences to the log-probabilities of a plain call."""
-    plain = score(model, request.prompt_ids, answer.token_ids)
+    plain, _ = score(model, request.prompt_ids, answer.token_ids)
     return [abs(theirs - ours) for theirs, ours in zip(plain, answer.logprobs, strict=True)]

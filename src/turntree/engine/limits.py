@@ -169,7 +169,9 @@ def hf(policy: Any, config: EngineConfig) -> StreamingEngine:
 
 
 def vllm(policy: Any, config: VllmConfig) -> StreamingEngine:
-    """`VllmEngine` with the weights of `policy`."""
-    from turntree.engine.vllm import VllmEngine
+    """`VllmEngine` with the weights of `policy`, `VllmFollower` for one that has none."""
+    from turntree.engine.vllm import VllmEngine, VllmFollower
 
+    if policy.model is None:
+        return VllmFollower(config, policy.tokenizer, policy.renderer.stop_ids)
     return VllmEngine(config, policy.model, policy.tokenizer, policy.renderer.stop_ids)

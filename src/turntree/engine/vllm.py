@@ -7,7 +7,8 @@ under a new name and path each time (the key of a server's cache, so nothing sta
 
 Nothing is believed: at the start and after every change each server samples a few tokens behind a fixed prompt and
 behind one that it served before, and their log-probabilities are compared with those of the policy in this process. A
-stale cache, a tied head that was left behind or a server of another model shows there, and the run stops.
+stale cache, a tied head that was left behind or a server of another model shows there, and the run stops. The workers
+of a run hold no weights: they are told what the servers were given (`Served`), and what the policy says to a prompt.
 
 A server that dies or hangs loses nothing: its requests go to another one, or wait until it is back and has the current
 weights again. Where none comes back in time, `poll` raises and the run can be resumed.
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.progress import notice
-from turntree.engine.answers import Answer, AnswerReader, TooSlow, Unusable, refusal, status_of, words_of
+from turntree.engine.answers import Answer, AnswerReader, Choice, TooSlow, Unusable, refusal, status_of, words_of
 from turntree.engine.endpoint import Server, ServerEngine
 from turntree.engine.limits import VllmConfig
 from turntree.engine.requests import check_idle, hashes_of_prefixes
@@ -72,45 +73,67 @@ class _Weights:
     adapter: str | None
 
 
+@dataclass(frozen=True)
+class Served:
+    """What the servers of a run sample from, for the engines of its workers: the weights that were sent (None: those
+    that servers start with), what a server drew behind `prompt`, and the log-probability of the policy's likeliest
+    token in each of these places, which hardly depends on rounding."""
+
+    version: int
+    weights: _Weights | None
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    largest: tuple[float, ...]
+    tolerance: float
+    mixture: tuple[int, int, int]
+
+
 class VllmServer(Server):
     """One server of a run and what is known of it: the name of the model that it was started with (`base`), the
-    fingerprint of the process behind the address (`boot`), its adapter (`held`), and a prompt that it answered
-    (`recent`). It is not `up` from a failure until it works again and has the current weights; `why` says what failed.
+    fingerprint of the process behind the address (`boot`), the adapters that it was sent, the oldest first (`held`),
+    and a prompt that it answered (`recent`). It is not `up` from a failure until it works again and has the current
+    weights; `why` says what failed.
     """
 
     def __init__(self, url: str, config: VllmConfig) -> None:
         super().__init__(url, concurrency=config.concurrency, timeout=config.timeout, retries=_RETRIES)
         self.base, self.boot, self.why = "", cast(Any, None), ""
         self.up = True
-        self.held: str | None = None
+        self.held: list[str] = []
         self.recent: tuple[int, ...] | None = None
         self.reviving: asyncio.Task[None] | None = None
 
     async def meet(self) -> int | None:
         """Learn the name of its model; returns its longest context, if it says it."""
         try:
-            listed = await self._administer("/v1/models")
+            models = await self._models()
         except Exception as error:
             if status_of(error) in (401, 403) and (refused := refusal(error, self.url)) is not None:
                 raise refused from error
             hint = f"{_START}, or correct device.engine.url"
             raise InputError(f"no vLLM server answers ({words_of(error)})", path=self.url, hint=hint) from error
-        rows = listed.get("data") if isinstance(listed, dict) else None
-        models = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
         own = next((row for row in models if row.get("parent") is None and isinstance(row.get("id"), str)), None)
         if own is None:
             raise InputError("lists no model", path=self.url, hint=_START)
         self.model = self.base = own["id"]
         return own.get("max_model_len")
 
-    async def install(self, weights: _Weights | None) -> None:
-        """Let it sample from these weights, or (None) from those that it has, with an empty cache."""
+    async def _models(self) -> list[dict[str, Any]]:
+        """Its model and the adapters that it has."""
+        listed = await self._administer("/v1/models")
+        rows = listed.get("data") if isinstance(listed, dict) else None
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    async def install(self, weights: _Weights | None, keep: float) -> None:
+        """Let it sample from these weights, or (None) from those that it has, with an empty cache. Of the adapters that
+        it was sent, `keep` stay."""
         if weights is not None and weights.adapter is not None:
             if self.model != weights.adapter:
-                await self._load({"lora_name": weights.adapter, "lora_path": str(weights.folder)})
-                before, self.held, self.model = self.held, weights.adapter, weights.adapter
-                if before not in (None, self.held):
-                    await self._unload(before)
+                await self._load(weights.adapter, weights.folder)
+                self.model = weights.adapter
+                self.held = [*(name for name in self.held if name != self.model), self.model]
+                while len(self.held) > keep:
+                    await self._unload(self.held.pop(0))
             return
         if weights is not None:
             rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
@@ -119,13 +142,18 @@ class VllmServer(Server):
         if isinstance(answer, dict) and answer.get("success") is False:
             raise TurntreeError(f"{self.url}: the server keeps its cache; it must serve this run alone")
 
-    async def _load(self, adapter: dict[str, str]) -> None:
-        """Load an adapter, also where the server has it already because the answer to a first try was lost."""
+    async def _load(self, name: str, folder: Path) -> None:
+        """Load an adapter, unless the server has it: from another process, or since an answer was lost."""
+        if await self._has(name):
+            return
         try:
-            await self._change("/v1/load_lora_adapter", adapter, "--lora-rank R")
+            await self._change("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, "--lora-rank R")
         except InputError:
-            await self._unload(adapter["lora_name"])
-            await self._change("/v1/load_lora_adapter", adapter, "--lora-rank R")
+            if not await self._has(name):
+                raise
+
+    async def _has(self, name: str) -> bool:
+        return any(row.get("id") == name for row in await self._models())
 
     async def _unload(self, adapter: str) -> None:
         try:
@@ -200,71 +228,30 @@ class Router:
         return chosen
 
 
-class VllmEngine(ServerEngine):
-    """`core.protocols.StreamingEngine` over vLLM servers that sample from the weights of `model`.
+class VllmServers(ServerEngine):
+    """An engine over vLLM servers that all sample from the same weights; subclasses know what the policy says."""
 
-    Raises `InputError` where a server cannot be reached, and `WrongWeights` where it samples from other weights and
-    does not take new ones.
-    """
-
-    def __init__(
-        self, config: VllmConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
-    ) -> None:
-        from turntree.engine.routes import mixture_of  # loads torch
-
+    def __init__(self, config: VllmConfig, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]) -> None:
         servers = self._servers = tuple(VllmServer(url, config) for url in config.urls)
         super().__init__(servers, AnswerReader(tokenizer, stop_ids), 0)
-        self._config, self._policy, self._router = config, model, Router()
-        self._reader.mixture = mixture_of(model)
-        self._folder = _fresh_folder(config.folder)
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._config, self._router = config, Router()
         self._weights: _Weights | None = None
+        self._tolerance, self._keep = 0.0, math.inf  # of adapters: all stay, unless it is the engine that sends them
         self._gone_since: float | None = None
-        exact = all(p.dtype.itemsize >= 4 for p in model.parameters() if p.is_floating_point())
-        self._tolerance = (1e-3 if exact else 0.25) if config.tolerance is None else config.tolerance
         try:
             self._longest = min(self._context_of(server) for server in servers)
             self.max_context = min(self._longest, config.max_context or self._longest)
-            self._run(self._begin()).result()
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, TurntreeError) or not isinstance(error, Exception):
-                raise
-            raise InputError(f"cannot be sampled from ({words_of(error)})", path=config.url, hint=_START) from error
+            raise
 
     def _context_of(self, server: VllmServer) -> int:
-        longest = self._run(server.meet()).result() or self._policy.config.get_text_config().max_position_embeddings
+        longest = self._run(server.meet()).result()
         if type(longest) is not int or longest <= _PROBED:
             raise InputError(f"says that its context holds {longest!r} tokens", path=server.url, hint=_START)
         return longest
 
     # weights
-
-    def update_weights(self, model: Any, policy_version: int) -> None:
-        """Send the weights to every server that is up, and check them there. A server that comes back later gets them
-        then."""
-        check_idle(self.in_flight)
-        before, self._policy = self._weights, model
-        self._weights = _written(model, self._folder)
-        self._run(self._spread()).result()
-        self._version = policy_version
-        if before is not None:
-            shutil.rmtree(before.folder, ignore_errors=True)
-
-    async def _begin(self) -> None:
-        """Bring the servers to the policy's weights, where they do not have them from the start. Raises `InputError`
-        for one that reports log-probabilities before the temperature is applied."""
-        off = [await self._difference(server) for server in self._servers]
-        if getattr(self._policy, "_hf_peft_config_loaded", False) or max(off) > self._tolerance:
-            self._weights = await asyncio.to_thread(_written, self._policy, self._folder)
-            for server in self._servers:
-                await server.install(self._weights)
-        for server in self._servers:
-            await self._check(server)
-            if await self._difference(server, 0.5) > 2 * self._tolerance:
-                problem = "reports log-probabilities before the temperature is applied"
-                hint = "start it with --logprobs-mode processed_logprobs (`turntree serve` does)"
-                raise InputError(problem, path=server.url, hint=hint)
 
     async def _spread(self) -> None:
         """Bring every server to the current weights. Raises `ServersGone` where none is left."""
@@ -273,14 +260,17 @@ class VllmEngine(ServerEngine):
 
     async def _bring(self, server: VllmServer) -> None:
         try:
-            await server.install(self._weights)
-            await self._check(server)
+            await self._settle(server)
         except TurntreeError:
             raise
         except Exception as error:  # the boundary to foreign software
             if not await self._is_lost(server, error):
                 raise InputError(f"takes no weights ({words_of(error)})", path=server.url, hint=_START) from error
             self._lose(server, words_of(error))
+
+    async def _settle(self, server: VllmServer) -> None:
+        await server.install(self._weights, self._keep)
+        await self._check(server)
 
     # checks
 
@@ -293,31 +283,18 @@ class VllmEngine(ServerEngine):
                 "dtype; start it again with `turntree serve` and give the same command to resume"
             )
 
-    async def _difference(self, server: VllmServer, temperature: float = 1.0) -> float:
-        """The largest difference between the log-probabilities of the server and of the policy in this process. The
-        server's process is known by its fingerprint from then on."""
-        from turntree.engine.compatibility import score  # loads torch
-        from turntree.engine.routes import replayed, routes_of
+    async def _difference(self, server: VllmServer) -> float:
+        """The largest difference between the log-probabilities of the server and of the policy."""
+        raise NotImplementedError
 
-        worst, room = 0.0, self._longest - _PROBED
-        draw = random.Random(0)
-        fixed = tuple(draw.randrange(self._reader.vocabulary) for _ in range(min(_PROBE, room)))
-        for prompt in (fixed, server.recent):
-            if prompt is None:
-                continue
-            prompt = prompt[: min(room, _LONGEST)]
-            answer = await server.ask(self._probe(prompt, temperature), timeout=min(60.0, self._config.timeout))
-            server.boot = answer.system_fingerprint
-            ids, statistics = self._reader.tokens(answer.choice)
-            if answer.choice.ids is None or len(ids) != _PROBED:
-                hint = "use vLLM"
-                raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
-            routes = routes_of(self._policy, self._reader.routes(answer.choice, len(prompt) + len(ids) - 1))
-            with replayed(routes):
-                scored = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
-            off = [abs(theirs - ours) for (theirs, _), ours in zip(statistics, scored, strict=True)]
-            worst = max(worst, *(each if each >= 0 else math.inf for each in off))  # NaN is no match
-        return worst
+    async def _drawn(self, server: VllmServer, prompt: tuple[int, ...], temperature: float) -> Choice:
+        """A few tokens behind a prompt. The server's process is known by its fingerprint from then on."""
+        answer = await server.ask(self._probe(prompt, temperature), timeout=min(60.0, self._config.timeout))
+        server.boot, choice = answer.system_fingerprint, answer.choice
+        if choice.ids is None or not len(choice.ids) == len(choice.largest) == _PROBED:
+            hint = "use vLLM"
+            raise InputError("the server reports no token ids with log-probabilities", path=server.url, hint=hint)
+        return choice
 
     def _probe(self, prompt: tuple[int, ...], temperature: float = 1.0) -> dict[str, Any]:
         """A short request behind a prompt, whose blocks the server finds in its cache as it would for any other."""
@@ -407,14 +384,140 @@ class VllmEngine(ServerEngine):
             weights = self._weights
             try:
                 server.model = server.base
-                await server.install(weights)
-                await self._check(server)
+                await self._settle(server)
             except Exception as error:  # it is not ready, or not the server that it was
                 server.why = words_of(error)
                 continue
             if weights is self._weights:
                 server.up, self._gone_since = True, None
                 notice(f"{server.url} is back, with the weights of version {self._version}")
+
+
+class VllmEngine(VllmServers):
+    """`core.protocols.StreamingEngine` over vLLM servers that sample from the weights of `model`.
+
+    Raises `InputError` where a server cannot be reached, and `WrongWeights` where it samples from other weights and
+    does not take new ones.
+    """
+
+    def __init__(
+        self, config: VllmConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, stop_ids: Collection[int]
+    ) -> None:
+        from turntree.engine.routes import mixture_of  # loads torch
+
+        super().__init__(config, tokenizer, stop_ids)
+        self._policy, self._reader.mixture = model, mixture_of(model)
+        exact = all(p.dtype.itemsize >= 4 for p in model.parameters() if p.is_floating_point())
+        self._tolerance = (1e-3 if exact else 0.25) if config.tolerance is None else config.tolerance
+        self._keep, self._sent = 1, list[_Weights]()
+        self._served: Served | None = None
+        try:
+            self._folder = _fresh_folder(config.folder)
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._run(self._begin()).result()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, TurntreeError) or not isinstance(error, Exception):
+                raise
+            raise InputError(f"cannot be sampled from ({words_of(error)})", path=config.url, hint=_START) from error
+
+    def keep(self, versions: int) -> None:
+        """So many versions of an adapter stay at the servers, for workers that sample from earlier ones."""
+        self._keep = versions
+
+    def served(self) -> Served:
+        """For the engines of workers."""
+        assert self._served is not None, "what servers sample from is known when they are checked"
+        return self._served
+
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        """Send the weights to every server that is up, and check them there. A server that comes back later gets them
+        then."""
+        check_idle(self.in_flight)
+        self._policy, self._version = model, policy_version
+        self._write()
+        self._run(self._spread()).result()
+        while len(self._sent) > self._keep:
+            shutil.rmtree(self._sent.pop(0).folder, ignore_errors=True)
+
+    def _write(self) -> None:
+        self._weights = _written(self._policy, self._folder)
+        self._sent.append(self._weights)
+
+    async def _begin(self) -> None:
+        """Bring the servers to the policy's weights, where they do not have them from the start. Raises `InputError`
+        for one that reports log-probabilities before the temperature is applied."""
+        off = [await self._difference(server) for server in self._servers]
+        if getattr(self._policy, "_hf_peft_config_loaded", False) or max(off) > self._tolerance:
+            await asyncio.to_thread(self._write)
+            for server in self._servers:
+                await server.install(self._weights, self._keep)
+        for server in self._servers:
+            await self._check(server)
+            if await self._difference(server, 0.5) > 2 * self._tolerance:
+                problem = "reports log-probabilities before the temperature is applied"
+                hint = "start it with --logprobs-mode processed_logprobs (`turntree serve` does)"
+                raise InputError(problem, path=server.url, hint=hint)
+
+    async def _difference(self, server: VllmServer, temperature: float = 1.0) -> float:
+        from turntree.engine.compatibility import score  # loads torch
+        from turntree.engine.routes import replayed, routes_of
+
+        worst, room = 0.0, self._longest - _PROBED
+        draw = random.Random(0)
+        fixed = tuple(draw.randrange(self._reader.vocabulary) for _ in range(min(_PROBE, room)))
+        for number, prompt in enumerate((fixed, server.recent)):
+            if prompt is None:
+                continue
+            prompt = prompt[: min(room, _LONGEST)]
+            choice = await self._drawn(server, prompt, temperature)
+            ids, statistics = self._reader.tokens(choice)
+            routes = routes_of(self._policy, self._reader.routes(choice, len(prompt) + len(ids) - 1))
+            with replayed(routes):
+                scored, largest = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
+            worst = max(worst, _largest([theirs for theirs, _ in statistics], scored))
+            if not number and temperature == 1.0:
+                told = self._weights, prompt, tuple(ids), tuple(largest)
+                self._served = Served(self._version, *told, self._tolerance, self._reader.mixture)
+        return worst
+
+
+class VllmFollower(VllmServers):
+    """The engine of a worker: it holds no weights, and samples from what another process gave to the servers. A server
+    that was started again gets them here, too."""
+
+    _served: Served
+
+    def update_weights(self, model: Any, policy_version: int) -> None:
+        """Of a `Served`, once each server was seen to have it."""
+        check_idle(self.in_flight)
+        self._served, self._weights, self._version = model, model.weights, policy_version
+        self._tolerance, self._reader.mixture = model.tolerance, model.mixture
+        self._run(self._spread()).result()
+
+    async def _settle(self, server: VllmServer) -> None:
+        server.model = (self._weights and self._weights.adapter) or server.base
+        try:
+            if await self._difference(server) <= self._tolerance:
+                return
+        except Exception as error:  # it does not have the adapter
+            if status_of(error) != 404:
+                raise
+        server.model = server.base
+        await super()._settle(server)
+
+    async def _difference(self, server: VllmServer) -> float:
+        """As far as the same tokens are drawn."""
+        choice, served = await self._drawn(server, self._served.prompt, 1.0), self._served
+        pairs = zip(self._reader.tokens(choice)[0], served.ids, strict=True)
+        places = 1 + next((place for place, (theirs, ours) in enumerate(pairs) if theirs != ours), _PROBED - 1)
+        return _largest(choice.largest[:places], served.largest[:places])
+
+
+def _largest(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """The largest difference; infinity where one is no number."""
+    off = [abs(one - other) for one, other in zip(theirs, ours, strict=True)]
+    return max(each if each >= 0 else math.inf for each in off)
 
 
 def _written(model: PreTrainedModel, above: Path) -> _Weights:

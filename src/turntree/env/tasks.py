@@ -36,7 +36,8 @@ TRAIN, DEV = "train", "dev"
 @dataclass(frozen=True, kw_only=True)
 class TaskSet:
     """Environments by split, with: where they are stepped (None: in this process), what their tools did so far (part of
-    the run's timing), the counts of reading their files, one entry per file, and the hashes of those files by name."""
+    the run's timing), the counts of reading their files, one entry per file (`rows`, which are those `kept` and those
+    `dropped` by reason; perhaps where a reason was met `first`), and the hashes of those files by name."""
 
     tasks: Mapping[str, Sequence[Environment]]
     pool: EnvironmentPool | None = None

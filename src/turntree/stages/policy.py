@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core import parts
 from turntree.core.config import Part
@@ -40,7 +40,7 @@ _OURS = (AUTO.name, "template", "family")
 @dataclass(frozen=True)
 class Weights:
     """The argument `policy` of an engine's factory. `source` is the name or folder that it was loaded from, `prefixes`
-    that of `Device`."""
+    that of `Device`; no `model` where servers have it."""
 
     source: str
     model: PreTrainedModel
@@ -123,6 +123,16 @@ def open_speaker(model: str, endpoint: EndpointConfig | None, device: Device) ->
     renderer = renderer_of(device.renderer, tokenizer, folder)
     with EndpointEngine(endpoint, model, tokenizer, renderer.stop_ids) as engine:
         yield Speaker(engine, renderer, identity_of(engine.identity, tokenizer, renderer, device.renderer))
+
+
+def open_served(source: str, device: Device) -> Speaker:
+    """The policy of a folder whose weights servers have, for sampling: without them. `identity` does not name them."""
+    tokenizer, renderer = load_renderer(source, device.renderer)
+    unweighted = Weights(source, cast(Any, None), tokenizer, renderer, device.prefixes)
+    engine = parts.build("engines", device.engine, field="device.engine", policy=unweighted)
+    identity = identity_of("", tokenizer, renderer, device.renderer)
+    del identity["policy_hash"]
+    return Speaker(engine, renderer, identity)
 
 
 def resolve(source: str, *, weights: bool = True) -> Path:

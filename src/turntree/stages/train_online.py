@@ -42,7 +42,7 @@ from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import held_out_figures, keep_outcomes
-from turntree.stages.policy import Policy, load_policy, load_renderer, open_speaker, policy_name
+from turntree.stages.policy import Policy, Speaker, load_policy, load_renderer, open_speaker, policy_name
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, check_servers, open_crew
@@ -88,7 +88,8 @@ def run_train_online(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=LOGS)
         )
         crew = stack.enter_context(open_crew(__name__, config, policy))
-        spread = None if crew is None else partial(_spread, Published(crew, policy), playing)
+        weights = None if crew is None else Published(crew, policy, config.train.max_off_policy_steps)
+        spread = None if weights is None else partial(_spread, weights, playing)
         learner = policy.trainee(shared, group)
         components = replace(playing.parts(learner, filters, estimator), spread=spread)
         algorithm = OnlineGRPO(components, config.train, judge)
@@ -206,9 +207,11 @@ CONFIG = TrainOnlineConfig
 
 
 @contextlib.contextmanager
-def open_player(config: TrainOnlineConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
+def open_player(
+    config: TrainOnlineConfig, policy: Policy | Speaker, settings: dict[str, Any]
+) -> Iterator[Callable[[Any], Any]]:
     """What a worker of this stage plays a unit with (`stages.workers`)."""
-    with _open_playing(config, policy.source, policy.vocabulary, config.workers) as playing:
+    with _open_playing(config, settings["model"], settings["vocabulary"], config.workers) as playing:
 
         def play(unit: dict[str, Any]) -> dict[str, Any]:
             scheduler = Scheduler(

@@ -48,7 +48,7 @@ from turntree.stages.config import TrainPivotConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.own_path import episodes_of, open_own_path
-from turntree.stages.policy import Policy, load_policy
+from turntree.stages.policy import Policy, Speaker, load_policy
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, check_servers, open_crew, results
@@ -186,7 +186,9 @@ CONFIG = TrainPivotConfig
 
 
 @contextlib.contextmanager
-def open_player(config: TrainPivotConfig, policy: Policy, settings: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
+def open_player(
+    config: TrainPivotConfig, policy: Policy | Speaker, settings: dict[str, Any]
+) -> Iterator[Callable[[Any], Any]]:
     """What a worker of this stage plays a unit with (`stages.workers`)."""
     source = Part.from_value(settings["verifier"], "verifier")
     with open_verifier(source, config.environment, policy, episodes_of(config)) as verifier:

@@ -2,7 +2,7 @@
 
 A stage that plays on workers has `CONFIG`, the class of its configuration, and `open_player(config, policy, settings)`,
 a context manager over what plays a unit. Configurations travel as in `config.json`, so a worker loads parts by their
-names.
+names. Where servers have the weights, a worker holds none.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from turntree.core.config import from_mapping, to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
+from turntree.engine.vllm import VllmEngine
 from turntree.rollout.cluster.pool import UnitLost, WorkerPool
 from turntree.rollout.cluster.worker import fetched
 from turntree.rollout.spread import lost, unlabelled
 from turntree.stages.cluster import ClusterConfig
-from turntree.stages.policy import Policy, load_policy
+from turntree.stages.policy import Policy, Speaker, load_policy, open_served
 
 Unit = dict[str, Any]
+VLLM = "vllm"
 
 
 @contextlib.contextmanager
@@ -36,7 +38,7 @@ def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Itera
         yield None
         return
     gpus = 1.0 if config.device.name.startswith("cuda") else 0.0
-    identity = {"policy": dict(policy.identity), "model": policy.source}
+    identity = {"policy": dict(policy.identity), "model": policy.source, "vocabulary": policy.vocabulary}
     needed = {"stage": stage, "config": to_mapping(config), **identity, **settings}
     with WorkerPool(f"{__name__}:worker", needed, cluster, gpus=gpus) as crew:
         yield crew
@@ -44,8 +46,8 @@ def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Itera
 
 def check_servers(config: Any, policy: Policy, ahead: int = 0) -> None:
     """Raise `ConfigError` where one process would replace the weights of a server while another samples from it. An
-    adapter has a name of its own in every process and version, so a server holds many."""
-    if config.device.engine.name != "vllm" or not (ahead or config.cluster.workers > 1):
+    adapter has a name of its own in every version, so a server holds several."""
+    if config.device.engine.name != VLLM or not (ahead or config.cluster.workers > 1):
         return
     from turntree.train.lora import has_adapter  # loads torch, which a carrier does without
 
@@ -61,7 +63,8 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[Unit], Any]]:
     """What a worker of `open_crew` holds."""
     stage = importlib.import_module(settings["stage"])
     config = from_mapping(stage.CONFIG, settings["config"])
-    policy = load_policy(settings["model"], config.device)
+    served = config.device.engine.name == VLLM
+    policy = open_served(settings["model"], config.device) if served else load_policy(settings["model"], config.device)
     require_policy(settings, policy.identity)
     follower = Follower(policy)
     with stage.open_player(config, policy, settings) as play:
@@ -74,8 +77,8 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[Unit], Any]]:
 
 
 def require_policy(settings: Mapping[str, Any], identity: Mapping[str, str]) -> None:
-    """Raise `InputError` unless a worker has loaded the policy of the command."""
-    if differing := [name for name, value in settings["policy"].items() if identity.get(name) != value]:
+    """Raise `InputError` unless a worker has loaded the policy of the command, as far as its identity is known."""
+    if differing := [name for name, value in settings["policy"].items() if identity.get(name, value) != value]:
         where = f"a worker on {socket.gethostname()}"
         problem = f"{where} has loaded another policy than the command (its {', '.join(differing)})"
         raise InputError(problem, field="model", hint="all machines must see the same files")
@@ -100,18 +103,27 @@ def results(
 
 @dataclass
 class Published:
-    """The weights of the command's policy, for the units of a crew: put into the cluster once a version."""
+    """The weights of the command's policy, for the units of a crew: put into the cluster once a version, or what was
+    sent to servers. Units are played with those of up to `ahead` updates before."""
 
     crew: WorkerPool
     policy: Policy
+    ahead: int = 0
     _last: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    def __post_init__(self) -> None:
+        if isinstance(self.policy.engine, VllmEngine):
+            self.policy.engine.keep(1 + self.ahead)
+
     def __call__(self) -> dict[str, Any]:
+        engine = self.policy.engine
+        if isinstance(engine, VllmEngine):
+            return {"version": engine.policy_version, "served": engine.served()}
         from safetensors.torch import save  # loads torch, which a carrier does without
 
         from turntree.train.sharded import parameters_of
 
-        version = self.policy.engine.policy_version
+        version = engine.policy_version
         if self._last.get("version") != version:
             held = {name: value.detach().contiguous() for name, value in parameters_of(self.policy.model).items()}
             self._last = {"version": version, "weights": self.crew.share(save(held))}
@@ -122,7 +134,7 @@ class Published:
 class Follower:
     """A worker's policy, which takes on the weights that a unit names."""
 
-    policy: Policy
+    policy: Policy | Speaker
     version: int | None = None  # of the weights that it was sent last
 
     def take_on(self, unit: dict[str, Any]) -> None:
@@ -131,6 +143,10 @@ class Follower:
         engine = self.policy.engine
         if unit.get("version") == self.version:
             engine.clear_cache()
+            return
+        self.version = unit["version"]
+        if not isinstance(self.policy, Policy):
+            engine.update_weights(unit["served"], unit["version"])
             return
         import torch
         from safetensors.torch import load
@@ -142,5 +158,4 @@ class Follower:
         with torch.no_grad():
             for name, value in held.items():
                 value.copy_(sent[name])
-        self.version = unit["version"]
         engine.update_weights(self.policy.model, unit["version"])

@@ -96,8 +96,8 @@ class GameFiles(Iterator[Game]):
 
 
 def draw_games(path: str | Path, count: int, *, offset: int = 0, seed: int = 0) -> tuple[list[Game], dict[str, Any]]:
-    """`count` games drawn from all that can be played, and what they are: how many of how many, by task type, and what
-    was left out, by reason.
+    """`count` games drawn from all that can be played, and what they are: how many, by task type, and what reading
+    counted (`env.tasks.TaskSet`).
 
     Games lie sorted by task type, so the first ones would be of one or two types. The order is drawn by `seed`, and
     `offset` games of it are skipped. Raises `InputError` where there are fewer games.
@@ -109,8 +109,9 @@ def draw_games(path: str | Path, count: int, *, offset: int = 0, seed: int = 0) 
         raise InputError(problem, path=path, field="count", hint=f"ask for {max(0, len(records) - offset)}")
     drawn = records[offset : offset + count]
     types = Counter(record.task_type for record in drawn)
-    report = {"path": str(path), "games": count, "of": len(records), "types": dict(sorted(types.items()))}
-    return [record.game() for record in drawn], report | {"skipped": dict(files.skipped)}
+    counted = {"rows": len(records) + files.skipped.total(), "kept": len(records), "dropped": dict(files.skipped)}
+    report = {"path": str(path), "games": count, "types": dict(sorted(types.items())), **counted}
+    return [record.game() for record in drawn], report
 
 
 def _records(path: Path, skipped: Counter[str]) -> Iterator[Record]:
