@@ -126,3 +126,15 @@ def test_what_pages_and_docstrings_point_to_exists():
         links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text) if page.suffix == ".md" else []
         wrong += [f"{name}: {link}" for link in links if not (page.parent / link).exists()]
     assert not wrong
+
+
+def test_what_pages_name_with_its_module_is_there():
+    """Classes: `credit.lower` may as well be a key of a configuration."""
+    wrong: list[str] = []
+    for page in pages.PAGES:
+        for module, name in re.findall(r"`((?:[a-z_]+\.)+)([A-Z][a-z]\w+)`", page.read_text()):
+            ending = f"/{module.replace('tt.', 'turntree.')[:-1].replace('.', '/')}"
+            places = [path for path in SOURCES if str(path)[:-3].removesuffix("/__init__").endswith(ending)]
+            if not any(re.search(rf"\b{name}\b", path.read_text()) for path in places):
+                wrong.append(f"{page.name}: {module}{name}")
+    assert not wrong
