@@ -29,13 +29,13 @@ Hook = Callable[[str, dict[str, Any]], int | str | None]
 
 
 class FakeVllm:
-    """`stale`: its cache is never reset. `tied_head`: whole weights reach everything but a tied head, unless the file
-    names it. `raw`: log-probabilities are those before the temperature. `routed`: it says which experts computed the
-    tokens. `asked` are all requests by path."""
+    """`stale`: its cache is never reset. `busy`: it keeps its cache, and says so. `tied_head`: whole weights reach
+    everything but a tied head, unless the file names it. `raw`: log-probabilities are those before the temperature.
+    `routed`: it says which experts computed the tokens. `asked` are all requests by path."""
 
     def __init__(self, model: PreTrainedModel, *, boot: str = "1", max_context: int = 4096) -> None:
         self.model, self.boot, self.max_context = model, boot, max_context
-        self.stale = self.raw = self.routed = False
+        self.stale = self.raw = self.routed = self.busy = False
         self.dev, self.lora = True, True
         self.hook: Hook = lambda path, body: None
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -72,7 +72,7 @@ class FakeVllm:
             if path == "/reset_prefix_cache" and self.dev:
                 if not self.stale:
                     self._kept.clear()
-                return 200, {"success": True}
+                return 200, {"success": not self.busy}
         return 404, {"error": {"message": "not found"}}
 
     def _reload(self, folder: Path) -> tuple[int, Any]:

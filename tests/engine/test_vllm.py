@@ -467,3 +467,16 @@ def test_a_worker_refuses_a_server_of_other_weights():
         fake.hook = lambda path, body: 200 if path == "/collective_rpc" else None  # it says that it took them
         with pytest.raises(WrongWeights):
             worker.update_weights(engine.served(), engine.policy_version)
+
+
+def test_workers_that_find_the_same_server_without_its_weights_do_not_end_each_other():
+    """The second one cannot empty the cache of a server that the first samples from again."""
+    policy, fake = tiny_model(), FakeVllm(tiny_model())
+    with following(fake, policy) as (engine, worker):
+        engine.update_weights(stirred(policy), 1)
+        fake.model.load_state_dict(tiny_model().state_dict())
+        fake._head = fake.model.get_output_embeddings().weight.detach().clone()
+        fake._kept.clear()
+        fake.busy = True
+        worker.update_weights(engine.served(), 1)
+        assert worker.generate([request()])[0].logprobs == engine.generate([request()])[0].logprobs

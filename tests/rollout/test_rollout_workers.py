@@ -203,9 +203,9 @@ def test_online_training_is_the_same_on_workers_of_which_one_is_killed(
     assert any(node for row in two["trees.jsonl"] for node in row["tree"]["decisions"] if node["action"] == "fork")
 
 
-@pytest.mark.parametrize("steps", [0, 1])
-def test_workers_share_servers_that_hold_the_adapters_of_several_versions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+@pytest.mark.parametrize("rank, steps", [(0, 0), (4, 1)], ids=["whole weights", "adapters, one step ahead"])
+def test_workers_share_servers_that_the_command_gave_each_version_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, steps: int
 ) -> None:
     """The command sends each version to the servers, where `steps` earlier ones stay for the workers, which hold no
     model: the same bits from one worker at one server and two at two, one of which loses a third of its connections."""
@@ -221,12 +221,13 @@ def test_workers_share_servers_that_hold_the_adapters_of_several_versions(
                 # probes, of 8 tokens, are answered: a server that drops them too is lost, which only takes longer
                 fakes[1].hook = lambda _, b: "drop" if b.get("max_tokens", 0) > 8 and not next(asked) % 3 else None
             url = ",".join(stack.enter_context(running(fake)) for fake in fakes)
-            device = Device(lora=LoRAConfig(rank=4), engine=Part("vllm", {"url": url}))
+            device = Device(lora=LoRAConfig(rank=rank) if rank else None, engine=Part("vllm", {"url": url}))
             settings = replace(ONLINE, device=device, train=train, cluster=replace(TWO, workers=count))
             run_train_online(settings, tmp_path / name)
         for fake in fakes:
             names = [body["lora_name"] for body in fake.of("/v1/load_lora_adapter")]
-            assert len(names) == len({*names}) > 2, "a version is sent once, by the command"
+            names += [body["kwargs"]["weights_path"] for body in fake.of("/collective_rpc")]
+            assert len(names) == len({*names}) > 1, "a version is sent once, by the command"
             assert len(fake.adapters) <= 1 + steps, "those that no worker samples from are unloaded"
     one, two = (artifacts(tmp_path / name) for name in ("one", "two"))
     assert two == one

@@ -269,6 +269,7 @@ class VllmServers(ServerEngine):
             self._lose(server, words_of(error))
 
     async def _settle(self, server: VllmServer) -> None:
+        """Let it have the current weights. Raises `WrongWeights` where it has others then."""
         await server.install(self._weights, self._keep)
         await self._check(server)
 
@@ -504,7 +505,13 @@ class VllmFollower(VllmServers):
             if status_of(error) != 404:
                 raise
         server.model = server.base
-        await super()._settle(server)
+        try:
+            await server.install(self._weights, self._keep)
+        except InputError:
+            raise
+        except TurntreeError:  # another worker was first, and samples from them already
+            pass
+        await self._check(server)
 
     async def _difference(self, server: VllmServer) -> float:
         """As far as the same tokens are drawn."""

@@ -69,7 +69,7 @@ def run_train_online(
     filters, estimator = config.build_filters(), config.build_estimator()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
-    check_servers(config, policy, config.train.max_off_policy_steps)
+    check_servers(config, policy)
     shared = _trains_on_trees(policy, config, group.size)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them

@@ -51,7 +51,7 @@ from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy, Speaker, load_policy
 from turntree.stages.training import finish, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
-from turntree.stages.workers import Published, check_servers, open_crew, results
+from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
 from turntree.train.loop import Checked, Row
 from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
@@ -74,7 +74,6 @@ def run_train_pivot(
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
     policy = load_policy(config.model, config.device)
-    check_servers(config, policy)
     given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
     shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size)

@@ -23,6 +23,7 @@ from turntree.rollout.cluster.pool import UnitLost, WorkerPool
 from turntree.rollout.cluster.worker import fetched
 from turntree.rollout.spread import lost, unlabelled
 from turntree.stages.cluster import ClusterConfig
+from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.policy import Policy, Speaker, load_policy, open_served
 
 Unit = dict[str, Any]
@@ -37,25 +38,24 @@ def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Itera
     if not cluster.workers:
         yield None
         return
-    gpus = 1.0 if config.device.name.startswith("cuda") else 0.0
+    gpus = 1.0 if config.device.name.startswith("cuda") and config.device.engine.name != VLLM else 0.0
     identity = {"policy": dict(policy.identity), "model": policy.source, "vocabulary": policy.vocabulary}
     needed = {"stage": stage, "config": to_mapping(config), **identity, **settings}
     with WorkerPool(f"{__name__}:worker", needed, cluster, gpus=gpus) as crew:
         yield crew
 
 
-def check_servers(config: Any, policy: Policy, ahead: int = 0) -> None:
-    """Raise `ConfigError` where one process would replace the weights of a server while another samples from it. An
+def check_servers(config: TrainOnlineConfig, policy: Policy) -> None:
+    """Raise `ConfigError` where the command would replace the weights of a server while workers sample from it. An
     adapter has a name of its own in every version, so a server holds several."""
-    if config.device.engine.name != VLLM or not (ahead or config.cluster.workers > 1):
+    if config.device.engine.name != VLLM or not config.train.max_off_policy_steps:
         return
     from turntree.train.lora import has_adapter  # loads torch, which a carrier does without
 
-    if has_adapter(policy.model):
-        return
-    field = "train.max_off_policy_steps" if ahead else "cluster.workers"
-    hint = "train an adapter (device.lora), of which servers hold several"
-    raise ConfigError("with --engine vllm a server holds one set of whole weights", field=field, hint=hint)
+    if not has_adapter(policy.model):
+        hint = "train an adapter (device.lora), of which servers hold several"
+        problem = "with --engine vllm a server holds one set of whole weights"
+        raise ConfigError(problem, field="train.max_off_policy_steps", hint=hint)
 
 
 @contextlib.contextmanager
