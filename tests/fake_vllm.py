@@ -29,13 +29,14 @@ Hook = Callable[[str, dict[str, Any]], int | str | None]
 
 
 class FakeVllm:
-    """`stale`: its cache is never reset. `busy`: it keeps its cache, and says so. `tied_head`: whole weights reach
+    """`stale`: its cache is never reset. `busy`: it keeps its cache, and says so. `away`: it
+    answers no GET. `tied_head`: whole weights reach
     everything but a tied head, unless the file names it. `raw`: log-probabilities are those before the temperature.
     `routed`: it says which experts computed the tokens. `asked` are all requests by path."""
 
     def __init__(self, model: PreTrainedModel, *, boot: str = "1", max_context: int = 4096) -> None:
         self.model, self.boot, self.max_context = model, boot, max_context
-        self.stale = self.raw = self.routed = self.busy = False
+        self.stale = self.raw = self.routed = self.busy = self.away = False
         self.dev, self.lora = True, True
         self.hook: Hook = lambda path, body: None
         self.asked: list[tuple[str, dict[str, Any]]] = []
@@ -159,6 +160,9 @@ def running(fake: FakeVllm, port: int = 0) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
+            if fake.away:
+                self.close_connection = True
+                return
             self._answer(*fake.get(self.path))
 
         def do_POST(self) -> None:

@@ -480,3 +480,23 @@ def test_workers_that_find_the_same_server_without_its_weights_do_not_end_each_o
         fake.busy = True
         worker.update_weights(engine.served(), 1)
         assert worker.generate([request()])[0].logprobs == engine.generate([request()])[0].logprobs
+
+
+def test_a_worker_begins_while_a_server_is_away():
+    policy, here, away = tiny_model(), FakeVllm(tiny_model()), FakeVllm(tiny_model())
+    with running(here) as first, running(away) as second:
+        config = VllmConfig(url=f"{first},{second}", patience=5.0)
+        with VllmEngine(config, policy, TOKENIZER, {STOP}) as engine:
+            engine.update_weights(stirred(policy), 1)
+            away.hook = lambda path, body: "drop"
+            away.away = True
+            with VllmFollower(config, TOKENIZER, {STOP}) as worker:
+                worker.update_weights(engine.served(), 1)
+                asked = len(away.asked)
+                (found,) = worker.generate([request()])
+                assert found.logprobs == pytest.approx(expected(policy, found), abs=1e-4)
+                away.hook, away.away = lambda path, body: None, False
+                until = time.monotonic() + 60
+                while not worker._servers[1].up and time.monotonic() < until:
+                    time.sleep(0.02)
+                assert worker._servers[1].up and len(away.asked) > asked

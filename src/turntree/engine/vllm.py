@@ -85,6 +85,7 @@ class Served:
     ids: tuple[int, ...]
     largest: tuple[float, ...]
     tolerance: float
+    max_context: int
     mixture: tuple[int, int, int]
 
 
@@ -105,13 +106,7 @@ class VllmServer(Server):
 
     async def meet(self) -> int | None:
         """Learn the name of its model; returns its longest context, if it says it."""
-        try:
-            models = await self._models()
-        except Exception as error:
-            if status_of(error) in (401, 403) and (refused := refusal(error, self.url)) is not None:
-                raise refused from error
-            hint = f"{_START}, or correct device.engine.url"
-            raise InputError(f"no vLLM server answers ({words_of(error)})", path=self.url, hint=hint) from error
+        models = await self._models()
         own = next((row for row in models if row.get("parent") is None and isinstance(row.get("id"), str)), None)
         if own is None:
             raise InputError("lists no model", path=self.url, hint=_START)
@@ -238,18 +233,6 @@ class VllmServers(ServerEngine):
         self._weights: _Weights | None = None
         self._tolerance, self._keep = 0.0, math.inf  # of adapters: all stay, unless it is the engine that sends them
         self._gone_since: float | None = None
-        try:
-            self._longest = min(self._context_of(server) for server in servers)
-            self.max_context = min(self._longest, config.max_context or self._longest)
-        except BaseException:
-            self.close()
-            raise
-
-    def _context_of(self, server: VllmServer) -> int:
-        longest = self._run(server.meet()).result()
-        if type(longest) is not int or longest <= _PROBED:
-            raise InputError(f"says that its context holds {longest!r} tokens", path=server.url, hint=_START)
-        return longest
 
     # weights
 
@@ -413,6 +396,8 @@ class VllmEngine(VllmServers):
         self._keep, self._sent = 1, list[_Weights]()
         self._served: Served | None = None
         try:
+            self._longest = min(self._context_of(server) for server in self._servers)
+            self.max_context = min(self._longest, config.max_context or self._longest)
             self._folder = _fresh_folder(config.folder)
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             self._run(self._begin()).result()
@@ -421,6 +406,20 @@ class VllmEngine(VllmServers):
             if isinstance(error, TurntreeError) or not isinstance(error, Exception):
                 raise
             raise InputError(f"cannot be sampled from ({words_of(error)})", path=config.url, hint=_START) from error
+
+    def _context_of(self, server: VllmServer) -> int:
+        try:
+            longest = self._run(server.meet()).result()
+        except InputError:
+            raise
+        except Exception as error:
+            if status_of(error) in (401, 403) and (refused := refusal(error, server.url)) is not None:
+                raise refused from error
+            hint = f"{_START}, or correct device.engine.url"
+            raise InputError(f"no vLLM server answers ({words_of(error)})", path=server.url, hint=hint) from error
+        if type(longest) is not int or longest <= _PROBED:
+            raise InputError(f"says that its context holds {longest!r} tokens", path=server.url, hint=_START)
+        return longest
 
     def keep(self, versions: int) -> None:
         """So many versions of an adapter stay at the servers, for workers that sample from earlier ones."""
@@ -479,13 +478,13 @@ class VllmEngine(VllmServers):
             worst = max(worst, _largest([theirs for theirs, _ in statistics], scored))
             if not number and temperature == 1.0:
                 told = self._weights, prompt, tuple(ids), tuple(largest)
-                self._served = Served(self._version, *told, self._tolerance, self._reader.mixture)
+                self._served = Served(self._version, *told, self._tolerance, self.max_context, self._reader.mixture)
         return worst
 
 
 class VllmFollower(VllmServers):
-    """The engine of a worker: it holds no weights, and samples from what another process gave to the servers. A server
-    that was started again gets them here, too."""
+    """The engine of a worker: it holds no weights, and samples from what another process gave to the servers. One that
+    is away when a worker begins is waited for, and one that was started again gets the weights here, too."""
 
     _served: Served
 
@@ -493,10 +492,12 @@ class VllmFollower(VllmServers):
         """Of a `Served`, once each server was seen to have it."""
         check_idle(self.in_flight)
         self._served, self._weights, self._version = model, model.weights, policy_version
-        self._tolerance, self._reader.mixture = model.tolerance, model.mixture
+        self._tolerance, self.max_context, self._reader.mixture = model.tolerance, model.max_context, model.mixture
         self._run(self._spread()).result()
 
     async def _settle(self, server: VllmServer) -> None:
+        if not server.base:
+            await server.meet()
         server.model = (self._weights and self._weights.adapter) or server.base
         try:
             if await self._difference(server) <= self._tolerance:
