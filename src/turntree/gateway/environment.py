@@ -92,7 +92,8 @@ class AgentTasks:
         }
         sources = {"tasks": self.tasks, "held_out": self.held_out}
         files = {f"{name}_hash": tree_hash(Path(path)) for name, path in sources.items() if path}
-        code = {f"command.{i}": tree_hash(Path(word)) for i, word in enumerate(command) if _is_code(word)}
+        words = [(i, Path(word)) for i, word in enumerate(command) if word != sys.executable]
+        code = {f"command.{i}": tree_hash(word) for i, word in words if word.is_file()}  # what the agent does
         yield TaskSet(tasks=tasks, contents={**files, **code})
 
     def _rows(self, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
@@ -391,11 +392,6 @@ def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str
     if twice:
         raise InputError(f"two rows have the id {twice[0]!r}", path=where, field="id", hint="give every task its own")
     return named
-
-
-def _is_code(word: str) -> bool:
-    """Whether a word of a command names a file that decides what the agent does."""
-    return word != sys.executable and Path(word).is_file()
 
 
 def _success(said: bool | None, reward: float | None) -> bool | None:

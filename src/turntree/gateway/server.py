@@ -335,8 +335,7 @@ def _public(model: str) -> str:
 def _reached(request: Request) -> str:
     """The address at which a request arrived, by its socket. The Host header is the word of a client or a proxy, and
     keys are sent to what is answered here."""
-    host, port = request.scope["server"]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return _address(*request.scope["server"])
 
 
 def _worth(session: LiveSession) -> dict[str, Any]:
@@ -372,7 +371,10 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def url_of(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
+    return _address(*bound.getsockname()[:2])
+
+
+def _address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

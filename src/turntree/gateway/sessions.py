@@ -20,7 +20,7 @@ from turntree.core.tree import StopReason
 from turntree.gateway.calls import Lineage, Session
 from turntree.gateway.config import Refused, Reward, ServingConfig
 from turntree.gateway.sampling import EngineDriver, LiveSession, Sampler
-from turntree.gateway.store import SCHEMA, Head, SessionStore, StoredSession, call_to_json
+from turntree.gateway.store import SCHEMA, Head, SessionStore, call_to_json
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _REMEMBERED = 4096  # sessions that ended
@@ -189,15 +189,11 @@ class Sessions:
                 store.close(name)
                 self._remember(held.head, held.reward)
             else:
-                self._open[name] = self._restored(held)
+                session = self._open[name] = self._live(held.head)
+                for call in held.calls:
+                    session.restore(call)
         self.ledger["restored"] += len(self._open)
         return len(self._open)
-
-    def _restored(self, held: StoredSession) -> LiveSession:
-        session = self._live(held.head)
-        for call in held.calls:
-            session.restore(call)
-        return session
 
 
 def digest(key: str) -> str:

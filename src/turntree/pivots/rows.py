@@ -179,7 +179,7 @@ class StoredProfile:
         again."""
         made = self.header["config"].get("profile") or {}
         found = policy_of(self.header) | {key: made.get(key) for key in ("sampling", "seed")}
-        found["engine"] = _engine(self.header["config"])
+        found["engine"] = self.header["config"]["device"]["engine"]["name"]
         wanted: dict[str, Any] = {**policy, "sampling": to_mapping(sampling), "seed": seed, "engine": engine}
         for key, value in wanted.items():
             if found[key] != value:
@@ -209,13 +209,6 @@ class StoredProfile:
         with self.path.open("rb") as handle:
             handle.seek(self._offsets[place])
             return PROFILE.parse(handle.readline(), self.path, place + 1)
-
-
-def _engine(config: Mapping[str, Any]) -> str:
-    """The name of the engine that sampled; older profiles, made before engines were parts, name none."""
-    device = config.get("device")
-    engine = device.get("engine") if isinstance(device, Mapping) else None
-    return str(engine.get("name", "hf")) if isinstance(engine, Mapping) else "hf"
 
 
 def samples_of(row: Row) -> list[Sample]:

@@ -80,7 +80,6 @@ class Chart:
 
     svg: str
     alt: str
-    caption: str = ""
 
 
 def can_draw() -> bool:
@@ -157,11 +156,10 @@ def plain_ticks(
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
 
 
-def percent_ticks(axes: Axes, which: str = "x") -> None:
+def percent_ticks(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}")))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}")))
 
 
 def style(name: str, names: Sequence[str]) -> tuple[str, str]:
@@ -198,7 +196,7 @@ def lines(what: Curve, drawn: Mapping[str, Points], *, x: str = "training step",
         plain_ticks(axes, "x", whole=True)
         plain_ticks(axes, "y")
         if what.kind == "share":
-            percent_ticks(axes, "y")
+            percent_ticks(axes)
         axes.set_ylim(bottom=min(0.0, *values))
         if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
             axes.set_ylim(top=max(1.02, *values))

@@ -30,7 +30,7 @@ from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, EnvironmentPool
-from turntree.rollout.accounting import Clock, Usage
+from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, checked_decision, checked_fork, in_order
 from turntree.rollout.live import (
     Ending,
@@ -121,7 +121,7 @@ class _Run:
         self._turns = _Turns(scheduler, self._places)
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._done: deque[GrownGroup] = deque()
-        self._clock = Clock(scheduler.clock)
+        self._away = 0.0  # seconds that the caller took: it may label what it is given, which is no rollout's time
 
     def groups(self) -> Iterator[GrownGroup]:
         """Every group, as soon as it is over."""
@@ -133,10 +133,15 @@ class _Run:
                 self._advance()
             self._usage.seconds += self._scheduler.clock() - started
             while self._done:
-                with self._clock.stopped():  # the caller may label what it is given, which is no rollout's time
-                    yield self._done.popleft()
+                given = self._scheduler.clock()
+                yield self._done.popleft()
+                self._away += self._scheduler.clock() - given
             if not working:
                 return
+
+    def _clock(self) -> float:
+        """The time by which rollouts and groups are limited: without what the caller took."""
+        return self._scheduler.clock() - self._away
 
     def abandon(self) -> None:
         """Cancel everything in flight."""
