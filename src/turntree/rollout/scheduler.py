@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.foreign import call_part
 from turntree.core.messages import Message
@@ -333,7 +333,7 @@ class _Turns:
         action = played_turn(self._renderer, rollout.turn_tokens(completion), completion, episodes, group.task.tools)
         fails = episodes.fails(action)
         if fails:  # no answer will follow that could carry it
-            completion = replace(completion, cost=completion.cost + group.pop_owed(place.key))
+            completion = replace(completion, cost=completion.cost + group.owed.pop(place.key, NO_COST))
         decision = self._decide(group, rollout, completion)
         shared = decision.shared if decision is not None and decision.branches > 1 else 0
         rollout.append_turn(completion, action, shared=shared)
@@ -366,7 +366,7 @@ class _Turns:
         for answer in batch:
             if (place := self._places.asking(answer.session)) is None:
                 continue  # the task leaves no room: an answer of this batch ended the group
-            place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
+            place.group.owed[place.key] += Cost(tool_calls=answer.calls, environment_seconds=answer.seconds)
             if answer.observation is None:
                 self._fail(place, StopReason.ENVIRONMENT_ERROR, answer.fault or "")
             else:
@@ -402,7 +402,7 @@ class _Turns:
     def _extend(self, place: Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
         prompt = next_prompt(rollout, observation, group.task, self._renderer)
-        rollout.append_answer(observation, prompt, group.pop_owed(place.key))
+        rollout.append_answer(observation, prompt, group.owed.pop(place.key, NO_COST))
         self.touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes)
         if ending is None:
