@@ -227,11 +227,8 @@ class AgentPlayer:
             scheduler.usage, scheduler.rendered = self.usage, self.rendered
             stepped = (SteppedAgent(task, plays, numbers, []) for task in tasks)
             for group in scheduler.run(stepped, seed=seed, iteration=iteration, begun=begun):
-                if group.tree.starts():
-                    self.rendered = True
-                else:
-                    self._silent.append(_unanswered(group.task, next(iter(group.rewards.verdicts.values())).reason))
-                    self._require_answered(groups=_SILENT)
+                reason = next(iter(group.rewards.verdicts.values())).reason
+                self._over_with(group.task, bool(group.tree.starts()), reason)
                 yield group
             self._require_answered(groups=1)
 
@@ -245,11 +242,8 @@ class AgentPlayer:
     def _grown(self, group: _Group) -> GrownGroup:
         """The finished group. Reward functions judge its sessions here, together and in the consumer's thread."""
         sessions, seconds = [rollout.result() for rollout in group.rollouts], time.perf_counter() - group.begun
-        if any(call.completion for session in sessions for call in session.calls):
-            self.rendered = True
-        else:
-            self._silent.append(_unanswered(group.task, sessions[0].reason))
-            self._require_answered(groups=_SILENT)
+        answered = any(call.completion for session in sessions for call in session.calls)
+        self._over_with(group.task, answered, sessions[0].reason)
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
         merged = merge(task.task_id, sessions)
@@ -262,6 +256,13 @@ class AgentPlayer:
         self.usage.groups += 1
         self.usage.rollouts += len(sessions)
         return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=rewards, seconds=seconds)
+
+    def _over_with(self, task: Environment, answered: bool, reason: str) -> None:
+        """Note whether the agents of a group that is over were answered."""
+        self.rendered = self.rendered or answered
+        if not answered:
+            self._silent.append(f"no agent of task {task.task_id!r} was answered: {reason}")
+            self._require_answered(groups=_SILENT)
 
     def _require_answered(self, *, groups: int) -> None:
         """Raise `InputError` where so many groups ended and none ever had an answer: the command does not work. One
@@ -338,10 +339,9 @@ class _Playing:
         # a held-out check, a greedy evaluation or a resumed run plays a session again, whose folder may have been kept
         folder = Path(tempfile.mkdtemp(prefix=f"{live.session_id}.", dir=self.folder))
         write_json(folder / "task.json", {"id": task.task_id, **task.row})
-        settings = self.player._settings
-        exit_ = run_agent(
-            self.player._command, folder, self._variables(live, keys, folder), settings.seconds, self.stop
-        )
+        settings, variables = self.player._settings, variables_of(self.served.url, live.session_id, keys, _MODEL)
+        variables = {**variables, "TURNTREE_TASK": str(folder / "task.json")}
+        exit_ = run_agent(self.player._command, folder, variables, settings.seconds, self.stop)
         session = self.served.call(self.sessions.close(live, exit_.problem or ""))
         ended = self._judged(session, live, exit_)
         if settings.folder is None:
@@ -351,10 +351,6 @@ class _Playing:
     async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
         name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"
         return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=name)
-
-    def _variables(self, live: LiveSession, keys: dict[str, str], folder: Path) -> dict[str, str]:
-        variables = variables_of(self.served.url, live.session_id, keys, _MODEL)
-        return {**variables, "TURNTREE_TASK": str(folder / "task.json")}
 
     def _judged(self, session: Session, live: LiveSession, exit_: Exit) -> Session:
         """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its
@@ -379,10 +375,6 @@ class _Playing:
         if live.limit and exit_.stopped is None and self.player._settings.limit_reward is not None:
             return replace(session, reward=self.player._settings.limit_reward, success=False, reason=live.limit)
         return replace(session, reward=None, reason=f"{problem} ({live.limit})" if live.limit else problem)
-
-
-def _unanswered(task: Environment, reason: str) -> str:
-    return f"no agent of task {task.task_id!r} was answered: {reason}"
 
 
 def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str, dict[str, Any]]]:

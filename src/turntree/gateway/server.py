@@ -157,7 +157,8 @@ class Gateway:
         asked = from_mapping(_Opening, await self._body(request))
         meta, name = asked.meta, asked.session
         opened, keys = self.sessions.open(asked.task, seed=asked.seed, sample=asked.sample, session_id=name, meta=meta)
-        base = _reached(request)
+        # by its socket: the Host header is the word of a client or a proxy, and keys are sent to what is answered here
+        base = _address(*request.scope["server"])
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
         named = {"session": opened.session_id, "task": asked.task, "key": keys["ask"], "reward_key": keys["reward"]}
         return _json({**named, **places}, 201)
@@ -330,12 +331,6 @@ def _public(model: str) -> str:
     """The name of a model in answers: of a folder its last part, because where it lies is nobody's business."""
     local = model.startswith(("/", ".", "~")) or Path(model).exists()
     return (Path(model).name or "policy") if local else model
-
-
-def _reached(request: Request) -> str:
-    """The address at which a request arrived, by its socket. The Host header is the word of a client or a proxy, and
-    keys are sent to what is answered here."""
-    return _address(*request.scope["server"])
 
 
 def _worth(session: LiveSession) -> dict[str, Any]:

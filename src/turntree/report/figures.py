@@ -144,15 +144,12 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def plain_ticks(
-    axes: Axes, which: str = "y", steps: Sequence[float] = (1, 2, 2.5, 5, 10), *, whole: bool = False
-) -> None:
-    """Tick labels such as 0.0005 instead of an offset above the axis, at multiples of `steps`; `whole`: what is counted
-    has no tick at 1.5."""
+def plain_ticks(axes: Axes, which: str = "y", *, whole: bool = False) -> None:
+    """Tick labels such as 0.0005 instead of an offset above the axis; `whole`: what is counted has no tick at 1.5."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_locator(MaxNLocator(5, steps=steps, integer=whole, min_n_ticks=1 if whole else 2))
+    axis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10), integer=whole, min_n_ticks=1 if whole else 2))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
 
 
