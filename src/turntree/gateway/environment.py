@@ -31,7 +31,7 @@ from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
 from turntree.core.verdict import Verdict
 from turntree.env.adapted import named, rows_of
-from turntree.env.tasks import TRAIN, TaskSet
+from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
 from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
 from turntree.gateway.merge import Merged, merge
@@ -90,8 +90,7 @@ class AgentTasks:
             ]
             for split, count in splits.items()
         }
-        sources = {"tasks": self.tasks, "held_out": self.held_out}
-        files = {f"{name}_hash": tree_hash(Path(path)) for name, path in sources.items() if path}
+        files = contents({"tasks": self.tasks, "held_out": self.held_out})
         words = [(i, Path(word)) for i, word in enumerate(command) if word != sys.executable]
         code = {f"command.{i}": tree_hash(word) for i, word in words if word.is_file()}  # what the agent does
         yield TaskSet(tasks=tasks, contents={**files, **code})

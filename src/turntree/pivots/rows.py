@@ -5,7 +5,6 @@ A finished profile stores samples and verdicts: it can be extended, or rescored 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from array import array
@@ -26,6 +25,7 @@ from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import TurnState
 from turntree.pivots.samples import Sample
 from turntree.run.artifacts import PROFILE, policy_of
+from turntree.run.identity import fingerprint
 from turntree.run.wilson import wilson
 
 SCHEMA = PROFILE.schema
@@ -227,12 +227,12 @@ def judgements_of(row: Row) -> dict[str, Judgement]:
 
 def state_hash(state: TurnState) -> str:
     """A key of what the policy sees at the state: equal for equal history and tools."""
-    return _digest([[message.to_chat() for message in state.history], list(state.tools)])
+    return fingerprint([[message.to_chat() for message in state.history], list(state.tools)])
 
 
 def reference_hash(state: TurnState) -> str:
     """A key of what a verifier compares with: the demonstration, and how the environment is rebuilt."""
-    return _digest([state.demonstration.to_chat(), state.environment])
+    return fingerprint([state.demonstration.to_chat(), state.environment])
 
 
 def one_line(message: Message) -> str:
@@ -275,7 +275,3 @@ def _entry(action: Message) -> dict[str, Any]:
 def _message(action: Row) -> Message:
     said = Message.from_chat(action["message"]) if "message" in action else Message("assistant", action["text"])
     return replace(said, cut=action.get("truncated", False))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

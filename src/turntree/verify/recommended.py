@@ -23,7 +23,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verify.arguments import SchemaUnusable, rules_of
+from turntree.verify.arguments import Remembered, SchemaUnusable, rules_of
 from turntree.verify.kinds import (
     COMMAND,
     FOLDER,
@@ -47,7 +47,7 @@ from turntree.verify.shell.commands import path
 from turntree.verify.shell.script import Script
 from turntree.verify.strict import canonical_json, unreadable
 from turntree.verify.texts import TERMINUS, Form, calls_in, form_of, plain
-from turntree.verify.tool_call import Remembered, Unjudgeable, declared
+from turntree.verify.tool_call import Unjudgeable, declared
 from turntree.verify.user import Chained, build_verifier
 
 Open = Literal["", "played", "any"]  # what may decide: nothing more, only the effects, or any other verifier
