@@ -34,7 +34,6 @@ from turntree.core.protocols import Observation
 from turntree.experiments.paired import (
     arm_folder,
     held_out_outcomes,
-    json_rows,
     over_seeds,
     over_seeds_and_tasks,
     paired_outcomes,
@@ -43,6 +42,7 @@ from turntree.experiments.paired import (
 )
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
+from turntree.run.folder import RunDirectory
 from turntree.run.loggers import RunInfo
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
@@ -115,8 +115,8 @@ def measured(settings: TrainOnlineConfig, out: Path) -> dict[str, Any]:
     """Run `settings` in `out` unless that was done. A run that was killed starts again: its clock has stopped."""
     if not (out / "cost.json").exists():
         run_train_online(replace(settings, loggers=(Part("async_rollouts:Clock"),)), out, overwrite=True)
-    trained = [row for row in json_rows(out / "metrics.jsonl") if row["step"]]
-    ends = {row["step"]: row["at"] for row in json_rows(out / "clock.jsonl")}
+    trained = [row for row in RunDirectory(out).metrics() if row["step"]]
+    ends = {row["step"]: row["at"] for row in RunDirectory(out).rows("clock.jsonl")}
     return {
         "staleness": settings.train.max_off_policy_steps,
         "workers": settings.cluster.workers,

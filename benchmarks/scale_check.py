@@ -25,8 +25,8 @@ from scale_events import Cluster, Costs, Engine, Group, Rollout, Run, Turn
 
 from turntree.cli.common import finish
 from turntree.core.tree import RolloutTree
-from turntree.experiments.paired import json_rows
 from turntree.logs.trees import KeptTree
+from turntree.run.folder import RunDirectory
 from turntree.stages.config import TrainOnlineConfig
 
 RUNS = ((1, 0), (2, 0), (4, 0), (4, 1), (2, 1), (4, 2))  # workers, staleness
@@ -40,7 +40,7 @@ def settings(workers: int, staleness: int, given: argparse.Namespace) -> TrainOn
 
 def recorded(folder: Path) -> list[list[RolloutTree]]:
     """The kept trees of a run, by iteration."""
-    kept = [KeptTree.from_json(row) for row in json_rows(folder / "trees.jsonl")]
+    kept = [KeptTree.from_json(row) for row in RunDirectory(folder).rows("trees.jsonl")]
     by_iteration = itertools.groupby(kept, key=lambda one: one.iteration)
     return [[one.tree for one in trees] for _, trees in by_iteration]
 
@@ -74,8 +74,8 @@ def costs(folder: Path, iterations: Sequence[Sequence[RolloutTree]]) -> Costs:
     engine = sum(tree.cost.engine_seconds for tree in trees)
     tools = sum(tree.cost.environment_seconds for tree in trees)
     steps = sum(longest(one) for one in groups)
-    rows = [row for row in json_rows(folder / "metrics.jsonl") if row["step"]]
-    ends = [row["at"] for row in json_rows(folder / "clock.jsonl") if row["step"]]
+    rows = [row for row in RunDirectory(folder).metrics() if row["step"]]
+    ends = [row["at"] for row in RunDirectory(folder).rows("clock.jsonl") if row["step"]]
     waits = [row["timing"]["wait_seconds"] for row in rows]
     inner = range(1, len(rows) - 1)  # the first waits for the worker to start, the last is checked
     update = sum(ends[i] - ends[i - 1] - waits[i] for i in inner) / len(inner)

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.run.identity import fingerprint
 from turntree.run.jsonl import parse_json
-from turntree.traces.formats.row import FAILED, SKIP, ChatRow, call_of, chat_tools, count_unknown, fingerprint, words
+from turntree.traces.formats.row import FAILED, SKIP, ChatRow, call_of, chat_tools, count_unknown, words
 
 # of a message of OpenAI's or LangChain's, as text, as `{lc, kwargs}`, or as Langfuse writes it
 _MESSAGE_KEYS = words(

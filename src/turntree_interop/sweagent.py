@@ -16,6 +16,7 @@ from collections import Counter
 from typing import Any, cast
 
 from turntree.core.messages import joined_text
+from turntree.run.identity import fingerprint
 from turntree.traces.formats.row import (
     ACT,
     SKIP,
@@ -24,7 +25,6 @@ from turntree.traces.formats.row import (
     chat_tools,
     count_unknown,
     each_object,
-    fingerprint,
     first_object,
     list_of,
     outcome,

@@ -114,7 +114,7 @@ def test_verdicts_do_not_depend_on_the_order_of_judging(places, rng: random.Rand
     verifier, order = Executed(LINE), list(range(len(pairs)))
     alone = []
     for state, action in pairs:
-        verifier._states.clear()
+        verifier._states._known.clear()
         alone.append(verifier.judge(state, Message("assistant", action)))
     rng.shuffle(order)
     together = {place: verifier.judge(pairs[place][0], Message("assistant", pairs[place][1])) for place in order}
@@ -125,14 +125,14 @@ def test_a_state_is_rebuilt_once_and_forgetting_it_changes_nothing(monkeypatch):
     states = [turn(["right"] * n, "right") for n in range(3)]
     verifier, actions = Executed(LINE), [Message("assistant", word) for word in WORDS]
     first = [verifier.judge(state, action) for state in states for action in actions]
-    rebuilt = dict(verifier._states)
+    rebuilt = dict(verifier._states._known)
     assert [verifier.judge(state, action) for state in states for action in actions] == first
-    assert all(verifier._states[name][1] is found for name, (_, found) in rebuilt.items())
+    assert all(verifier._states._known[name][1] is found for name, (_, found) in rebuilt.items())
     monkeypatch.setattr(module, "_REMEMBERED_TURNS", 1)
     small = Executed(LINE)
     assert [small.judge(state, action) for action in actions for state in states] != []
     assert [small.judge(state, action) for state in states for action in actions] == first
-    assert len(small._states) == 1
+    assert len(small._states._known) == 1
 
 
 # what is no verdict

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.options import Read
+from turntree.cli.options import JSON, Read
 from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.core.verdict import most_frequent
@@ -19,9 +19,7 @@ from turntree.run.files import write_json
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--json", "json_path", metavar="PATH", help="Write the result as JSON; '-' is standard output, and only it."
-    )(command)
+    return click.option("--json", "json_path", **JSON)(command)
 
 
 def out_option(

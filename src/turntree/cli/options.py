@@ -265,6 +265,9 @@ def key_of(target: str | Read) -> str:
 # making options
 
 
+JSON: dict[str, Any] = {"metavar": "PATH", "help": "Write the result as JSON; '-' is standard output, and only it."}
+
+
 def _shared() -> list[click.Parameter]:
     """The options of every command with a configuration."""
     return [
@@ -281,11 +284,7 @@ def _shared() -> list[click.Parameter]:
             help="Replace any key of the configuration (repeatable); `turntree config` lists them.",
         ),
         click.Option(["--dry-run"], is_flag=True, help="Print the resolved configuration, and do nothing."),
-        click.Option(
-            ["--json", "json_path"],
-            metavar="PATH",
-            help="Write the result as JSON; '-' is standard output, and only it.",
-        ),
+        click.Option(["--json", "json_path"], **JSON),
     ]
 
 

@@ -164,16 +164,13 @@ class AcrossAnchors:
 
     def __call__(self, scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
         episode = across_leaves(scored, advantages)
-        step: dict[int, float] = {}
-        for steps in self._groups(scored):
-            step |= zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
-        return {n: [a + self.step_weight * step[n] for a in at_node] for n, at_node in episode.items()}
-
-    def _groups(self, scored: ScoredTree) -> list[list[int]]:
         groups: dict[Hashable, list[int]] = {}
         for node in scored.trained:
             groups.setdefault(self.state(scored.tree, scored.tree[node]), []).append(node)
-        return list(groups.values())
+        step: dict[int, float] = {}
+        for steps in groups.values():
+            step |= zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
+        return {n: [a + self.step_weight * step[n] for a in at_node] for n, at_node in episode.items()}
 
     def _return(self, scored: ScoredTree, node: int) -> float:
         """One number per sampling event, however many leaves it led to."""

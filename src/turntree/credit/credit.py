@@ -135,18 +135,14 @@ class CreditRule:
         """Refuse what reads a fork or a start as a draw of the sampler, where an agent made them, or a template that
         drops thoughts."""
         by_branch = self.comparison in (across_starts, across_siblings, within_and_across_trees)
-        if tree.parts() and (by_branch or isinstance(self.comparison, AcrossAnchors)):
-            raise ConfigError(
-                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
-                field="comparison",
-                hint="use comparison 'leaves', which compares whole rollouts",
-            )
-        if tree.parts() and self.leaf_weights is path_weighted:
-            raise ConfigError(
-                f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)",
-                field="leaf_weights",
-                hint="use leaf_weights 'unit', which counts every rollout once",
-            )
+        by_branch = by_branch or isinstance(self.comparison, AcrossAnchors)
+        by_path, problem = self.leaf_weights is path_weighted, "branches that were not drawn (rewritten contexts)"
+        for field, reads, hint in (
+            ("comparison", by_branch, "use comparison 'leaves', which compares whole rollouts"),
+            ("leaf_weights", by_path, "use leaf_weights 'unit', which counts every rollout once"),
+        ):
+            if reads and tree.parts():
+                raise ConfigError(f"the rollouts of {tree.task_id!r} have {problem}", field=field, hint=hint)
 
     def _label(self, scored: ScoredTree, lengths: Sequence[int], own: Mapping[int, float]) -> dict[int, NodeCredit]:
         shares = scored.weights

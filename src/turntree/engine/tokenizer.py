@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from turntree.core.errors import InputError, first_line
 from turntree.engine.hub import folder_of
+from turntree.run.identity import fingerprint
 from turntree.run.jsonl import read_config
 
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -72,16 +72,12 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
         for setting in ("truncation", "padding"):  # of a call, not of the tokenizer
             rules.pop(setting, None)
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return _named([rules, special])
+    return fingerprint([rules, special], 16)
 
 
 def template_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """A hash of the chat template (or templates)."""
-    return _named(tokenizer.chat_template)
-
-
-def _named(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return fingerprint(tokenizer.chat_template, 16)
 
 
 def checked_folder(path: str | Path) -> Path:

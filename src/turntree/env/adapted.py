@@ -20,7 +20,6 @@ from turntree.core.foreign import EnvironmentFault, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Task, task_of
 from turntree.core.scalars import given_number
-from turntree.core.seeds import derive
 from turntree.env.loop import awaited
 from turntree.env.recorded import Recorded
 from turntree.run.jsonl import parse_object, read_lines
@@ -231,7 +230,7 @@ def _moved(keys: Sequence[str], fractions: Mapping[Any, float]) -> dict[str, str
     for split in [split for split, held in homes.items() if not held]:
         largest = max(homes.values(), key=len)
         if len(largest) > 1:
-            given = min(largest, key=lambda one: derive(0, "moved", one))
+            given = min(largest, key=lambda one: seeds.derive(0, "moved", one))
             largest.remove(given)
             homes[split].append(given)
             moved[given] = split
@@ -240,7 +239,7 @@ def _moved(keys: Sequence[str], fractions: Mapping[Any, float]) -> dict[str, str
 
 def key_of(row: Any) -> str:
     """An id by content."""
-    return f"{derive(0, json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)):016x}"
+    return f"{seeds.derive(0, json.dumps(row, sort_keys=True, default=str, ensure_ascii=False)):016x}"
 
 
 def prompt_of(value: Any, where: str) -> tuple[Message, ...]:

@@ -29,6 +29,7 @@ from turntree.env.pool import EnvironmentPool
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.env.recorded import Recorded
 from turntree.run.files import tree_hash
+from turntree.run.identity import digest
 
 TRAIN, DEV = "train", "dev"
 
@@ -96,11 +97,8 @@ def must_be_held_out(splits: Mapping[str, int], source: str, held_out: str | Non
 
 def identity(environment: Part, opened: TaskSet) -> dict[str, Any]:
     """The identity of the tasks, for the identity of a run: the code that made them and their ids, by split."""
-    import hashlib
-
     ids = {
-        split: hashlib.blake2b("\n".join(task.task_id for task in tasks).encode(), digest_size=8).hexdigest()
-        for split, tasks in opened.tasks.items()
+        split: digest("\n".join(task.task_id for task in tasks).encode(), 8) for split, tasks in opened.tasks.items()
     }
     return {"environment": parts.identity("environments", environment), "tasks": ids, **opened.contents}
 

@@ -22,7 +22,6 @@ from turntree.experiments.paired import (
     arm_folder,
     claim_policy,
     held_out_outcomes,
-    json_rows,
     over_seeds,
     paired_outcomes,
     ratio_over_seeds,
@@ -58,7 +57,7 @@ def _configured(config: GateExperimentConfig, out: Path, seed: int, arm: GateArm
     if arm == "none":
         return replace(online, gate=None)
     assert online.gate is not None
-    return replace(online, gate=_random_gate(json_rows(arm_folder(out, seed, "gate") / GATE_LOG)))
+    return replace(online, gate=_random_gate(RunDirectory(arm_folder(out, seed, "gate")).rows(GATE_LOG)))
 
 
 def _random_gate(decisions: Sequence[dict[str, Any]]) -> Part:
@@ -150,9 +149,9 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
     for seed in seeds:
         labels = {
             (row["iteration"], row["task"]): group_outcome([r["reward"] for r in row["rollouts"]])
-            for row in json_rows(arm_folder(out, seed, "none") / "rollouts.jsonl")
+            for row in RunDirectory(arm_folder(out, seed, "none")).rows("rollouts.jsonl")
         }
-        cuts = [row for row in json_rows(arm_folder(out, seed, arm) / GATE_LOG) if row["cut"] is not None]
+        cuts = [row for row in RunDirectory(arm_folder(out, seed, arm)).rows(GATE_LOG) if row["cut"] is not None]
         found = [(task, (0, 0, 0, int(outcome.zero_variance))) for (_, task), outcome in labels.items()]
         for row in cuts:
             outcome = labels.get((row["iteration"], row["task"]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from turntree.core.errors import InputError
 from turntree.engine.checkpoint import load_model, policy_hash
 from turntree.run.files import json_line, read_json, write_json
 from turntree.run.folder import RunDirectory
-from turntree.run.jsonl import read_lines, replacing
+from turntree.run.jsonl import replacing
 from turntree.run.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages import held_out
 from turntree.stages.policy import policy_name, resolve
@@ -40,11 +39,6 @@ def claim_policy(out: Path, online: TrainOnlineConfig) -> None:
     write_json(file, identity)
 
 
-def json_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file; none where it was not written."""
-    return [json.loads(line) for _, line in read_lines(path)] if path.exists() else []
-
-
 Outcomes = Mapping[str, float]
 OUTCOMES = "outcomes.jsonl"
 
@@ -52,7 +46,7 @@ OUTCOMES = "outcomes.jsonl"
 def held_out_checks(folder: Path) -> dict[int, dict[str, float]]:
     """Success by task at every check of a run, by its iteration or step; tasks without an outcome are left out."""
     found: dict[int, dict[str, float]] = {}
-    for row in json_rows(folder / held_out.FILE_NAME):
+    for row in RunDirectory(folder).rows(held_out.FILE_NAME):
         tasks = found.setdefault(row["iteration"], {})
         if row["rewards"]:
             tasks[row["task"]] = sum(row["rewards"]) / len(row["rewards"])

@@ -31,7 +31,7 @@ from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
 from turntree.core.verdict import Verdict
 from turntree.env.adapted import named, rows_of
-from turntree.env.tasks import TRAIN, TaskSet
+from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
 from turntree.gateway.config import GatewayLimits, ServingConfig, last_words
 from turntree.gateway.merge import Merged, merge
@@ -90,9 +90,9 @@ class AgentTasks:
             ]
             for split, count in splits.items()
         }
-        sources = {"tasks": self.tasks, "held_out": self.held_out}
-        files = {f"{name}_hash": tree_hash(Path(path)) for name, path in sources.items() if path}
-        code = {f"command.{i}": tree_hash(Path(word)) for i, word in enumerate(command) if _is_code(word)}
+        files = contents({"tasks": self.tasks, "held_out": self.held_out})
+        words = [(i, Path(word)) for i, word in enumerate(command) if word != sys.executable]
+        code = {f"command.{i}": tree_hash(word) for i, word in words if word.is_file()}  # what the agent does
         yield TaskSet(tasks=tasks, contents={**files, **code})
 
     def _rows(self, split: str, count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
@@ -226,11 +226,8 @@ class AgentPlayer:
             scheduler.usage, scheduler.rendered = self.usage, self.rendered
             stepped = (SteppedAgent(task, plays, numbers, []) for task in tasks)
             for group in scheduler.run(stepped, seed=seed, iteration=iteration, begun=begun):
-                if group.tree.starts():
-                    self.rendered = True
-                else:
-                    self._silent.append(_unanswered(group.task, next(iter(group.rewards.verdicts.values())).reason))
-                    self._require_answered(groups=_SILENT)
+                reason = next(iter(group.rewards.verdicts.values())).reason
+                self._over_with(group.task, bool(group.tree.starts()), reason)
                 yield group
             self._require_answered(groups=1)
 
@@ -244,11 +241,8 @@ class AgentPlayer:
     def _grown(self, group: _Group) -> GrownGroup:
         """The finished group. Reward functions judge its sessions here, together and in the consumer's thread."""
         sessions, seconds = [rollout.result() for rollout in group.rollouts], time.perf_counter() - group.begun
-        if any(call.completion for session in sessions for call in session.calls):
-            self.rendered = True
-        else:
-            self._silent.append(_unanswered(group.task, sessions[0].reason))
-            self._require_answered(groups=_SILENT)
+        answered = any(call.completion for session in sessions for call in session.calls)
+        self._over_with(group.task, answered, sessions[0].reason)
         tools = next((call.tools for session in sessions for call in session.calls if call.tools), ())
         task = replace(group.task, tools=tools)  # what its prompts showed
         merged = merge(task.task_id, sessions)
@@ -261,6 +255,13 @@ class AgentPlayer:
         self.usage.groups += 1
         self.usage.rollouts += len(sessions)
         return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=rewards, seconds=seconds)
+
+    def _over_with(self, task: Environment, answered: bool, reason: str) -> None:
+        """Note whether the agents of a group that is over were answered."""
+        self.rendered = self.rendered or answered
+        if not answered:
+            self._silent.append(f"no agent of task {task.task_id!r} was answered: {reason}")
+            self._require_answered(groups=_SILENT)
 
     def _require_answered(self, *, groups: int) -> None:
         """Raise `InputError` where so many groups ended and none ever had an answer: the command does not work. One
@@ -337,10 +338,9 @@ class _Playing:
         # a held-out check, a greedy evaluation or a resumed run plays a session again, whose folder may have been kept
         folder = Path(tempfile.mkdtemp(prefix=f"{live.session_id}.", dir=self.folder))
         write_json(folder / "task.json", {"id": task.task_id, **task.row})
-        settings = self.player._settings
-        exit_ = run_agent(
-            self.player._command, folder, self._variables(live, keys, folder), settings.seconds, self.stop
-        )
+        settings, variables = self.player._settings, variables_of(self.served.url, live.session_id, keys, _MODEL)
+        variables = {**variables, "TURNTREE_TASK": str(folder / "task.json")}
+        exit_ = run_agent(self.player._command, folder, variables, settings.seconds, self.stop)
         session = self.served.call(self.sessions.close(live, exit_.problem or ""))
         ended = self._judged(session, live, exit_)
         if settings.folder is None:
@@ -350,10 +350,6 @@ class _Playing:
     async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
         name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"
         return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=name)
-
-    def _variables(self, live: LiveSession, keys: dict[str, str], folder: Path) -> dict[str, str]:
-        variables = variables_of(self.served.url, live.session_id, keys, _MODEL)
-        return {**variables, "TURNTREE_TASK": str(folder / "task.json")}
 
     def _judged(self, session: Session, live: LiveSession, exit_: Exit) -> Session:
         """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its
@@ -380,10 +376,6 @@ class _Playing:
         return replace(session, reward=None, reason=f"{problem} ({live.limit})" if live.limit else problem)
 
 
-def _unanswered(task: Environment, reason: str) -> str:
-    return f"no agent of task {task.task_id!r} was answered: {reason}"
-
-
 def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str, dict[str, Any]]]:
     """The rows by their own `id` where they have one. Raises `InputError` for an id of two rows."""
     named = [(name if row.get("id") is None else str(row["id"]), row) for name, row in rows]
@@ -391,11 +383,6 @@ def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str
     if twice:
         raise InputError(f"two rows have the id {twice[0]!r}", path=where, field="id", hint="give every task its own")
     return named
-
-
-def _is_code(word: str) -> bool:
-    """Whether a word of a command names a file that decides what the agent does."""
-    return word != sys.executable and Path(word).is_file()
 
 
 def _success(said: bool | None, reward: float | None) -> bool | None:

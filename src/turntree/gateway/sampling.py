@@ -8,6 +8,7 @@ import hashlib
 import json
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -231,10 +232,9 @@ class Sampler:
         ledger: Counter[str],
         *,
         write: Callable[[LiveSession, Call], None],
-        clock: Callable[[], float],
     ) -> None:
         self.driver, self._renderer, self.config, self._ledger = driver, renderer, config, ledger
-        self._write, self._clock = write, clock
+        self._write = write
         self._waiting = 0
         limit = driver.engine.max_context
         self.max_context = limit if config.max_context is None else min(limit, config.max_context)
@@ -269,7 +269,7 @@ class Sampler:
         limits = self.config.limits
         if session.over or session.reward or session.ending.locked():
             raise Refused(403, f"session {session.session_id!r} is over", code="session_over")
-        seconds = self._clock() - session.head.opened
+        seconds = time.time() - session.head.opened
         for reached, stop, what, words in (
             (session.asked >= limits.calls, StopReason.MAX_TURNS, "calls", f"made its {limits.calls} calls"),
             (session.tokens >= limits.tokens, StopReason.MAX_TOKENS, "tokens", f"used its {limits.tokens} tokens"),

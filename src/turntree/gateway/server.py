@@ -157,7 +157,8 @@ class Gateway:
         asked = from_mapping(_Opening, await self._body(request))
         meta, name = asked.meta, asked.session
         opened, keys = self.sessions.open(asked.task, seed=asked.seed, sample=asked.sample, session_id=name, meta=meta)
-        base = _reached(request)
+        # by its socket: the Host header is the word of a client or a proxy, and keys are sent to what is answered here
+        base = _address(*request.scope["server"])
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}
         named = {"session": opened.session_id, "task": asked.task, "key": keys["ask"], "reward_key": keys["reward"]}
         return _json({**named, **places}, 201)
@@ -332,13 +333,6 @@ def _public(model: str) -> str:
     return (Path(model).name or "policy") if local else model
 
 
-def _reached(request: Request) -> str:
-    """The address at which a request arrived, by its socket. The Host header is the word of a client or a proxy, and
-    keys are sent to what is answered here."""
-    host, port = request.scope["server"]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def _worth(session: LiveSession) -> dict[str, Any]:
     return {} if session.reward is None else session.reward.to_json()
 
@@ -372,7 +366,10 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def url_of(bound: socket.socket) -> str:
-    host, port = bound.getsockname()[:2]
+    return _address(*bound.getsockname()[:2])
+
+
+def _address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -8,7 +8,6 @@ import re
 import secrets
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 from turntree.core import seeds
@@ -20,7 +19,7 @@ from turntree.core.tree import StopReason
 from turntree.gateway.calls import Lineage, Session
 from turntree.gateway.config import Refused, Reward, ServingConfig
 from turntree.gateway.sampling import EngineDriver, LiveSession, Sampler
-from turntree.gateway.store import SCHEMA, Head, SessionStore, StoredSession, call_to_json
+from turntree.gateway.store import SCHEMA, Head, SessionStore, call_to_json
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _REMEMBERED = 4096  # sessions that ended
@@ -41,10 +40,9 @@ class Sessions:
         *,
         store: SessionStore | None = None,
         sampler: type[Sampler] = Sampler,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.driver, self.config, self.ledger = driver, config, Counter[str]()
-        self._renderer, self._store, self._clock = renderer, store, clock
+        self._renderer, self._store = renderer, store
         self._open: dict[str, LiveSession] = {}
         self._over = OrderedDict[str, LiveSession]()  # those that ended last, without their calls
         self.sampler = sampler(
@@ -53,7 +51,6 @@ class Sessions:
             config,
             self.ledger,
             write=lambda session, call: self._write(session, {"call": call_to_json(call)}),
-            clock=clock,
         )
 
     def open(
@@ -80,7 +77,7 @@ class Sessions:
             task=task_id,
             sample=sample,
             seed=seeds.derive(0, "session", name) if seed is None else seed,
-            opened=self._clock(),
+            opened=time.time(),
             keys={use: digest(key) for use, key in keys.items()},
             meta=meta or {},
         )
@@ -158,7 +155,7 @@ class Sessions:
         """Close the sessions that took too long, those that cannot be written (a full disk, a file that was moved away)
         another time."""
         limit = self.config.limits.seconds
-        for session in [each for each in self._open.values() if self._clock() - each.head.opened > limit]:
+        for session in [each for each in self._open.values() if time.time() - each.head.opened > limit]:
             reason = session.ran_into(StopReason.MAX_SECONDS, f"the session took longer than {limit:g} seconds")
             try:
                 await self.close(session, reason)
@@ -189,15 +186,11 @@ class Sessions:
                 store.close(name)
                 self._remember(held.head, held.reward)
             else:
-                self._open[name] = self._restored(held)
+                session = self._open[name] = self._live(held.head)
+                for call in held.calls:
+                    session.restore(call)
         self.ledger["restored"] += len(self._open)
         return len(self._open)
-
-    def _restored(self, held: StoredSession) -> LiveSession:
-        session = self._live(held.head)
-        for call in held.calls:
-            session.restore(call)
-        return session
 
 
 def digest(key: str) -> str:

@@ -375,5 +375,4 @@ def _passed(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _error(status: int, message: str) -> Response:
-    body: dict[str, Any] = Refused(status, message).body
-    return JSONResponse(body, status)
+    return JSONResponse(Refused(status, message).body, status)

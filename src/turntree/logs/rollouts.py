@@ -52,9 +52,9 @@ def group_from_tree(
     return LoggedGroup(id=id, task=tree.task_id, rollouts=tuple(rollouts), iteration=iteration, task_type=task_type)
 
 
-def depth_first(tree: RolloutTree, *, parts: bool = False) -> Iterator[int]:
-    """The leaves at which a rollout ended, those below an earlier child first; with `parts` also its further leaves."""
-    left, wanted = [*reversed(tree.roots)], {*tree.ends(), *(tree.parts() if parts else ())}
+def depth_first(tree: RolloutTree) -> Iterator[int]:
+    """The leaves at which a rollout ended, those below an earlier child first."""
+    left, wanted = [*reversed(tree.roots)], set(tree.ends())
     while left:
         node = left.pop()
         left += reversed(tree.children(node))

@@ -19,6 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -256,11 +257,7 @@ def _blank() -> PackedBatch:
 
 def _starts(row: Row) -> list[tuple[int, Segment]]:
     """The segments of a row with the slot at which each begins."""
-    starts, at = [], 0
-    for segment in row:
-        starts.append((at, segment))
-        at += len(segment)
-    return starts
+    return list(zip(accumulate(map(len, row), initial=0), row, strict=False))
 
 
 def _row(row: Row, length: int, *, counting: bool) -> tuple[list[int], list[int], list[int]]:

@@ -17,6 +17,7 @@ through the parts adds up to the uncut one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
@@ -85,10 +86,7 @@ def path_segments(tree: RolloutTree, credit: Credit, index: int) -> list[Segment
     objective is unchanged.
     """
     paths = trained_paths(tree, credit)
-    through: dict[int, int] = {}
-    for path in paths:
-        for node in path:
-            through[node.id] = through.get(node.id, 0) + 1
+    through = Counter(node.id for path in paths for node in path)
     split = {n: NodeCredit(*(x / through[n] for x in astuple(c))) for n, c in credit.nodes.items() if n in through}
     flat = [sum(len(node.token_ids) for node in path) for path in paths]
     share = 1.0 / max(len(paths), 1)

@@ -189,8 +189,7 @@ def profile_wave(
         judge_drafts([draft for _, draft in drawing], judge)
         drawn = look
         if stopping is not None and look < config.rollouts:
-            settled = {id(draft) for _, draft in drawing if draft.look(stopping)}
-            drawing = [(i, d) for i, d in drawing if id(d) not in settled or _audited(d.state, config)]
+            drawing = [(i, d) for i, d in drawing if not d.look(stopping) or _audited(d.state, config)]
     return [draft.finish(config.rollouts) for draft in drafts]
 
 

@@ -5,7 +5,6 @@ A finished profile stores samples and verdicts: it can be extended, or rescored 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from array import array
@@ -26,6 +25,7 @@ from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import TurnState
 from turntree.pivots.samples import Sample
 from turntree.run.artifacts import PROFILE, policy_of
+from turntree.run.identity import fingerprint
 from turntree.run.wilson import wilson
 
 SCHEMA = PROFILE.schema
@@ -179,7 +179,7 @@ class StoredProfile:
         again."""
         made = self.header["config"].get("profile") or {}
         found = policy_of(self.header) | {key: made.get(key) for key in ("sampling", "seed")}
-        found["engine"] = _engine(self.header["config"])
+        found["engine"] = self.header["config"]["device"]["engine"]["name"]
         wanted: dict[str, Any] = {**policy, "sampling": to_mapping(sampling), "seed": seed, "engine": engine}
         for key, value in wanted.items():
             if found[key] != value:
@@ -211,13 +211,6 @@ class StoredProfile:
             return PROFILE.parse(handle.readline(), self.path, place + 1)
 
 
-def _engine(config: Mapping[str, Any]) -> str:
-    """The name of the engine that sampled; older profiles, made before engines were parts, name none."""
-    device = config.get("device")
-    engine = device.get("engine") if isinstance(device, Mapping) else None
-    return str(engine.get("name", "hf")) if isinstance(engine, Mapping) else "hf"
-
-
 def samples_of(row: Row) -> list[Sample]:
     """The samples in a row, by number; their cost is that of the row."""
     actions = [Sample(_message(action)) for action in row["actions"]]
@@ -234,12 +227,12 @@ def judgements_of(row: Row) -> dict[str, Judgement]:
 
 def state_hash(state: TurnState) -> str:
     """A key of what the policy sees at the state: equal for equal history and tools."""
-    return _digest([[message.to_chat() for message in state.history], list(state.tools)])
+    return fingerprint([[message.to_chat() for message in state.history], list(state.tools)])
 
 
 def reference_hash(state: TurnState) -> str:
     """A key of what a verifier compares with: the demonstration, and how the environment is rebuilt."""
-    return _digest([state.demonstration.to_chat(), state.environment])
+    return fingerprint([state.demonstration.to_chat(), state.environment])
 
 
 def one_line(message: Message) -> str:
@@ -282,7 +275,3 @@ def _entry(action: Message) -> dict[str, Any]:
 def _message(action: Row) -> Message:
     said = Message.from_chat(action["message"]) if "message" in action else Message("assistant", action["text"])
     return replace(said, cut=action.get("truncated", False))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -102,15 +102,6 @@ class Prior:
             if successes + failures == row["rollouts"] - row["unjudged"]:
                 self._counts[successes, failures] += 1
 
-    def state(self) -> list[list[float]]:
-        """What it has learned, as plain values."""
-        return self._counts.tolist()
-
-    def restore(self, state: list[list[float]]) -> None:
-        import numpy as np
-
-        self._counts = np.array(state)
-
     def weights(self) -> np.ndarray:
         """Probabilities of the points of the grid."""
         import numpy as np

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError, InputError, first_line
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.render.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.render.tool_calls import can_be_logged
@@ -110,7 +110,10 @@ def family(
     settings = {"thinking_retention": "all", **FAMILIES[argument].options, **options}
     form = f"{' '.join(FAMILIES[argument].marks)} <think> {tokenizer.chat_template}"
     words = Words(tokenizer, form)
-    return FamilyRenderer(words, argument, _source(words, argument, settings), _described(argument, settings))
+    source = _source(words, argument, settings)
+    version = metadata.version("renderers")  # decides the tokens
+    described = f"family:{argument} {json.dumps(settings, sort_keys=True)} renderers {version}"
+    return FamilyRenderer(words, argument, source, described)
 
 
 def has_option(name: str, option: str) -> bool:
@@ -121,11 +124,6 @@ def _config(name: str) -> Any:
     """The package's configuration class of a family."""
     kinds = [kind for kind in vars(_package("renderers.configs")).values() if hasattr(kind, "model_fields")]
     return next(kind for kind in kinds if getattr(kind.model_fields.get("name"), "default", None) == name)
-
-
-def _described(name: str, settings: dict[str, Any]) -> str:
-    """With the version of the package, which decides the tokens."""
-    return f"family:{name} {json.dumps(settings, sort_keys=True)} renderers {metadata.version('renderers')}"
 
 
 def _source(tokenizer: Words, name: str, given: dict[str, Any]) -> Any:
@@ -139,7 +137,7 @@ def _source(tokenizer: Words, name: str, given: dict[str, Any]) -> Any:
         settings = config(**given)
         return base.create_renderer(tokenizer, settings)
     except Exception as error:  # the boundary to foreign code
-        problem = f"the tokenizer cannot be that of {name} ({_first_line(error)})"
+        problem = f"the tokenizer cannot be that of {name} ({first_line(error)})"
         raise InputError(problem, field="renderer", hint="choose another family, or none") from error
 
 
@@ -343,7 +341,7 @@ class FamilyRenderer(TurnByTurn):
             )
         except Exception as error:  # the boundary to foreign code
             roles = " ".join(message.role for message in messages)
-            problem = f"{self.name} cannot write these messages ({_first_line(error)})"
+            problem = f"{self.name} cannot write these messages ({first_line(error)})"
             raise InputError(problem, field="messages", hint=f"their roles are: {roles}") from error
         return tuple(ids)
 
@@ -427,10 +425,8 @@ def _call(found: Any, tools: Tools) -> ToolCall | None:
 
 def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> dict[str, Any] | None:
     """Qwen3.5's template writes True, False and None where its parser reads JSON only."""
-    declared: dict[str, Any] = {}
-    for tool in _plain(tools):
-        if tool.get("name") == name:
-            declared = (tool.get("parameters") or {}).get("properties") or {}
+    parameters = next((tool.get("parameters") for tool in _plain(tools) if tool.get("name") == name), None)
+    declared: dict[str, Any] = (parameters or {}).get("properties") or {}
     read = dict(arguments)
     for key, value in arguments.items():
         kind = declared[key].get("type", "string") if isinstance(declared.get(key), dict) else "string"  # or `true`
@@ -455,7 +451,3 @@ def _declared(message: Message) -> list[dict[str, Any]]:
         {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": types}}}
         for name, types in found.items()
     ]
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]

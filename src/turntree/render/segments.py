@@ -127,13 +127,6 @@ class SegmentedTemplate:
         self._check_complete(text, run, tools)
         return text
 
-    def whole(self, messages: Sequence[Message], tools: Tools) -> str:
-        """A conversation at once, and the opening of the next turn."""
-        self.head(split(messages)[0], tools)
-        text = self.render(messages, tools)
-        self._check_complete(text, messages, tools)
-        return text
-
     def follow(self, part: Round) -> str:
         """The text between the stop text of a turn and the next turn, for a local template."""
         turn = part.turn if part.tied else SAY
@@ -156,8 +149,10 @@ class SegmentedTemplate:
     def cut(self, messages: Sequence[Message], tools: Tools) -> list[str]:
         """[head, follow, follow, ...] of a whole render, for any template whose rendering of this conversation
         grows at its end only. Raises `InputError` naming the message that is rendered differently later."""
-        _, rounds = split(messages)
-        whole = self.whole(messages, tools)
+        run, rounds = split(messages)
+        self.head(run, tools)
+        whole = self.render(messages, tools)
+        self._check_complete(whole, messages, tools)
         givens: list[str] = []
         start, seen = 0, 0
         for part in rounds:

@@ -107,8 +107,7 @@ class ChatRenderer(TurnByTurn):
         return replace(none, content=content, reasoning=thought.strip("\n") if content else "")
 
     def _words(self) -> tuple[Any, tuple[str, str]]:
-        opened, closed = self._template.marks if self.thinks else ("", "")
-        return self._tokenizer, (opened, closed)
+        return self._tokenizer, self._template.marks if self.thinks else ("", "")
 
     def _read(self, text: str) -> Message:
         """The message in a sampled text. What it thought is never a call, and if the thought does not end, it says

@@ -80,7 +80,6 @@ class Chart:
 
     svg: str
     alt: str
-    caption: str = ""
 
 
 def can_draw() -> bool:
@@ -145,23 +144,19 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def plain_ticks(
-    axes: Axes, which: str = "y", steps: Sequence[float] = (1, 2, 2.5, 5, 10), *, whole: bool = False
-) -> None:
-    """Tick labels such as 0.0005 instead of an offset above the axis, at multiples of `steps`; `whole`: what is counted
-    has no tick at 1.5."""
+def plain_ticks(axes: Axes, which: str = "y", *, whole: bool = False) -> None:
+    """Tick labels such as 0.0005 instead of an offset above the axis; `whole`: what is counted has no tick at 1.5."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_locator(MaxNLocator(5, steps=steps, integer=whole, min_n_ticks=1 if whole else 2))
+    axis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10), integer=whole, min_n_ticks=1 if whole else 2))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
 
 
-def percent_ticks(axes: Axes, which: str = "x") -> None:
+def percent_ticks(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter
 
-    axis = axes.yaxis if which == "y" else axes.xaxis
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}")))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}")))
 
 
 def style(name: str, names: Sequence[str]) -> tuple[str, str]:
@@ -198,7 +193,7 @@ def lines(what: Curve, drawn: Mapping[str, Points], *, x: str = "training step",
         plain_ticks(axes, "x", whole=True)
         plain_ticks(axes, "y")
         if what.kind == "share":
-            percent_ticks(axes, "y")
+            percent_ticks(axes)
         axes.set_ylim(bottom=min(0.0, *values))
         if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
             axes.set_ylim(top=max(1.02, *values))

@@ -8,8 +8,6 @@ leaves, on the policy over time) are not savings and are not counted here: compa
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from turntree.core.cost import Additive
@@ -90,21 +88,3 @@ class Usage:
     def busy_share(self) -> float:
         """Utilisation of the engine's batch: generations in flight over places, averaged over time."""
         return self.request_seconds / (self.places * self.seconds) if self.seconds else 0.0
-
-
-class Clock:
-    """The time by which rollouts and groups are limited: `tell` without the time that the caller took."""
-
-    def __init__(self, tell: Callable[[], float]) -> None:
-        self._tell, self._away = tell, 0.0
-
-    def __call__(self) -> float:
-        return self._tell() - self._away
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        began = self._tell()
-        try:
-            yield
-        finally:
-            self._away += self._tell() - began

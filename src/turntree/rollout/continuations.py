@@ -7,8 +7,6 @@ Importance (`pivots.importance`) plays on in the same way.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +36,7 @@ from turntree.env.pool import checked
 from turntree.rollout.live import EpisodeConfig, has_room
 from turntree.rollout.players import Setting, grow
 from turntree.rollout.rebuild import Misfit, Rebuilder, Walked
+from turntree.run.identity import fingerprint
 
 
 class Outcome(TurnVerifier):
@@ -86,11 +85,11 @@ class Outcome(TurnVerifier):
         )
         context = min(usual.max_context, engine.max_context)
         limited = replace(usual, max_turns=max_turns or usual.max_turns, max_context=context, sampling=sampling)
-        code = json.dumps([parts.identity("environments", environment), to_value(environment.options)], sort_keys=True)
+        code = fingerprint([parts.identity("environments", environment), to_value(environment.options)])
         limits = {"forks": forks, "max_turns": limited.max_turns, "max_tokens": sampling.max_tokens}
         limits |= {"temperature": sampling.temperature, "max_context": context}
         options = "+".join(f"{key}={value:g}" for key, value in limits.items())
-        self.name = f"outcome/1+{options}+environment={environment.name}@{_digest(code)}"
+        self.name = f"outcome/1+{options}+environment={environment.name}@{code}"
         self._play_on = PlayOn(Rebuilder(environment), engine, renderer, limited, forks)
 
     def close(self) -> None:
@@ -104,8 +103,7 @@ class Outcome(TurnVerifier):
         """The verdicts in order; all play on together. The draws depend on `seed`, the state's id and the action; those
         of an equal pair on how often it came before. Raises `InputError` where a trace does not say how to build its
         environment."""
-        named = [json.dumps(action.to_chat(), sort_keys=True) for _, action in pairs]
-        begun = [Continuation(*pair, _digest(name)) for pair, name in zip(pairs, named, strict=True)]
+        begun = [Continuation(state, action, fingerprint(action.to_chat())) for state, action in pairs]
         self._play_on(begun, seeds.derive(seed, "outcome"))
         return [_verdict(one) for one in begun]
 
@@ -117,10 +115,6 @@ def _verdict(one: Continuation) -> Verdict:
     won = sum(one.outcomes)
     told = "the action ends the episode" if one.exact else f"{won:g} of {count} continuations solve the task"
     return Verdict(won / count, told, kind, cost=one.cost)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 # continuations

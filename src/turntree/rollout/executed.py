@@ -6,8 +6,6 @@ trace is refused where the environment answers differently from it. What it cann
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +19,8 @@ from turntree.core.protocols import Environment, Observation, TurnState, TurnVer
 from turntree.core.verdict import Verdict
 from turntree.env.pool import checked
 from turntree.rollout.rebuild import Rebuilder, Said, said
+from turntree.run.identity import fingerprint
+from turntree.verify.arguments import Remembered
 from turntree.verify.strict import StrictMatch
 
 Compare = Literal["observation", "progress", "either"]
@@ -72,7 +72,7 @@ class Executed(TurnVerifier):
         self.name = _name(environment, {"compare": compare, "ignore_whitespace": ignore_whitespace})
         self._compare, self._said = compare, _word_by_word if ignore_whitespace else said
         self._rebuilder = Rebuilder(environment, self._said)
-        self._states: dict[str, tuple[TurnState, _Rebuilt | str]] = {}
+        self._states: Remembered[_Rebuilt | str] = Remembered(_REMEMBERED_TURNS)
 
     def close(self) -> None:
         """Close the environments' tasks."""
@@ -83,7 +83,7 @@ class Executed(TurnVerifier):
         kind = action_kind(action)
         if action.content == state.demonstration.content and StrictMatch().judge(state, action).reward == 1.0:
             return Verdict(1.0, "demonstrated", kind)
-        rebuilt = self._state(state)
+        rebuilt = self._states.of(state, lambda: self._rebuilt_or_why(state))
         if isinstance(rebuilt, str):
             return Verdict(None, rebuilt, kind)
         try:
@@ -113,19 +113,12 @@ class Executed(TurnVerifier):
 
     # rebuilding
 
-    def _state(self, turn: TurnState) -> _Rebuilt | str:
-        """The rebuilt state, or why it cannot be rebuilt. It is cached, because a state is judged once per sample."""
-        known = self._states.get(turn.id)
-        if known is not None and known[0] is turn:
-            return known[1]
-        if len(self._states) >= _REMEMBERED_TURNS:
-            self._states.clear()
+    def _rebuilt_or_why(self, turn: TurnState) -> _Rebuilt | str:
+        """The rebuilt state, or why it cannot be rebuilt."""
         try:
-            found: _Rebuilt | str = self._rebuilt(turn)
+            return self._rebuilt(turn)
         except EnvironmentFault as fault:
-            found = str(fault)
-        self._states[turn.id] = (turn, found)
-        return found
+            return str(fault)
 
     def _rebuilt(self, turn: TurnState) -> _Rebuilt:
         environment, last = self._rebuilder.at(turn)
@@ -174,6 +167,5 @@ def _word_by_word(messages: Sequence[Message]) -> Said:
 def _name(environment: Part, options: Mapping[str, Any]) -> str:
     """The rule and, as a digest, all that decides its verdicts: the options and the environment's code."""
     code = parts.identity("environments", environment)
-    value = json.dumps([code, to_value(environment.options), options], sort_keys=True)
-    digest = hashlib.blake2b(value.encode(), digest_size=4).hexdigest()
+    digest = fingerprint([code, to_value(environment.options), options], 4)
     return f"executed/1+compare={options['compare']}+environment={environment.name}@{digest}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
 from turntree.core.config import FIXED, at_least
-from turntree.core.cost import NO_COST, Cost
+from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import call_part
 from turntree.core.labels import Rewards
@@ -188,7 +189,7 @@ class Group:
     opening: Observation | None = None  # what tells the task, once a rollout of the group has received it
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
-    owed: dict[Key, Cost] = field(default_factory=dict[Key, Cost])  # paid for, and not yet in a node
+    owed: defaultdict[Key, Cost] = field(default_factory=lambda: defaultdict(Cost))  # paid for, and not yet in a node
     episodes: dict[Key, Session] = field(default_factory=dict[Key, Session])  # of rollouts that ended
     decisions: list[tuple[Key, Decision]] = field(default_factory=list[tuple[Key, Decision]])  # a group's key is ()
     asked: int = 0  # the last turn at which the gate was asked
@@ -253,9 +254,10 @@ class Group:
             iteration=self.iteration,
         )
 
-    def finished(self) -> FinishedRollouts:
-        """What a brancher may see of the group when all rollouts have ended. Censored ones are not expanded."""
-        return FinishedRollouts(
+    def expansions(self, brancher: Brancher | None) -> Sequence[Expansion]:
+        """What a brancher adds to rollouts that have all ended, within its budget. Censored ones are not expanded.
+        Raises `ConfigError` for a turn that a rollout does not have."""
+        finished = FinishedRollouts(
             task_id=self.task.task_id,
             turns={key: rollout.turns for key, rollout in sorted(self.rollouts.items()) if self._ended(key)},
             budget=min(self.missing, self.branched - len(self.forked)),
@@ -263,11 +265,6 @@ class Group:
             seed=self.seed,
             iteration=self.iteration,
         )
-
-    def expansions(self, brancher: Brancher | None) -> Sequence[Expansion]:
-        """What a brancher adds to rollouts that have all ended, within its budget. Raises `ConfigError` for a turn that
-        a rollout does not have."""
-        finished = self.finished()
         if brancher is None or not finished.budget:
             return ()
         found = call_part("brancher", brancher.expand, finished)[: finished.budget]
@@ -296,14 +293,6 @@ class Group:
         fork = Decision("brancher", twin.origin, "fork", expansion.reason, numbers, saw=finished.leaf)
         self.decisions.append((expansion.key, fork))
         return twin
-
-    def charge(self, key: Key, cost: Cost) -> None:
-        """Count the cost of a failed call of the rollout."""
-        self.owed[key] = self.owed.get(key, NO_COST) + cost
-
-    def pop_owed(self, key: Key) -> Cost:
-        """Pop the cost of the rollout's failed calls, to charge to its next node."""
-        return self.owed.pop(key, NO_COST)
 
     def record(self, actor: str, key: Key | None, action: str, reason: str, numbers: dict[str, float]) -> None:
         """Record a decision about one rollout, or about the group (`key` None)."""
@@ -385,8 +374,9 @@ class _Layout:
         self._group = group
         self.tree = RolloutTree(group.task.task_id)
         self.endings: dict[int, Ending] = {}
-        self._ids = {root: self._root(group).id}
-        self._dropped: dict[Key, Cost] = {}
+        task = () if group.opening is None else group.opening.messages
+        self._ids = {root: self.tree.add(None, NodeKind.PROMPT, group.prompt_ids, messages=task).id}
+        self._dropped: defaultdict[Key, Cost] = defaultdict(Cost)
         self._refills = group.tree.refills()
         appended = [(turn, r.key, node) for r in group.rollouts.values() for node, turn in r.nodes.items()]
         for turn, key, node in sorted(appended):
@@ -398,7 +388,7 @@ class _Layout:
             keys = [*((sample,) for sample in range(group.wanted)), *sorted(group.forked)]
             for key in keys:
                 if (survivor := self._survivor(key)) != key:
-                    self._drop(survivor, group.owed.get(key, NO_COST))
+                    self._dropped[survivor] += group.owed[key]
             for key in keys:
                 if self._survivor(key) == key:
                     self._finish(key)
@@ -407,14 +397,10 @@ class _Layout:
             saw = None if decision.saw is None else self._ids.get(decision.saw, self._ids[decision.node])
             self.tree.record(replace(decision, node=self._ids[decision.node], saw=saw))
 
-    def _root(self, group: Group) -> Node:
-        task = () if group.opening is None else group.opening.messages
-        return self.tree.add(None, NodeKind.PROMPT, group.prompt_ids, messages=task)
-
     def _place(self, turn: int, key: Key, node: Node) -> None:
         cut = self._group.cut
         if cut is not None and (turn > cut or len(key) > 1):
-            self._drop(self._survivor(key), node.cost)
+            self._dropped[self._survivor(key)] += node.cost
             return
         fields = {name: value for name, value in vars(node).items() if name not in ("id", "parent", "kind", "turn")}
         above = None if node.parent is None else self._ids[node.parent]
@@ -427,9 +413,6 @@ class _Layout:
         rollout may have reached."""
         cut = self._group.cut
         return cut is not None and (len(key) > 1 or decision.numbers.get("turn", 0) > cut)
-
-    def _drop(self, key: Key, cost: Cost) -> None:
-        self._dropped[key] = self._dropped.get(key, NO_COST) + cost
 
     def _survivor(self, key: Key) -> Key:
         """`key`; in a cut group the rollout that it was forked from, if that happened after the cut or in a branch.
@@ -449,7 +432,7 @@ class _Layout:
         where = [] if rollout is None else [*reversed(rollout.nodes), rollout.origin]
         leaf = next((self._ids[node] for node in where if node in self._ids), 0)
         if ending.stop.censors:
-            cost = group.owed.get(key, NO_COST) + self._dropped.get(key, NO_COST)
+            cost = group.owed[key] + self._dropped[key]
             leaf = self.tree.add(leaf, NodeKind.OBSERVATION, (), cost=cost).id
         self._stop(leaf, ending)
 

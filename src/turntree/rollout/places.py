@@ -90,12 +90,13 @@ class Places:
         else:
             del self.playing[place]
             del self._by_session[place.session]
-        place.group.charge(place.key, Cost(tool_calls=self._pool.close(place.session)))
+        owed, key = place.group.owed, place.key
+        owed[key] += Cost(tool_calls=self._pool.close(place.session))
         if (early := self._early.pop(place.session, None)) is not None:
-            place.group.charge(place.key, Cost(tool_calls=early.calls, environment_seconds=early.seconds))
+            owed[key] += Cost(tool_calls=early.calls, environment_seconds=early.seconds)
         if place.ticket is not None:
             del self._by_ticket[place.ticket]
-            place.group.charge(place.key, self._engine.cancel(place.ticket))
+            owed[key] += self._engine.cancel(place.ticket)
 
     # asking
 

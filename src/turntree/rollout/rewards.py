@@ -11,6 +11,7 @@ the function. A failure is never a reward of 0.
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from turntree.core.progress import notice
 from turntree.core.protocols import Observation
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
+from turntree.run.wilson import mean
 
 WEIGHT = "weight"
 _Weight = Annotated[float, Between(-scalars.MOST_WEIGHT, scalars.MOST_WEIGHT)]
@@ -168,16 +170,12 @@ def parse_reward(text: str) -> Part:
 def figures(verdicts: Iterable[Verdict]) -> dict[str, Any]:
     """The mean of each function over the leaves that it judged (None: it judged none), and how many each failed on;
     nothing where no function judged."""
-    values: dict[str, list[float]] = {}
-    failed: dict[str, int] = {}
+    values: dict[str, list[float | None]] = defaultdict(list)
     for verdict in verdicts:
         for name, value in verdict.parts.items():
-            found = values.setdefault(name, [])
-            if value is None:
-                failed[name] = failed.get(name, 0) + 1
-            else:
-                found.append(value)
-    means = {name: sum(found) / len(found) if found else None for name, found in values.items()}
+            values[name].append(value)
+    means = {name: mean(found) for name, found in values.items()}
+    failed = {name: found.count(None) for name, found in values.items() if None in found}
     return ({"rewards": means} if means else {}) | ({"rewards_failed": failed} if failed else {})
 
 

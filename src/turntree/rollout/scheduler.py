@@ -21,7 +21,7 @@ from dataclasses import replace
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished
-from turntree.core.cost import Cost
+from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.foreign import call_part
 from turntree.core.messages import Message
@@ -30,7 +30,7 @@ from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, EnvironmentPool
-from turntree.rollout.accounting import Clock, Usage
+from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, checked_decision, checked_fork, in_order
 from turntree.rollout.live import (
     Ending,
@@ -121,7 +121,7 @@ class _Run:
         self._turns = _Turns(scheduler, self._places)
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._done: deque[GrownGroup] = deque()
-        self._clock = Clock(scheduler.clock)
+        self._away = 0.0  # seconds that the caller took: it may label what it is given, which is no rollout's time
 
     def groups(self) -> Iterator[GrownGroup]:
         """Every group, as soon as it is over."""
@@ -133,10 +133,15 @@ class _Run:
                 self._advance()
             self._usage.seconds += self._scheduler.clock() - started
             while self._done:
-                with self._clock.stopped():  # the caller may label what it is given, which is no rollout's time
-                    yield self._done.popleft()
+                given = self._scheduler.clock()
+                yield self._done.popleft()
+                self._away += self._scheduler.clock() - given
             if not working:
                 return
+
+    def _clock(self) -> float:
+        """The time by which rollouts and groups are limited: without what the caller took."""
+        return self._scheduler.clock() - self._away
 
     def abandon(self) -> None:
         """Cancel everything in flight."""
@@ -328,7 +333,7 @@ class _Turns:
         action = played_turn(self._renderer, rollout.turn_tokens(completion), completion, episodes, group.task.tools)
         fails = episodes.fails(action)
         if fails:  # no answer will follow that could carry it
-            completion = replace(completion, cost=completion.cost + group.pop_owed(place.key))
+            completion = replace(completion, cost=completion.cost + group.owed.pop(place.key, NO_COST))
         decision = self._decide(group, rollout, completion)
         shared = decision.shared if decision is not None and decision.branches > 1 else 0
         rollout.append_turn(completion, action, shared=shared)
@@ -361,7 +366,7 @@ class _Turns:
         for answer in batch:
             if (place := self._places.asking(answer.session)) is None:
                 continue  # the task leaves no room: an answer of this batch ended the group
-            place.group.charge(place.key, Cost(tool_calls=answer.calls, environment_seconds=answer.seconds))
+            place.group.owed[place.key] += Cost(tool_calls=answer.calls, environment_seconds=answer.seconds)
             if answer.observation is None:
                 self._fail(place, StopReason.ENVIRONMENT_ERROR, answer.fault or "")
             else:
@@ -397,7 +402,7 @@ class _Turns:
     def _extend(self, place: Place, rollout: LiveRollout, observation: Observation) -> None:
         group = place.group
         prompt = next_prompt(rollout, observation, group.task, self._renderer)
-        rollout.append_answer(observation, prompt, group.pop_owed(place.key))
+        rollout.append_answer(observation, prompt, group.owed.pop(place.key, NO_COST))
         self.touched[group] = None
         ending = ending_of(rollout, group.task, self._config.episodes)
         if ending is None:

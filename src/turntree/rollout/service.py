@@ -170,7 +170,6 @@ class RolloutService:
         self._refill_cap = max((part.refill_cap for part in self._filters), default=0.0)
         self.stream = TaskStream(parts.tasks, iterations.seed, self._filters)
         self.monitor = GateMonitor()
-        self._audits: list[tuple[GateDecision, bool | None]] = []  # all that the monitor was told
         self._ahead: dict[int, _Batch] = {}  # iterations that were begun, by number
         self.skipped: list[tuple[str, str]] = []
 
@@ -232,7 +231,8 @@ class RolloutService:
             group = self._filtered(grown, iteration)
             if grown.decision is not None:
                 outcome = outcome_of(grown)
-                self._audit(grown.decision, None if outcome is GroupOutcome.CENSORED else outcome.zero_variance)
+                known = None if outcome is GroupOutcome.CENSORED else outcome.zero_variance
+                self.monitor.record(grown.decision, known)
             yield group
 
     def _filtered(self, grown: GrownGroup, iteration: int) -> EpisodeGroup:
@@ -250,10 +250,6 @@ class RolloutService:
             call_part("filter", part.finished, shown)
         return group
 
-    def _audit(self, decision: GateDecision, zero_variance: bool | None) -> None:
-        self.monitor.record(decision, zero_variance)
-        self._audits.append((decision, zero_variance))
-
     # checkpoints
 
     def state(self) -> dict[str, Any]:
@@ -261,7 +257,7 @@ class RolloutService:
         return {
             "stream": self.stream.state(),
             "filters": [part.state() for part in self._filters],
-            "audits": [[dataclasses.asdict(decision), zero] for decision, zero in self._audits],
+            "audits": [[dataclasses.asdict(decision), zero] for decision, zero in self.monitor.told],
             "brancher": None if brancher is None else brancher.state(),
             "ahead": {str(iteration): batch.to_json() for iteration, batch in self._ahead.items()},
         }
@@ -273,7 +269,7 @@ class RolloutService:
         if self.parts.brancher is not None:
             self.parts.brancher.restore(state["brancher"])
         for decision, zero in state["audits"]:
-            self._audit(GateDecision(**decision), zero)
+            self.monitor.record(GateDecision(**decision), zero)
         self._ahead = {int(key): _Batch.from_json(held) for key, held in state["ahead"].items()}
         self.player.rendered = True  # an iteration was played: a task that fails now is one of many, as it was then
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
 from turntree.rollout.rebuild import walk
 from turntree.traces.schema import Trace
+from turntree.verify.asking import client_of
 
 NO_LABEL, FAILED = "no_label", "the teacher failed"
 
@@ -108,10 +108,7 @@ class ModelTeacher:
             raise ConfigError("must be at least 1", field="teacher.concurrency")
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not a URL", field="teacher.url", hint="write http://host:port/v1")
-        import openai
-
-        key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
-        self._client = openai.OpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=4)
+        self._client = client_of(url, timeout=timeout, field="teacher")
         self._model, self._max_tokens, self._temperature = model, max_tokens, temperature
         self.concurrency = concurrency
 

@@ -203,7 +203,9 @@ class ProfileHeader:
     """How importance was measured (`turntree importance`)."""
 
     def __post_init__(self) -> None:
-        _check_texts("config", self.config, ("traces", "split"))
+        for key in ("traces", "split"):
+            if not isinstance(self.config.get(key), str):
+                raise ValueError(f"config.{key} is not text")
         Part.from_value(self.config.get("verifier"), "config.verifier")
         _check_count("summary", self.summary, "candidates")
         skipped = self.summary.get("skipped_turns", {})
@@ -304,12 +306,6 @@ PIVOTS = Table("pivots file", "turntree.pivots/2", PivotsHeader, Pivot, ("summar
 def _check_moments(mean: float | None, variance: float | None) -> None:
     if (mean is None) != (variance is None):
         raise ValueError("reward_mean and reward_var are known together or not at all")
-
-
-def _check_texts(name: str, value: dict[str, Any], keys: Iterable[str]) -> None:
-    for key in keys:
-        if not isinstance(value.get(key), str):
-            raise ValueError(f"{name}.{key} is not text")
 
 
 def _check_count(name: str, value: dict[str, Any], key: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
+from turntree.run.identity import digest, file_digest
 from turntree.run.jsonl import parse_json, parse_object, read_lines, read_text, replacing
 from turntree.run.jsonl import writing as writing
 
@@ -123,8 +123,7 @@ def file_hash(path: Path) -> str:
     """Short content hash, to name the input of a stage."""
     if not path.is_file():
         raise InputError("no such file", path=path, hint="check the path")
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+    return file_digest(path, 8)
 
 
 def tree_hash(path: Path) -> str:
@@ -133,4 +132,4 @@ def tree_hash(path: Path) -> str:
         return file_hash(path)
     inside = sorted(each for each in path.rglob("*") if each.is_file())
     named = "".join(f"{each.relative_to(path)} {file_hash(each)}\n" for each in inside)
-    return hashlib.blake2b(named.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    return digest(named.encode("utf-8", "surrogateescape"), 8)

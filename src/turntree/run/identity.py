@@ -59,15 +59,20 @@ def require_same(found: Any, wanted: Any, path: Path, *, free: tuple[str, ...] =
         raise InputError(f"is of another run, which differs in {named}", path=path, hint=hint)
 
 
-def digest(data: bytes) -> str:
-    """Checksum of bytes on disk."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+def digest(data: bytes, size: int = 16) -> str:
+    """Checksum of bytes on disk, of `size` bytes."""
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """Checksum of a file."""
+def fingerprint(value: Any, size: int = 8) -> str:
+    """A short name for JSON content: equal values, equal names."""
+    return digest(json.dumps(value, sort_keys=True).encode(), size)
+
+
+def file_digest(path: Path, size: int = 16) -> str:
+    """`digest` of a file."""
     with path.open("rb") as handle:
-        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=size)).hexdigest()
 
 
 def _short(value: Any) -> str:

@@ -26,6 +26,7 @@ from turntree.run.opening import LONGEST, opened
 DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
 _HUGE = re.compile(r"[eE]\+?\d{3}|\d{309}")  # what a number that no float can hold looks like
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
+_LONE = re.compile(r"[\ud800-\udfff]")  # a half that is left without the other, which UTF-8 cannot hold
 _AGAIN = "write the file again"
 _ROWS = "write its rows as JSON lines"
 _BINARY = {  # how files begin that hold no text
@@ -181,7 +182,7 @@ def parse_json(
         raise InputError(f"is not JSON ({error})", path=path, line=line, hint=_AGAIN) from error
     if text.count("[") + text.count("{") > DEEPEST and depth(value) > DEEPEST:
         raise _too_deep(path, line)
-    if not half_characters and _HALF.search(text) and not encodable(json.dumps(value, ensure_ascii=False)):
+    if not half_characters and _HALF.search(text) and _LONE.search(json.dumps(value, ensure_ascii=False)):
         problem = "holds half of a surrogate pair (\\ud800 to \\udfff alone), which is not a character"
         raise InputError(problem, path=path, line=line, hint="remove it")
     return value
@@ -195,15 +196,6 @@ def parse_object(
     if not isinstance(value, dict):
         raise InputError(f"is {type(value).__name__}, not an object", path=path, line=line, hint=_AGAIN)
     return cast("dict[str, Any]", value)
-
-
-def encodable(text: str) -> bool:
-    """Whether the text can be encoded in UTF-8, that is, holds no lone surrogate."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def write_lines(path: str | Path, values: Iterable[Any]) -> int:

@@ -94,7 +94,7 @@ def following(run: RunDirectory, named: Sequence[Part]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         followers = _Followers(run, named)
         stack.callback(followers.close)
-        for row in run.metrics() if (run.path / "metrics.jsonl").exists() else ():
+        for row in run.metrics():
             followers.tell(row)
         run.listeners.append(followers.tell)
         stack.callback(run.listeners.remove, followers.tell)

@@ -166,11 +166,8 @@ def _summary(tasks: Sequence[Environment], grown: Grown, samples: int) -> dict[s
 def opened_rewards(rewards: Sequence[Part]) -> Iterator[RewardSum | None]:
     """Reward functions, closed after the block."""
     functions = build_rewards(rewards)
-    try:
+    with contextlib.nullcontext() if functions is None else contextlib.closing(functions):
         yield functions
-    finally:
-        if functions is not None:
-            functions.close()
 
 
 def _kept(temperature: float, number: int, environment: Environment, grown: tuple[RolloutTree, Rewards]) -> KeptTree:
@@ -221,10 +218,9 @@ def _metrics(trees: Sequence[RolloutTree]) -> dict[str, float]:
 
 def _share(games: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Mean success of the games. The interval counts games, not episodes: samples of one game are not independent."""
-    scored = [_mean(game) for game in games if game]
+    scored = [sum(game) / len(game) for game in games if game]
     low, high = wilson(sum(scored), len(scored))
-    success, episodes = _mean(scored) if scored else None, sum(map(len, games))
-    return {"success": success, "low": low, "high": high, "episodes": episodes}
+    return {"success": mean(scored), "low": low, "high": high, "episodes": sum(map(len, games))}
 
 
 def at_k(games: Sequence[Sequence[float]], samples: int) -> dict[str, dict[str, float]]:
@@ -238,8 +234,8 @@ def at_k(games: Sequence[Sequence[float]], samples: int) -> dict[str, dict[str, 
     for k in range(1, samples + 1):
         whole = [(n, c, math.comb(n, k)) for n, c in counts if n >= k]
         if whole:
-            found["pass_at_k"][str(k)] = _mean([1 - math.comb(n - c, k) / ways for n, c, ways in whole])
-            found["pass_hat_k"][str(k)] = _mean([math.comb(c, k) / ways for n, c, ways in whole])
+            found["pass_at_k"][str(k)] = sum(1 - math.comb(n - c, k) / ways for n, c, ways in whole) / len(whole)
+            found["pass_hat_k"][str(k)] = sum(math.comb(c, k) / ways for _, c, ways in whole) / len(whole)
     return found
 
 
@@ -259,14 +255,12 @@ def forgetting(policy: Policy, per_skill: int, seed: int) -> tuple[dict[str, Any
         reply = policy.renderer.parse(completion.token_ids).content
         right[question.skill].append(float(question.correct(reply)))
     chance = {question.skill: question.chance for question in asked}
-    by_skill = {name: {"accuracy": _mean(r), "chance": chance[name], "questions": len(r)} for name, r in right.items()}
+    by_skill = {
+        name: {"accuracy": sum(r) / len(r), "chance": chance[name], "questions": len(r)} for name, r in right.items()
+    }
     summary = {
-        "accuracy": _mean([row["accuracy"] for row in by_skill.values()]),
-        "chance": _mean([row["chance"] for row in by_skill.values()]),
+        "accuracy": mean(row["accuracy"] for row in by_skill.values()),
+        "chance": mean(row["chance"] for row in by_skill.values()),
         "by_skill": by_skill,
     }
     return summary, sum((completion.cost for completion in completions), NO_COST)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

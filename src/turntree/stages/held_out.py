@@ -122,20 +122,13 @@ def _fresh(
         yield replace(opened, tasks={DEV: fresh})
 
 
-@dataclass(frozen=True)
-class _SeenTask:
-    environment: str | None
-    ids: frozenset[str]
-    drawn_from: int  # tasks
-
-
 class _Seen:
     """The tasks that the traces which are trained on were made of."""
 
     def __init__(self, trained: TrainedOn) -> None:
         self.longest = 0  # turns of the longest trace
         self._options: list[dict[str, Any]] = []
-        self._tasks: set[_SeenTask] = set()
+        self._tasks: set[tuple[str | None, str, int]] = set()  # its environment, its id, of how many it was drawn
         for trace in trained.traces():
             self._add(trace)
 
@@ -143,10 +136,9 @@ class _Seen:
         record: Mapping[str, Any] = trace.environment or {}
         name, drawn = record.get("name"), record.get("count")  # the record may be a user's own
         self.longest = max(self.longest, len(trace.turn_positions))
-        ids = frozenset({str(record["task_id"])} if "task_id" in record else {trace.id})
         if not isinstance(drawn, int) or isinstance(drawn, bool) or "task_id" not in record:
             drawn = 0
-        self._tasks.add(_SeenTask(name if isinstance(name, str) else None, ids, drawn))
+        self._tasks.add((name if isinstance(name, str) else None, str(record.get("task_id", trace.id)), drawn))
         options = options_of_record(record)
         if options is not None and options not in self._options:
             self._options.append(options)
@@ -154,7 +146,7 @@ class _Seen:
     def environment(self, named: Part | None) -> Part | None:
         """The environment that the user named, with the options that all traces agree on where they are of it; or the
         one that all traces name. None for traces that name none, or several."""
-        names = {task.environment for task in self._tasks}
+        names = {name for name, _, _ in self._tasks}
         name = names.pop() if len(names) == 1 else None
         options = self._options[0] if name is not None and len(self._options) == 1 else None
         if name is None or options is None:
@@ -164,12 +156,12 @@ class _Seen:
         return Part(name, {**options, **named.options}) if name == named.name else named
 
     def ids_in(self, environment: str) -> set[str]:
-        return {each for task in self._tasks if task.environment in (None, environment) for each in task.ids}
+        return {task for name, task, _ in self._tasks if name in (None, environment)}
 
     def count_in(self, environment: str) -> int:
         """Of how many tasks those of the traces were drawn."""
-        tasks = [task for task in self._tasks if task.environment in (None, environment)]
-        return max([len(tasks), *(task.drawn_from for task in tasks)])
+        drawn = [count for name, _, count in self._tasks if name in (None, environment)]
+        return max([len(drawn), *drawn])
 
 
 class SuccessCheck:

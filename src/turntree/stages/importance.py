@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,8 +55,7 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
     }
     header = {**stored.header, "importance": {"config": to_mapping(config)}}
     require_same_profile(out, header, overwrite=overwrite)
-    rebuilder = Rebuilder(config.environment)
-    play_on = PlayOn(rebuilder, policy.engine, policy.renderer, config.episodes, config.forks)
+    play_on = PlayOn(Rebuilder(config.environment), policy.engine, policy.renderer, config.episodes, config.forks)
     states = (s for s in stream_candidates(traces, made["split"]) if (s.trace_id, s.turn) in chosen)
 
     def measured(members: Sequence[TurnState]) -> Wave:
@@ -65,22 +65,12 @@ def run_importance(config: ImportanceConfig, out: Path, *, overwrite: bool = Fal
         told = [[state.trace_id, state.turn, one.to_json()] for state, one in pairs if one is not None]
         return {"importance": told, "cost": cost.counts(), "timing": cost.timing()}
 
-    try:
-        with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
-            total = len(chosen)
-            work(
-                log,
-                states,
-                total,
-                config.wave,
-                lambda waves: (measured(members) for members in waves),
-                lambda wave: None,
-                what="importance",
-                noun="states",
-            )
-            return _write(log, stored, total, config, policy.identity, out)
-    finally:
-        rebuilder.close()
+    with (
+        contextlib.closing(play_on.rebuilder),
+        open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log,
+    ):
+        work(log, states, len(chosen), config.wave, measured, what="importance", noun="states")
+        return _write(log, stored, len(chosen), config, policy.identity, out)
 
 
 def _mixed(stored: StoredProfile, config: ImportanceConfig) -> set[Place]:

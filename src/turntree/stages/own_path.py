@@ -65,18 +65,17 @@ def open_own_path(
         problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
         raise ConfigError(problem, field="teacher", hint=hint)
     environment = parts.resolve("environments", config.environment)
-    rebuilder = Rebuilder(environment)
     own = config.own
     episodes = episodes_of(config)
     recorded = RecordConfig(
         environment=environment, split=TRAIN, count=own.count, task_seed=own.task_seed, episodes=episodes
     )
-    with open_tasks(environment, {TRAIN: own.count}, seed=own.task_seed, model=policy.source) as opened:
-        try:
-            teacher = None if config.teacher is None else parts.build("teachers", config.teacher)
-            yield OwnStates(config, recorded, policy, verifier, teacher, opened, rebuilder, folder)
-        finally:
-            rebuilder.close()
+    with (
+        contextlib.closing(Rebuilder(environment)) as rebuilder,
+        open_tasks(environment, {TRAIN: own.count}, seed=own.task_seed, model=policy.source) as opened,
+    ):
+        teacher = None if config.teacher is None else parts.build("teachers", config.teacher)
+        yield OwnStates(config, recorded, policy, verifier, teacher, opened, rebuilder, folder)
 
 
 @dataclass
@@ -173,9 +172,8 @@ class OwnStates:
 
     def _states(self, traces: Sequence[Trace]) -> list[TurnState]:
         """The candidates. Without labels every turn is one, whatever the policy said there."""
-        if self.verifier.compares:
-            return [state for trace in traces for state in candidates(trace)]
-        return [state for trace in traces for state in states_of(trace)]
+        of = candidates if self.verifier.compares else states_of
+        return [state for trace in traces for state in of(trace)]
 
     def _rendered(self, states: Sequence[TurnState]) -> tuple[list[Prompted], Counter[str]]:
         """The states that can be sampled and trained on; the others are counted by reason."""

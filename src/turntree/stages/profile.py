@@ -64,10 +64,6 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
     with open_profiler(config) as profiler:
         made_from = {**profiler.identity, "traces_hash": surveyed.traces_hash}
         prior = Prior(config.profile.rollouts)
-
-        def made(batches: Iterator[Sequence[TurnState]]) -> Iterator[Wave]:
-            return (profiler.profiled(states, prior) for states in batches)
-
         header = {"config": to_mapping(config), **made_from}
         require_same_profile(out, header, overwrite=overwrite)
         reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
@@ -78,10 +74,16 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
                 states = stream_candidates(config.traces, config.split, chosen)
                 say_lengths(states, config.profile.sampling.max_tokens, profiler.policy.renderer)
             states = stream_candidates(config.traces, config.split, chosen)
-            work(log, states, len(chosen), config.profile.wave, made, lambda wave: prior.learn(wave["rows"]))
-            return write_profile(
-                log, header, ProfileSummary(config.profile.rollouts, config.profile.adaptive), surveyed.skipped, out
+            work(
+                log,
+                states,
+                len(chosen),
+                config.profile.wave,
+                lambda batch: profiler.profiled(batch, prior),
+                learn=lambda wave: prior.learn(wave["rows"]),
             )
+            summary = ProfileSummary(config.profile.rollouts, config.profile.adaptive)
+            return write_profile(log, header, summary, surveyed.skipped, out)
 
 
 def say_lengths(states: Iterable[TurnState], limit: int, renderer: Renderer) -> None:
@@ -128,7 +130,10 @@ def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
         open_verifier(config.verifier, config.environment, policy, episodes) as verifier,
     ):
         answer = together(policy.engine) if config.endpoint is None else one_by_one(policy.engine)
-        stored = _stored(config, policy)
+        stored = None if config.reuse is None else StoredProfile(Path(config.reuse))
+        if stored is not None:
+            engine = config.device.engine.name
+            stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed, engine)
         judge = Judge(verifier, StrictMatch(), stored, cut_turns=config.profile.cut_turns, seed=config.profile.seed)
         sampler = Sampler(answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
         yield Profiler(config, policy, sampler, judge, {**policy.identity, "verifier": judge.name})
@@ -137,30 +142,18 @@ def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
 # waves of candidates
 
 
-def _stored(config: ProfileStageConfig, policy: Speaker) -> StoredProfile | None:
-    if config.reuse is None:
-        return None
-    stored = StoredProfile(Path(config.reuse))
-    engine = config.device.engine.name
-    stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed, engine)
-    return stored
-
-
-# waves
-
-
 def work(
     log: WaveLog,
     items: Iterator[T],
     total: int,
     size: int,
-    make: Callable[[Iterator[Sequence[T]]], Iterator[Wave]],
-    learn: Callable[[Wave], object],
+    make: Callable[[Sequence[T]], Wave],
     *,
+    learn: Callable[[Wave], object] = lambda wave: None,
     what: str = "profile",
     noun: str = "candidates",
 ) -> None:
-    """Compute the waves of `size` items that are not in the log: `make` turns batches of items into waves, in order.
+    """Compute the waves of `size` items that are not in the log: `make` turns a batch of items into a wave, in order.
     `learn` gets every wave in order, including those of a killed run."""
     for wave in log:
         learn(wave)
@@ -170,8 +163,8 @@ def work(
     rest = itertools.islice(items, log.finished * size, None)
     with progress((), what, total=total, initial=done) as bar:
         try:
-            for wave in make(iter(lambda: list(itertools.islice(rest, size)), [])):
-                log.append(wave)
+            for batch in iter(lambda: list(itertools.islice(rest, size)), []):
+                log.append(wave := make(batch))
                 learn(wave)
                 bar.update(min(size, total - bar.n))
         except BaseException as error:

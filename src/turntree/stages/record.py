@@ -51,14 +51,12 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
         settings = {**connection_free(to_mapping(config)), "workers": None}
         described = {"config": settings, "version": __version__, "code": parts.identities(config), **made_from}
         with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
-            total = len(tasks)
             work(
                 log,
                 iter(tasks),
-                total,
+                len(tasks),
                 config.wave,
-                lambda waves: (_played(members, opened, speaker, config, model) for members in waves),
-                lambda wave: None,
+                lambda members: _played(members, opened, speaker, config, model),
                 what="traces record",
                 noun="tasks",
             )

@@ -71,7 +71,5 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
         skipped = stored.header["summary"].get("skipped_turns", {})
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             states = stream_candidates(made.traces, made.split)  # those without a row are passed over
-            work(
-                log, states, surveyed.candidates, made.profile.wave, lambda waves: map(judged, waves), lambda wave: None
-            )
+            work(log, states, surveyed.candidates, made.profile.wave, judged)
             return write_profile(log, header, ProfileSummary(rollouts, adaptive), Counter(skipped), out)

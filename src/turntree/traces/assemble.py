@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from turntree.core.errors import InputError
 from turntree.core.messages import REASONING_KEYS, Message, ToolCall
+from turntree.run.identity import fingerprint
 from turntree.run.jsonl import located, parse_json, parse_object
 from turntree.traces.candidates import rule_reason, skipped_turns
 from turntree.traces.formats.row import (
@@ -29,7 +30,6 @@ from turntree.traces.formats.row import (
     Rule,
     count_unknown,
     failed_exit,
-    fingerprint,
 )
 from turntree.traces.schema import MESSAGE_KEYS, Trace, check_message, check_schemas, check_tools
 

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.run.identity import fingerprint
 from turntree.run.jsonl import located
 from turntree.traces.assemble import Assembled, assemble, count_turns
 from turntree.traces.formats.chat import UnknownKeys
-from turntree.traces.formats.row import ChatRow, RowRefused, Rule, fingerprint
+from turntree.traces.formats.row import ChatRow, RowRefused, Rule
 from turntree.traces.readers import AUTO, Readers
 from turntree.traces.schema import Trace
 from turntree.traces.sources import SourceFile, SourceRow, source_files

@@ -77,16 +77,17 @@ def _object(scanner: _Scanner, path: Path) -> Iterator[tuple[Row, Any]]:
         numbered = numbered and key.isdecimal() and raw.startswith(b"{")
         if numbered:
             rows += 1
-            yield (f"[{key}]", _value(raw)), None
+            yield (f"[{key}]", parsed(raw)), None
         elif not result:
             kept[key] = raw
     if not result and (kept or not rows):
         yield (None, {key: parse_json(raw) for key, raw in kept.items()}), None
 
 
-def _value(raw: bytes) -> Any:
+def parsed(text: bytes) -> Any:
+    """A JSON value, or the `InputError` that says why the text is none."""
     try:
-        return parse_json(raw)
+        return parse_json(text)
     except InputError as error:
         return error
 
@@ -111,7 +112,7 @@ class _Scanner:
     def items(self) -> Iterator[Any]:
         """The items of a list, parsed one at a time; one that is not JSON is an `InputError`."""
         for _ in self._between("[", "]"):
-            yield _value(self.raw())
+            yield parsed(self.raw())
 
     def members(self) -> Iterator[str]:
         """The keys of an object; the value of each must be read (`raw`, `items`) before the next is asked for."""

@@ -123,18 +123,23 @@ def read_traces(path: str | Path, split: str = "") -> Iterator[Trace]:
     """The traces of a file that are in `split` ("": all), one at a time. Raises `InputError` with file, line and field,
     also for a trace of another split."""
     ids: dict[str, int] = {}
-    counted: Any = None
-    for number, value in _rows(path):
-        if number == 0:
-            counted = value.get("traces")
-            continue
+    header: dict[str, Any] | None = None
+    for number, text in read_lines(path):
+        value = parse_json(text, path, number)
         try:
+            if header is None:
+                header = _object(value, None)
+                _check_schema(header.get("schema"), FILE_SCHEMA)
+                continue
             trace = Trace.from_json(value)
         except InputError as error:
             raise located(error, path=path, line=number) from error
         _check_unique(trace.id, ids, number, path)
         if split in ("", trace.split):
             yield trace
+    if header is None:
+        raise InputError("is empty", path=path, hint=f"the first line is {{'schema': '{FILE_SCHEMA}'}}")
+    counted = header.get("traces")
     if type(counted) is int and counted != len(ids):
         problem = f"holds {len(ids)} traces, and its header counts {counted}"
         raise InputError(problem, path=path, hint="make it again, or correct the number in its first line")
@@ -254,24 +259,6 @@ def check_keys(row: Mapping[str, Any], known: frozenset[str], hint: str | None =
             advice = [f"did you mean {near[0]!r}?"] if near else []
             advice += [hint] if hint else [] if near else [f"known keys: {', '.join(sorted(known))}"]
             raise InputError("unknown key", field=key, hint=" Or ".join(advice))
-
-
-def _rows(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """The header as (0, header), then every trace line as (line number, value)."""
-    first = True
-    for number, text in read_lines(path):
-        value = parse_json(text, path, number)
-        if first:
-            first = False
-            try:
-                _check_schema(_object(value, None).get("schema"), FILE_SCHEMA)
-            except InputError as error:
-                raise located(error, path=path, line=number) from error
-            yield 0, value
-        else:
-            yield number, value
-    if first:
-        raise InputError("is empty", path=path, hint=f"the first line is {{'schema': '{FILE_SCHEMA}'}}")
 
 
 def _check_schema(found: Any, expected: str) -> None:

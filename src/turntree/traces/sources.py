@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.run.jsonl import decode, parse_json, read_chunks, read_lines, write_lines
+from turntree.run.jsonl import decode, read_chunks, read_lines, write_lines
 from turntree.run.opening import members_of, most_unpacked, opened, parquet_rows, unpacks_too_far
-from turntree.traces.documents import document_info, document_rows
+from turntree.traces.documents import document_info, document_rows, parsed
 
 NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for
 _DOCUMENTS = (".json", ".traj")
@@ -79,10 +79,7 @@ def source_rows(path: str | Path) -> Iterator[SourceRow]:
     path = Path(path)
     if not _is_document(path):
         for number, text in read_lines(path):
-            try:
-                yield SourceRow(_object(parse_json(text)), line=number)
-            except InputError as error:
-                yield SourceRow(error, line=number)
+            yield SourceRow(_object(parsed(text)), line=number)
         return
     for (index, value), info in document_rows(path):
         try:
@@ -90,7 +87,7 @@ def source_rows(path: str | Path) -> Iterator[SourceRow]:
         except InputError as error:  # without it, no row has its prompt
             yield SourceRow(error, index=index)
             continue
-        yield SourceRow(value if isinstance(value, InputError) else _object(value), None, index, environment)
+        yield SourceRow(_object(value), None, index, environment)
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -199,25 +196,14 @@ def _is_document(path: Path) -> bool:
     head = b"".join(itertools.islice(read_chunks(path, _HEAD), 2)).removeprefix(b"\xef\xbb\xbf").lstrip()
     first, several, rest = head.partition(b"\n")
     if not name.endswith(_DOCUMENTS):
-        whole = first.strip() != b"{" and not (first.startswith(b"[") and not _is_json(first))
+        whole = first.strip() != b"{" and not (first.startswith(b"[") and isinstance(parsed(first), InputError))
         return bool(several and rest.strip()) and not whole
     if not several or not rest.strip():
         return bool(head)
-    try:
-        return not isinstance(parse_json(first), dict)
-    except InputError:
-        return True
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        parse_json(text)
-    except InputError:
-        return False
-    return True
+    return not isinstance(parsed(first), dict)
 
 
 def _object(value: Any) -> dict[str, Any] | InputError:
-    if isinstance(value, dict):
-        return cast("dict[str, Any]", value)
+    if isinstance(value, dict | InputError):
+        return cast("dict[str, Any] | InputError", value)
     return InputError(f"is {type(value).__name__}, not an object", hint="write one object a line")

@@ -26,7 +26,7 @@ from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.run.files import write_json, writing
 from turntree.run.folder import RunDirectory
-from turntree.run.identity import FREE, digest, file_digest, require_same
+from turntree.run.identity import FREE, file_digest, fingerprint, require_same
 from turntree.run.jsonl import read_bytes
 from turntree.train.config import CheckpointConfig
 
@@ -174,7 +174,7 @@ def resume(run: RunDirectory, config: CheckpointConfig) -> tuple[Checkpoints, in
 
 def _digest(held: dict[str, Any]) -> str:
     """Equality of JSON values, independent of the order and type of their keys."""
-    return digest(json.dumps(json.loads(json.dumps(held)), sort_keys=True).encode())
+    return fingerprint(json.loads(json.dumps(held)), 16)
 
 
 def _flush(path: Path) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,8 +38,6 @@ from turntree.train.optimizer import Optimizer
 from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.trainer import Trainer, joined
 from turntree.train.update import train_windows
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +210,6 @@ class _Group(ProcessGroup):
     def __init__(self, size: int) -> None:
         self.size = self.here = size
         self.mesh = init_device_mesh("cpu", (size,))
-
-    def scatter(self, items: Sequence[T] | None) -> T:
-        assert items is not None
-        return items[0]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,11 +73,6 @@ class TinkerWeights:
     def save(self, folder: Path) -> dict[str, str]:
         path = folder / STATE
         write_json(path, {"state": self.adapter.save(f"step-{self.steps}"), "steps": self.steps})
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
         return {STATE: file_digest(path)}
 
     def load(self, folder: Path) -> None:

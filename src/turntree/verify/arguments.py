@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import jsonschema
 from jsonschema.protocols import Validator
@@ -26,12 +26,13 @@ from referencing.jsonschema import DRAFT202012, specification_with
 from turntree.verify.strict import canonical_json
 from turntree.verify.workers import Workers
 
+T = TypeVar("T")
+
 SECONDS = 2.0
 _ENDLESS = ('"pattern":"', '"patternProperties":{', '"$ref":"', '"$dynamicRef":"', '"$recursiveRef":"')
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _workers = Workers("turntree.verify.arguments:answer")
 _NOTHING: dict[str, Any] = {}
-_by_declaration: dict[int, tuple[Any, ArgumentRules | BoundedRules]] = {}
 # keywords that `_fits` decides, and those that decide nothing
 _PLAIN = {"type", "properties", "required", "items", "enum", "additionalProperties"}
 _PLAIN |= {"default", "description", "title", "examples"}
@@ -169,16 +170,29 @@ def answer(question: list[str]) -> tuple[str, Any]:
         return "invalid", str(error)
 
 
+class Remembered(Generic[T]):
+    """What was made of the last few objects (a state is judged once per sample). They are known by their identity, and
+    are not changed in place."""
+
+    def __init__(self, count: int = 512) -> None:
+        self._count = count
+        self._known: dict[int, tuple[object, T]] = {}
+
+    def of(self, source: object, make: Callable[[], T]) -> T:
+        known = self._known.get(id(source))
+        if known is None or known[0] is not source:
+            if len(self._known) >= self._count:
+                self._known.clear()
+            known = self._known[id(source)] = (source, make())  # kept alive with its id
+        return known[1]
+
+
+_by_declaration: Remembered[ArgumentRules | BoundedRules] = Remembered(4096)
+
+
 def rules_of(parameters: Mapping[str, Any] | None) -> ArgumentRules | BoundedRules:
     """The rules of a tool's declared parameters (None: any object). Raises `SchemaUnusable`."""
-    seen = _by_declaration.get(id(parameters))
-    if seen is not None and seen[0] is parameters:
-        return seen[1]
-    rules = _rules(canonical_json(parameters or {"type": "object"}))
-    if len(_by_declaration) >= 4096:
-        _by_declaration.clear()
-    _by_declaration[id(parameters)] = (parameters, rules)  # kept alive with its id; it is not changed in place
-    return rules
+    return _by_declaration.of(parameters, lambda: _rules(canonical_json(parameters or {"type": "object"})))
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import posixpath
 import re
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -24,7 +23,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verify.arguments import SchemaUnusable, rules_of
+from turntree.verify.arguments import Remembered, SchemaUnusable, rules_of
 from turntree.verify.kinds import (
     COMMAND,
     FOLDER,
@@ -48,7 +47,7 @@ from turntree.verify.shell.commands import path
 from turntree.verify.shell.script import Script
 from turntree.verify.strict import canonical_json, unreadable
 from turntree.verify.texts import TERMINUS, Form, calls_in, form_of, plain
-from turntree.verify.tool_call import Remembered, Unjudgeable, declared
+from turntree.verify.tool_call import Unjudgeable, declared
 from turntree.verify.user import Chained, build_verifier
 
 Open = Literal["", "played", "any"]  # what may decide: nothing more, only the effects, or any other verifier
@@ -84,7 +83,6 @@ class _Gold:
 
     form: Form | None
     calls: tuple[Reading, ...] | None
-    names: Counter[str]
     folder: str | None
 
 
@@ -169,10 +167,7 @@ class Recommended(Chained):
             return 0.0, "a message instead of a call" if action.content.strip() else "an empty message", ""
         if len(calls) != len(gold.calls):
             return 0.0, "more calls" if len(calls) > len(gold.calls) else "fewer calls", ""
-        if len(calls) == 1:
-            if calls[0].name != gold.calls[0].call.name:
-                return 0.0, "another tool", ""
-        elif Counter(call.name for call in calls) != gold.names:
+        if sorted(call.name for call in calls) != sorted(shown.call.name for shown in gold.calls):
             return 0.0, "another tool", ""
         found = [self._read(call, state.tools, gold.folder) for call in calls]
         problem = invalid(calls, state.tools)
@@ -234,13 +229,13 @@ class Recommended(Chained):
                 raise Unjudgeable("it is empty")
             if form is not None:
                 raise Unjudgeable("its action cannot be read")
-            return _Gold(None, None, Counter(), None)
+            return _Gold(None, None, None)
         folder = folder_in(state.history) or None
         read = tuple(self._read(call, state.tools, folder) for call in calls)
         problem = invalid(calls, state.tools)
         if problem is not None:
             raise Unjudgeable(problem)
-        return _Gold(form, read, Counter(call.name for call in calls), folder)
+        return _Gold(form, read, folder)
 
     def _read(self, call: ToolCall, tools: tuple[dict[str, Any], ...], folder: str | None) -> Reading:
         """Raises `SchemaUnusable` for an invalid declaration, ValueError for a call that cannot be read."""

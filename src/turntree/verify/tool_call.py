@@ -8,38 +8,19 @@ no reward.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
-from turntree.verify.arguments import SchemaUnusable, rules_of
+from turntree.verify.arguments import Remembered, SchemaUnusable, rules_of
 from turntree.verify.strict import canonical_json, unreadable
-
-T = TypeVar("T")
 
 
 class Unjudgeable(Exception):
     """The demonstration itself cannot be compared with."""
-
-
-class Remembered(Generic[T]):
-    """A cache for the last few states, because a state is judged once per sample."""
-
-    def __init__(self, count: int = 512) -> None:
-        self._count = count
-        self._known: dict[int, tuple[TurnState, T]] = {}
-
-    def of(self, state: TurnState, make: Callable[[], T]) -> T:
-        known = self._known.get(id(state))
-        if known is None or known[0] is not state:
-            if len(self._known) >= self._count:
-                self._known.clear()
-            known = self._known[id(state)] = (state, make())
-        return known[1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 from turntree.core import seeds
 from turntree.core.errors import InputError
+from turntree.run.identity import fingerprint
 from turntree.run.jsonl import located
-from turntree.traces.formats.row import fingerprint
 from turntree.traces.sources import source_rows
 from turntree_worlds.sandboxes.limits import File, Files
 from turntree_worlds.sandboxes.sandbox import Sandbox

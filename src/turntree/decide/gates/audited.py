@@ -82,30 +82,27 @@ class GateMonitor:
     """
 
     def __init__(self) -> None:
-        self._audits: list[tuple[float, bool]] = []  # weight, zero variance
-        self._without_outcome = 0  # would-be cuts: those that were cut, and audited ones that faults censored
+        self.told: list[tuple[GateDecision, bool | None]] = []  # with the zero variance of each group
 
     def record(self, decision: GateDecision, zero_variance: bool | None) -> None:
         """`zero_variance` is None for groups without an outcome. Raises ValueError for a cut group that has one."""
         if decision.cut and zero_variance is not None:
             raise ValueError("a cut group is censored: it has no outcome")
-        if zero_variance is None:
-            self._without_outcome += decision.cut or decision.audited
-        elif decision.audited:
-            self._audits.append((1 / decision.audit_share, zero_variance))
+        self.told.append((decision, zero_variance))
 
     def precision(self) -> dict[str, Any] | None:
         """Of the groups that the gate would cut, the share without variance, with its 95% Wilson interval at the
         effective number of audits; None without audits."""
-        weights = [weight for weight, _ in self._audits]
-        if not weights:
+        would_be = [(one, zero) for one, zero in self.told if one.cut or one.audited]
+        audits = [(1 / one.audit_share, zero) for one, zero in would_be if zero is not None]
+        if not audits:
             return None
+        weights = [weight for weight, _ in audits]
         total = math.fsum(weights)
-        value = math.fsum(weight for weight, zero in self._audits if zero) / total
+        value = math.fsum(weight for weight, zero in audits if zero) / total
         effective = total**2 / math.fsum(weight**2 for weight in weights)
         low, high = wilson(value * effective, effective)
-        seen = {"audits": len(weights), "would_be_cuts": self._without_outcome + len(weights)}
-        return {"value": value, "low": low, "high": high, **seen}
+        return {"value": value, "low": low, "high": high, "audits": len(audits), "would_be_cuts": len(would_be)}
 
 
 @dataclass(frozen=True, kw_only=True)

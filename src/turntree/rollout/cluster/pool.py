@@ -25,7 +25,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Any
 
-from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.core.errors import ConfigError, InputError, TurntreeError, first_line
 from turntree.core.progress import notice
 from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.cluster.worker import Reply, Worker
@@ -161,9 +161,9 @@ class WorkerPool:
         try:
             return self._ray.get(waiting, timeout=_FETCH_SECONDS)
         except self._ray.exceptions.RayTaskError as error:  # its result could not be sent
-            return {"error": TurntreeError(f"a worker failed: {_first_line(error)}")}
+            return {"error": TurntreeError(f"a worker failed: {first_line(error)}")}
         except self._ray.exceptions.RayError as error:
-            raise _WorkerLost(_first_line(error)) from error
+            raise _WorkerLost(first_line(error)) from error
 
     def _no_room(self) -> ConfigError:
         has, config = self._ray.available_resources(), self.config
@@ -237,7 +237,7 @@ def _connect(ray: Any, config: WorkersConfig) -> bool:
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, ImportError, TimeoutError) as error:
         hint = "start one with `ray start --head`, or use --cluster local"
-        raise InputError(f"{address!r}: {_first_line(error)}", field="cluster.address", hint=hint) from error
+        raise InputError(f"{address!r}: {first_line(error)}", field="cluster.address", hint=hint) from error
     return True
 
 
@@ -246,8 +246,3 @@ def _places(ray: Any) -> list[str]:
     folder of its own."""
     brought = ray.get_runtime_context().runtime_env.get("working_dir")
     return [] if brought else [os.getcwd(), *(place for place in sys.path if place)]
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -287,12 +285,6 @@ def reasoning_in(said: Mapping[str, Any], ignored: Counter[str]) -> dict[str, st
             ignored[key] += 1
     text = said.get("reasoning_content")
     return {"reasoning_content": text} if isinstance(text, str) and text else {}
-
-
-def fingerprint(value: Any) -> str:
-    """A short name for JSON content: equal values, equal names."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def acts_in(content: Any) -> dict[str, Any]:
