@@ -112,9 +112,8 @@ def _conversations(calls: Iterable[Call]) -> Iterator[ChatRow]:
 
 def _name(message: Any) -> str:
     """Equal messages, equal names, however nothing is written."""
-    if isinstance(message, InputError) or not isinstance(message, dict):
-        return fingerprint(str(message))
-    return fingerprint({key: value for key, value in cast("dict[str, Any]", message).items() if value})
+    said = cast("dict[str, Any]", message).items() if isinstance(message, dict) else None
+    return fingerprint(str(message) if said is None else {key: value for key, value in said if value})
 
 
 def from_text(value: Any) -> Any:

@@ -130,7 +130,7 @@ class HFEngine(LocalEngine):
         """Prefill a pool and begin to decode its requests, given in order of `pool.requests`. The first request of a
         row's longest prompt pays for its prefill; all others reuse."""
         started = time.perf_counter()
-        cache, logits_PV = prefill(self._model, pool, room=_ROOM, max_tokens=self.config.max_prefill_tokens)
+        cache, logits_PV = prefill(self.model, pool, room=_ROOM, max_tokens=self.config.max_prefill_tokens)
         block = pool.block or RowBlock(cache)
         after = iter(logits_PV)
         prefixes: list[Prefix] = []

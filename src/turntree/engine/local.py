@@ -34,7 +34,8 @@ class LocalEngine(ABC):
         """`positions` are those of the model, of which the configuration may allow fewer."""
         self.config, self.stop_ids = config, frozenset(stop_ids)
         self._positions, self.max_context = positions, min(config.max_context or positions, positions)
-        self._model, self._version = model, 0
+        self.model = model  # a trainer of the same object computes the same log-probabilities
+        self.policy_version = 0
         self._vocabulary: int = model.config.get_text_config().vocab_size
         self._weights = 0  # the stamp of those that computed what is held
         self._tickets = 0
@@ -45,18 +46,9 @@ class LocalEngine(ABC):
         """Raise `InputError` where sampling differs from plain calls; `how` says how rows are computed. A probe is
         longer than a small `max_context`, so it may take all positions of the model."""
         bounded, self.max_context = self.max_context, self._positions
-        with _evaluating(self._model):
-            check_generation(self._model, self.generate, how=how)
+        with _evaluating(self.model):
+            check_generation(self.model, self.generate, how=how)
         self.max_context = bounded
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """The model that it samples from. A trainer of the same object computes the same log-probabilities."""
-        return self._model
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
 
     @property
     def in_flight(self) -> int:
@@ -67,7 +59,7 @@ class LocalEngine(ABC):
         if model is not self.model:
             raise ConfigError("is not the model that the engine samples from", field="model", hint="train that one")
         self.clear_cache()
-        self._version = policy_version
+        self.policy_version = policy_version
 
     def clear_cache(self) -> None:
         """Raises `TurntreeError` while requests are in flight."""
@@ -152,14 +144,14 @@ class LocalEngine(ABC):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Every model call is inside this context. An error ends everything in flight, so no state is half done."""
-        trained = (p for p in self._model.parameters() if p.requires_grad and not p.is_inference())
+        trained = (p for p in self.model.parameters() if p.requires_grad and not p.is_inference())
         weights = sum(p._version for p in trained)  # changes with every step
         if self._holds and weights != self._weights:
             self._abandon()
             raise TurntreeError("the weights changed behind the engine; call update_weights after an update")
         self._weights = weights
         try:
-            with _evaluating(self._model), torch.inference_mode():
+            with _evaluating(self.model), torch.inference_mode():
                 yield
         except BaseException:
             self._abandon()
@@ -182,7 +174,7 @@ class LocalEngine(ABC):
             logprobs=tuple(logprobs),
             entropies=tuple(entropies),
             finish="stop" if tokens[-1] in self.stop_ids else "text" if by_text else "length",
-            policy_version=self._version,
+            policy_version=self.policy_version,
             cost=cost,
         )
 

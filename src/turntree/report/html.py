@@ -159,9 +159,6 @@ def _branching(arms: Sequence[Arm]) -> dict[str, Any]:
     logged = [row["branching"] for row in iterations]
     names = ("leaves", "starts", "refills", "forks", "calls_fresh", "calls_chain", "tokens_fresh", "tokens_chain")
     totals: dict[str, Any] = {name: sum(row[name] for row in logged) for name in names}
-    for name in ("correlation_within_starts", "effective_leaves"):
-        known = [row[name] for row in logged if row.get(name) is not None]
-        totals[name] = sum(known) / len(known) if known else None
     for unit in ("calls", "tokens"):
         made, one_by_one = totals[f"{unit}_fresh"], totals[f"{unit}_chain"]
         totals[f"{unit}_saving"] = 1 - made / one_by_one if one_by_one else None

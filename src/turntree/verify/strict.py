@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
@@ -12,12 +11,8 @@ from turntree.core.verdict import Verdict
 
 MALFORMED = "(arguments that are not JSON)"
 """The key under which a call keeps arguments that could not be read; no tool declares it."""
-_encoded = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
-
-
-def canonical_json(value: Any) -> str:
-    """JSON text that is equal for equal JSON values: keys sorted, nothing else changed (1, 1.0 and true differ)."""
-    return _encoded(value)
+canonical_json = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
+"""JSON text that is equal for equal JSON values: keys sorted, nothing else changed (1, 1.0 and true differ)."""
 
 
 def unreadable(state: TurnState, action: Message) -> Verdict | None:
