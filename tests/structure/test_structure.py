@@ -72,3 +72,12 @@ def test_nothing_of_the_library_but_the_experiments_names_a_world():
         if path.relative_to(REPOSITORY / "src" / "turntree").parts[0] != "experiments":
             constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
             assert not constants & worlds, path
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "Makefile", ".ci/run"])
+def test_files_that_the_tools_are_told_of_exist(name):
+    text = (REPOSITORY / name).read_text()
+    named = re.findall(r"\b((?:src|tests|benchmarks|recipes|studies)/[\w/.-]+)(?:::(\w+))?", text)
+    files = {path: (REPOSITORY / path) for path, _ in named}
+    assert [path for path, file in files.items() if not file.exists()] == []
+    assert [test for path, test in named if test and f"def {test}(" not in files[path].read_text()] == []
