@@ -42,7 +42,7 @@ for number in range(GROUPS):
         rows = torch.cat([rows, sampler(input_ids=rows).logits[:, -1].float().softmax(-1).multinomial(1)], 1)
     for ids in rows[:, TOKENS:].tolist():
         with chosen(sampler) as found:
-            logprobs = score(sampler, prompt, ids)
+            logprobs, _ = score(sampler, prompt, ids)
         routes = as_told(sampler, by_token(sampler, found)[:-1])
         told = Completion(token_ids=ids, logprobs=logprobs, entropies=logprobs, finish="length", routes=routes)
         tree.stop(tree.add_completion(root, told, Message("assistant", "")).id, StopReason.COMPLETED)
