@@ -29,10 +29,9 @@ Hook = Callable[[str, dict[str, Any]], int | str | None]
 
 
 class FakeVllm:
-    """`stale`: its cache is never reset. `busy`: it keeps its cache, and says so. `away`: it
-    answers no GET. `tied_head`: whole weights reach
-    everything but a tied head, unless the file names it. `raw`: log-probabilities are those before the temperature.
-    `routed`: it says which experts computed the tokens. `asked` are all requests by path."""
+    """`stale`: its cache is never reset. `busy`: it says that it was not. `away`: it answers no GET. `raw`:
+    log-probabilities are those before the temperature. `routed`: it says which experts computed the tokens. `asked` are
+    all requests by path. Whole weights reach everything but a tied head, unless the file names it."""
 
     def __init__(self, model: PreTrainedModel, *, boot: str = "1", max_context: int = 4096) -> None:
         self.model, self.boot, self.max_context = model, boot, max_context
@@ -44,6 +43,12 @@ class FakeVllm:
         self._head = model.get_output_embeddings().weight.detach().clone()
         self._kept: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}  # logits behind a prompt, as if from a cache
         self._lock = threading.Lock()
+
+    def start_with(self, weights: dict[str, torch.Tensor]) -> None:
+        """Its weights, and nothing computed, as if it had been started with them."""
+        self.model.load_state_dict(weights)
+        self._head = self.model.get_output_embeddings().weight.detach().clone()
+        self._kept.clear()
 
     def of(self, path: str) -> list[dict[str, Any]]:
         """The bodies of the requests to a path."""
@@ -97,14 +102,7 @@ class FakeVllm:
         stop = ids[-1] in body.get("stop_token_ids", ())
         names = [f"token_id:{token}" for token in ids]
         reported = {"tokens": names, "token_logprobs": logprobs, "top_logprobs": tops}
-        given = self._given(body) if "prompt_logprobs" in body else None
-        choice = {
-            "prompt_logprobs": given,
-            "index": 0,
-            "text": "",
-            "logprobs": reported,
-            "finish_reason": "stop" if stop else "length",
-        }
+        choice = {"index": 0, "text": "", "logprobs": reported, "finish_reason": "stop" if stop else "length"}
         if self.routed:
             choice["routed_experts"] = as_vllm(by_token(self.model, found))
         usage = {"prompt_tokens_details": {"cached_tokens": 0}}

@@ -449,8 +449,7 @@ def test_a_server_that_was_started_again_gets_its_weights_from_a_worker(adapter)
         if adapter:
             fake.adapters.clear()
         else:
-            fake.model.load_state_dict(tiny_model().state_dict())
-            fake._head = fake.model.get_output_embeddings().weight.detach().clone()
+            fake.start_with(tiny_model().state_dict())
         (found,) = worker.generate([request()])
         assert found.logprobs == pytest.approx(expected(policy, found), abs=1e-4)
 
@@ -474,9 +473,7 @@ def test_workers_that_find_the_same_server_without_its_weights_do_not_end_each_o
     policy, fake = tiny_model(), FakeVllm(tiny_model())
     with following(fake, policy) as (engine, worker):
         engine.update_weights(stirred(policy), 1)
-        fake.model.load_state_dict(tiny_model().state_dict())
-        fake._head = fake.model.get_output_embeddings().weight.detach().clone()
-        fake._kept.clear()
+        fake.start_with(tiny_model().state_dict())
         fake.busy = True
         worker.update_weights(engine.served(), 1)
         assert worker.generate([request()])[0].logprobs == engine.generate([request()])[0].logprobs
