@@ -409,7 +409,7 @@ class VllmEngine(VllmServers):
 
     def _context_of(self, server: VllmServer) -> int:
         try:
-            longest = self._run(server.meet()).result()
+            longest = self._run(server.meet()).result() or self._policy.config.get_text_config().max_position_embeddings
         except InputError:
             raise
         except Exception as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import secrets
 import time
@@ -20,6 +19,7 @@ from turntree.gateway.calls import Lineage, Session
 from turntree.gateway.config import Refused, Reward, ServingConfig
 from turntree.gateway.sampling import EngineDriver, LiveSession, Sampler
 from turntree.gateway.store import SCHEMA, Head, SessionStore, call_to_json
+from turntree.run import identity
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _REMEMBERED = 4096  # sessions that ended
@@ -194,4 +194,4 @@ class Sessions:
 
 
 def digest(key: str) -> str:
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=32).hexdigest()
+    return identity.digest(key.encode("utf-8", "surrogatepass"), 32)

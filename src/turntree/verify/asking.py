@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import THOUGHT, Message, answer_text, whole_characters
 from turntree.core.protocols import TurnVerifier
+from turntree.run import identity
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -171,7 +171,7 @@ def quoted(value: Any) -> str:
 
 def digest(text: str, size: int = 4) -> str:
     """A digest; by default a short one, for names."""
-    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=size).hexdigest()
+    return identity.digest(text.encode(errors="surrogatepass"), size)
 
 
 def client_of(url: str, *, timeout: float = _TIMEOUT, field: str = "verifier") -> OpenAI:
