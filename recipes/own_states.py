@@ -20,11 +20,14 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-important     ... by variance times importance
   own-kept          ... half of the weight with pivots of earlier searches
   own-balanced      own states with the defaults of today: kept, balanced, no importance
-  own-lean          ... with half of the updates, and of the games and states of a search
+  own-lean          ... with the updates, games and states of LEAN: half of those of hard games, in every world
+  own-shared        own-balanced, a step's states eight to an episode, whose beginning is prefilled and trained on once
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
   own-grpo          own-balanced, and from there half of grpo's iterations
+  lean-grpo         own-lean, and from there three quarters of them: together grpo's decoded tokens at hard games
+  shared-grpo       own-shared, and from there three quarters of them: together grpo's whole bill at hard games
   judged            ... with verdicts on the turns that the episodes took
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
@@ -60,7 +63,7 @@ BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
     "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept", "own-balanced",
-    "own-lean", "own-outcome", "grpo", "grpo-long", "judged", "own-grpo",
+    "own-lean", "own-shared", "own-outcome", "grpo", "grpo-long", "judged", "own-grpo", "lean-grpo", "shared-grpo",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -77,14 +80,20 @@ COMPARED = (
     ("balanced", BASE), ("balanced", "sft"), ("own-balanced", BASE), ("own-balanced", "sft"), ("own-balanced", "own"),
     ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("balanced", "grpo"), ("own-balanced", "grpo"),
     ("grpo", BASE), ("own-lean", BASE), ("own-lean", "sft"), ("own-lean", "own-balanced"), ("own-lean", "grpo"),
-    ("own-grpo", BASE), ("own-grpo", "own-balanced"), ("own-grpo", "grpo"),
+    ("own-grpo", BASE), ("own-grpo", "own-balanced"), ("own-grpo", "grpo"), ("lean-grpo", BASE), ("lean-grpo", "sft"),
+    ("lean-grpo", "own-lean"), ("lean-grpo", "grpo"), ("lean-grpo", "own-grpo"),
+    ("own-shared", BASE), ("own-shared", "sft"), ("own-shared", "own-balanced"), ("own-shared", "grpo"),
+    ("shared-grpo", BASE), ("shared-grpo", "sft"), ("shared-grpo", "own-shared"), ("shared-grpo", "grpo"),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
     "own-kept": "both", "own-outcome": "variance",
 }  # fmt: skip
-CONTINUED = {"own-grpo": "own-balanced"}  # arms that start from another's policy
-BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean")  # by the defaults of `select`
+CONTINUED = {  # after an arm, a share of the iterations
+    "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4), "shared-grpo": ("own-shared", 3 / 4),
+}  # fmt: skip
+LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
+BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "own-shared")  # by the defaults of `select`
 
 
 @dataclass(frozen=True)
@@ -147,6 +156,7 @@ class World:
     verifier: str = "household"
     fresh: bool = True  # every seed has training tasks of its own
     difficulty: str = "easy"  # of generated games
+    lean: Mapping[str, int] = field(default_factory=lambda: LEAN)  # of the arm `own-lean`
 
     def demonstrated(self, seed: int, slips: float) -> tuple[str, ...]:
         """Every seed has training games of its own."""
@@ -290,7 +300,7 @@ class Recipe:
         if arm == BASE:
             return None
         if arm in CONTINUED:
-            return self.model(arm, seed, self.whole(arm, seed), start=self.trained(CONTINUED[arm], seed))
+            return self.model(arm, seed, self.whole(arm, seed), start=self.trained(CONTINUED[arm][0], seed))
         if arm in ("grpo", "grpo-long", "judged"):
             return self.model(arm, seed, self.whole(arm, seed))
         traces = self.traces(seed, clean="clean" in arm)
@@ -351,8 +361,7 @@ class Recipe:
     def own(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
         if arm == "own-lean":
-            whole = {key: getattr(options, key) for key in ("steps", "refresh", "tasks", "own_candidates")}
-            options = replace(options, **{key: value // 2 or value for key, value in whole.items()})
+            options = replace(options, **world.lean)
         command = self.reinforced("--states", "own", *world.played, options=options) + world.own(seed)
         if arm == "own-outcome":
             command += words("--verifier", "outcome", "--set", f"verifier.forks={options.outcome_forks}")
@@ -369,15 +378,17 @@ class Recipe:
             chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
-        if arm in ("own-kept", "own-balanced", "own-lean"):
+        if arm in ("own-kept", "own-balanced", "own-lean", "own-shared"):
             chosen |= {"keep": 0.5}
+        if arm == "own-shared":
+            command += words("--set", "train.per_trace=8")
         return command + _set("own", chosen)
 
     def whole(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
         iterations = options.iterations * 4 if arm == "grpo-long" else options.iterations
-        iterations = iterations // 2 if arm in CONTINUED else iterations
+        iterations = round(iterations * CONTINUED[arm][1]) if arm in CONTINUED else iterations
         command += words("--iterations", iterations, "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.online_rate, "--kl", options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
@@ -413,6 +424,7 @@ def _set(section: str, values: Mapping[str, Any]) -> tuple[str, ...]:
 
 KEYS = ("sampled", "greedy")
 Played = Mapping[int, Mapping[str, Path]]  # the evaluations of an arm by seed and part
+BILLED = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens")
 NEEDED = {
     **dict.fromkeys(("expert", "capped", "strict", "filter", "balanced"), ("profile",)),
     **dict.fromkeys(("clean", "balanced-clean"), ("clean-profile",)),
@@ -481,7 +493,7 @@ def _names(seeds: Iterable[int]) -> str:
 
 def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
     """Of making the policy, its profile and forks included (not the traces): the mean over the seeds."""
-    rows = ["| arm | turns | decoded tokens | seconds of a processor |", "|---" * 4 + "|"]
+    rows = ["| arm | turns | decoded tokens | prefilled | trained | seconds of a processor |", "|---" * 6 + "|"]
     for arm, runs in arms.items():
         bills = [_bill(folder, arm, seed) for seed in runs if arm != BASE]
         cells = [f"{fmean(column):,.0f}" for column in zip(*bills, strict=True)]
@@ -492,13 +504,13 @@ def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
 def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
     """Random turns need no profile. Seconds are those of the stages' records: a stage that was killed and went on has
     those of its last attempt, and nan where it was killed after its result was written."""
-    before = _bill(folder, CONTINUED[arm], seed) if arm in CONTINUED else (0.0, 0.0, 0.0)
+    before = _bill(folder, CONTINUED[arm][0], seed) if arm in CONTINUED else (0.0,) * (len(BILLED) + 1)
     bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
     for name in NEEDED.get(arm, ()):
         header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")
         bills.append((header["importance"] if name == "weighed" else header["summary"])["cost"])
     records = [read_json(folder / "stages" / f"{name}.{seed}.json") for name in (arm, *NEEDED.get(arm, ()))]
-    counts = (sum(bill[key] for bill in bills) for key in ("turns", "decoded_tokens"))
+    counts = (float(sum(bill.get(key) or 0 for bill in bills)) for key in BILLED)
     spent = (*counts, sum(record.get("cpu_seconds", math.nan) for record in records))
     return tuple(one + other for one, other in zip(before, spent, strict=True))
 
@@ -511,7 +523,10 @@ def world_of(given: argparse.Namespace) -> World:
     else:
         generated = World(settings=DIFFICULT[given.difficulty], difficulty=given.difficulty)
         world = Questions() if given.world == "questions" else generated
-    return replace(world, settings=replace(world.settings, **SMOKE)) if given.smoke else world
+    if not given.smoke:
+        return world
+    lean = {key: int(SMOKE.get(key, value)) for key, value in LEAN.items()}
+    return replace(world, settings=replace(world.settings, **SMOKE), lean=lean)
 
 
 def main() -> None:

@@ -22,10 +22,10 @@ def add_completion(tree: RolloutTree, parent: int, token_ids: tuple[int, ...]) -
     return tree.add(parent, NodeKind.COMPLETION, token_ids, logprobs=zeros, entropies=zeros).id
 
 
-def one_turn(draw: random.Random, actions: int = 6) -> RolloutTree:
+def one_turn(draw: random.Random, actions: int = 6, prompt: tuple[int, ...] = ()) -> RolloutTree:
     """One state, short actions: equal ones, and ones that begin alike."""
     tree = RolloutTree("one turn")
-    root = tree.add(None, NodeKind.PROMPT, ids(draw, 2, 6)).id
+    root = tree.add(None, NodeKind.PROMPT, prompt or ids(draw, 2, 6)).id
     said = [ids(draw, 1, 4) for _ in range(actions - 2)]
     for token_ids in (*said, said[0], said[1][:1] + ids(draw, 1, 3)):
         add_completion(tree, root, token_ids)
@@ -74,8 +74,10 @@ def score(draw: random.Random, tree: RolloutTree, *, censor: bool = True) -> Rew
 
 
 def scored_trees(draw: random.Random) -> tuple[list[RolloutTree], list[Rewards]]:
-    """One tree of each shape, and one whose leaves all have the same reward."""
-    trees = [one_turn(draw), episodes(draw), expert_trace(draw), one_turn(draw, actions=4)]
+    """One tree of each shape, a second state of the first one's trace, and a tree whose leaves have equal rewards."""
+    first = one_turn(draw)
+    later = one_turn(draw, prompt=first[0].token_ids + ids(draw, 2, 4))
+    trees = [first, later, episodes(draw), expert_trace(draw), one_turn(draw, actions=4)]
     rewards = [score(draw, tree) for tree in trees]
     rewards[-1] = Rewards({leaf: Verdict(1.0 if v.reward is not None else None, "equal")
                            for leaf, v in rewards[-1].verdicts.items()})  # fmt: skip

@@ -40,11 +40,15 @@ def some_batches(model, seed: int, max_tokens: int) -> list[PackedBatch]:
 
 def fork(prompt: int, actions: int, length: int, *, trees: int = 1) -> PackedBatch:
     """States of `prompt` tokens with `actions` different answers each."""
-    tree = RolloutTree("fork")
-    root = tree.add(None, NodeKind.PROMPT, tuple(k % 20 for k in range(prompt))).id
-    leaves = [add_completion(tree, root, tuple((i + 1) * (k + 1) % 23 for k in range(length))) for i in range(actions)]
-    credit = Credit({leaf: NodeCredit(1.0, 0.0, 1.0) for leaf in leaves}, actions * length, actions, False)
-    (batch,) = pack([tree] * trees, [credit] * trees, max_tokens=trees * (prompt + actions * length))
+    made = []
+    for number in range(trees):
+        tree = RolloutTree("fork")
+        root = tree.add(None, NodeKind.PROMPT, tuple((number + k) % 20 for k in range(prompt))).id
+        said = [tuple((i + 1) * (k + 1) % 23 for k in range(length)) for i in range(actions)]
+        leaves = [add_completion(tree, root, words) for words in said]
+        credit = Credit({leaf: NodeCredit(1.0, 0.0, 1.0) for leaf in leaves}, actions * length, actions, False)
+        made.append((tree, credit))
+    (batch,) = pack(*zip(*made, strict=True), max_tokens=trees * (prompt + actions * length))
     return batch
 
 

@@ -113,7 +113,7 @@ def test_an_update(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     there, here = on_both(update)
     assert there[0]["grad_norm"] > 0 and there[1]["kl"] > 0
     for found, expected in zip(there, here, strict=True):
-        assert found == pytest.approx(expected, rel=2e-2 if setting == "bfloat16" else 1e-3, abs=1e-6)
+        assert found == pytest.approx(expected, rel=3e-2 if setting == "bfloat16" else 1e-3, abs=1e-6)
 
 
 def test_imitation() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import astuple
+from typing import Any
 
 import pytest
 import torch
-from random_trees import add_completion, scored_trees
+from hypothesis import given
+from hypothesis import strategies as st
+from random_trees import add_completion, ids, scored_trees
 
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
@@ -14,6 +19,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.credit import CreditRule
 from turntree.pack.packing import PackedBatch, PackingStats, flat_batches, pack
+from turntree.pack.slots import Segment, merged, tree_segment
 
 
 def group(prompt: tuple[int, ...], *actions: tuple[int, ...], task_id: str = "task") -> tuple[RolloutTree, Credit]:
@@ -128,8 +134,8 @@ def test_rho_is_flat_over_unique_tokens() -> None:
 
 
 def test_small_trees_share_a_row_up_to_the_longest_and_never_see_each_other() -> None:
-    large, small = group((1,) * 8, (5,), (6,)), group((1,) * 3, (5,), (6,))  # 10 and 5 slots
-    shared = only(pack(*zip(large, small, small, strict=True), max_tokens=20))
+    sizes = [group((number,) * n, (5,), (6,)) for number, n in enumerate((8, 3, 3))]  # 10, 5 and 5 slots
+    shared = only(pack(*zip(*sizes, strict=True), max_tokens=20))
     assert shared.tokens_BL.shape == (2, 10)
     assert shared.stats.padding == 0
     mask = shared.attention_mask()[1, 0]
@@ -138,16 +144,63 @@ def test_small_trees_share_a_row_up_to_the_longest_and_never_see_each_other() ->
 
 
 def test_a_tree_that_fits_in_no_row_and_no_budget_opens_the_next_batch() -> None:
-    sizes = [group((1,) * n, (5,), (6,)) for n in (8, 4, 3)]  # 10, 6 and 5 slots
+    sizes = [group((n,) * n, (5,), (6,)) for n in (8, 4, 3)]  # 10, 6 and 5 slots
     first, second = pack(*zip(*sizes, strict=True), max_tokens=20)
     assert first.tokens_BL.shape == (2, 10) and second.tokens_BL.shape == (1, 5)
     assert first.tree_A.tolist() == [0, 0, 1, 1] and second.tree_A.tolist() == [2, 2]
 
 
+def test_states_of_one_trace_are_one_tree_and_keep_their_own_credit() -> None:
+    early, late = group((1, 2), (5,), (6,), task_id="early"), group((1, 2, 5, 3), (5,), (7,), task_id="late")
+    batch = only(pack(*zip(early, late, strict=True), max_tokens=99))
+    #                                 slot:   0  1  2  3  4  5  6
+    assert batch.tokens_BL.tolist() == [[1, 2, 5, 3, 5, 7, 6]]
+    assert batch.predecessor_S.tolist() == [1, 3, 3, 1]
+    trained = zip(batch.tree_A.tolist(), batch.target_S[batch.slot_T].tolist(), strict=True)
+    assert sorted(trained) == [(0, 5), (0, 6), (1, 5), (1, 7)]
+    assert (batch.stats.trees, batch.stats.rollouts, batch.stats.rollout_tokens) == (2, 4, 4)
+    assert (batch.stats.unique_tokens, batch.stats.flat_tokens) == (7, 16)
+
+
+def test_trees_with_little_in_common_or_above_the_budget_together_stay_apart() -> None:
+    little = [group((1, *(n,) * 9), (5,), (6,)) for n in (2, 3)]  # one token of twelve
+    assert only(pack(*zip(*little, strict=True), max_tokens=99)).stats.unique_tokens == 24
+    much = [group((1,) * 9 + (n,), (5,), (6,)) for n in (2, 3)]  # 12 slots each, 15 together
+    assert only(pack(*zip(*much, strict=True), max_tokens=15)).stats.unique_tokens == 15
+    assert sum(batch.stats.unique_tokens for batch in pack(*zip(*much, strict=True), max_tokens=14)) == 24
+
+
+@given(seed=st.integers(0, 10_000), most=st.integers(8, 90))
+def test_merged_trees_hold_every_term_once_on_its_own_path(seed: int, most: int) -> None:
+    draw = random.Random(seed)
+    shown = ids(draw, 6, 12)  # a trace; its states are the groups
+    made = [group(shown[: draw.randint(1, 12)], *(ids(draw, 1, 3) for _ in range(3))) for _ in range(5)]
+    apart = [segment for n, (tree, credit) in enumerate(made) if (segment := tree_segment(tree, credit, n))]
+    together = merged(apart, most)
+    assert sorted(itertools.chain(*map(terms, together))) == sorted(itertools.chain(*map(terms, apart)))
+    assert all(len(one) <= most for one in together if len(one.shares) > 1)
+    assert sum(map(len, together)) <= sum(map(len, apart))
+    assert sum(one.flat_tokens for one in together) == sum(one.flat_tokens for one in apart)
+    assert sorted(share for one in together for share in one.shares) == [(n, 1.0) for n in range(5)]
+
+
+def terms(segment: Segment) -> list[tuple[Any, ...]]:
+    """Every term: its tree, the tokens of its path, its credit."""
+    found = []
+    for action in segment.actions:
+        for slot in action.slots:
+            path, at = [], slot
+            while at >= 0:
+                path.append(segment.tokens[at])
+                at = segment.predecessors[at]
+            found.append((action.tree, tuple(path), astuple(action.credit)))
+    return found
+
+
 def test_padding_attends_to_itself_alone() -> None:
-    sizes = [group((1,) * n, (5,), (6,)) for n in (8, 4)]
+    sizes = [group((n,) * n, (5,), (6,)) for n in (8, 4)]
     batch = only(pack(*zip(*sizes, strict=True), max_tokens=99))
-    assert batch.tokens_BL[1].tolist() == [1, 1, 1, 1, 5, 6, 0, 0, 0, 0]
+    assert batch.tokens_BL[1].tolist() == [4, 4, 4, 4, 5, 6, 0, 0, 0, 0]
     padding = batch.attention_mask()[1, 0, 6:]
     assert padding.sum(-1).tolist() == [1, 1, 1, 1] and padding[:, 6:].diagonal().all()
 

@@ -275,6 +275,8 @@ def _scores(model, batch: PackedBatch) -> torch.Tensor:
 def test_update_step_takes_the_same_three_steps_as_adamw_on_flat_rows() -> None:
     case = CASES[0]
     ours, reference, trees, rewards, credits = setting("qwen3", case, 3, torch.float64)
+    normalise_in_double(ours)
+    normalise_in_double(reference)
     theirs = copy.deepcopy(ours)
     optimizer = Optimizer(ours.parameters(), OptimizerConfig(learning_rate=1e-3, max_grad_norm=0.5))
     stock = torch.optim.AdamW(theirs.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)

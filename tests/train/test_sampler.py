@@ -1,6 +1,7 @@
 """Which pivots are drawn: seeded epochs, weights, and what a checkpoint holds."""
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -74,3 +75,32 @@ def test_earlier_pivots_keep_their_share_of_the_draws_and_their_proportions() ->
     drawn = [index for step in range(3000) for index in pivots.draw(1, step)]
     shares = [drawn.count(index) / len(drawn) for index in range(5)]
     assert shares == pytest.approx([1 / 6, 1 / 3, 0, 1 / 8, 3 / 8], abs=0.03)
+
+
+TRACES = ["a", "a", "a", "b", "b", "c", "c", "c", "c", "c"]
+
+
+def test_a_step_draws_so_many_states_in_each_of_few_traces() -> None:
+    sampler = PivotSampler([1.0] * 10, 0, TRACES, per_trace=2)
+    for step in range(50):
+        drawn = sampler.draw(4, step)
+        counts = Counter(TRACES[index] for index in drawn)
+        assert len(set(drawn)) == 4 and sorted(counts.values()) == [2, 2]
+
+
+def test_in_company_every_state_is_drawn_as_often_as_its_weight_says() -> None:
+    weights = [1.0, 2.0, 1.0, 2.0, 1.0, 3.0] * 10
+    sampler = PivotSampler(weights, 0, [str(index // 6) for index in range(60)], per_trace=2)
+    drawn = Counter(index for step in range(12_000) for index in sampler.draw(2, step))
+    shares = [sum(drawn[index] for index in range(60) if weights[index] == weight) for weight in (1.0, 2.0, 3.0)]
+    alone = [30 * 1.0, 20 * 2.0, 10 * 3.0]
+    # two of six distinct states of a trace: the heaviest are drawn a little less often than alone
+    assert [share / sum(shares) for share in shares] == pytest.approx([each / sum(alone) for each in alone], abs=0.04)
+    of_traces = Counter(index // 6 for index in drawn.elements())
+    assert max(of_traces.values()) / min(of_traces.values()) < 1.15
+
+
+@given(st.integers(1, 25), st.integers(1, 7), st.integers(0, 99))
+def test_every_state_comes_before_any_comes_again(count: int, per_trace: int, step: int) -> None:
+    drawn = Counter(PivotSampler([1.0, 2.0] * 5, 0, TRACES, per_trace=per_trace).draw(count, step))
+    assert drawn.total() == count and max(drawn.values()) == -(-count // 10)

@@ -27,7 +27,7 @@ NO_KL = LossConfig(kl_coefficient=0.0)
 def group(rewards: list[float], first: int = 5) -> tuple[RolloutTree, Rewards]:
     """One state, single-token actions first, first + 1, ... with the given rewards."""
     tree = RolloutTree("state")
-    root = tree.add(None, NodeKind.PROMPT, (1, 2, 3)).id
+    root = tree.add(None, NodeKind.PROMPT, (first, 2, 3)).id
     leaves = [add_completion(tree, root, (first + i,)) for i in range(len(rewards))]
     for leaf in leaves:
         tree.stop(leaf, StopReason.COMPLETED)

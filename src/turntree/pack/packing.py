@@ -28,7 +28,7 @@ from turntree.core.cost import Additive
 from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import RolloutTree
-from turntree.pack.slots import Action, Segment, cut, longest_path, path_segments, tree_segment
+from turntree.pack.slots import Action, Segment, cut, longest_path, merged, path_segments, tree_segment
 
 Row = list[Segment]
 
@@ -99,9 +99,10 @@ def pack(
 ) -> list[PackedBatch]:
     """Batches of at most `max_tokens` slots (padding included) that hold every trained tree exactly once.
 
-    Rows are filled first-fit in order of falling size: a tree has a row of its own unless it fits behind another in
-    the length of the batch's longest tree. A tree above the budget is cut (`pack.slots.cut`): its ancestors are
-    computed in every part, its terms counted in one. Raises `InputError` where one path alone is above the budget.
+    Trees that begin alike are merged (`pack.slots.merged`): what they share is computed once. Rows are filled first-fit
+    in order of falling size: a tree has a row of its own unless it fits behind another in the length of the batch's
+    longest. A tree above the budget is cut (`pack.slots.cut`): its ancestors are computed in every part, its terms
+    counted in one. Raises `InputError` where one path alone is above the budget.
 
     Without `shared` the same objective has one row per rollout and plain causal attention, for models that cannot
     compute a tree, and as the baseline of every speed-up.
@@ -122,6 +123,9 @@ def pack_ranks(
     together: blank ones fill up, which add zero to every sum. No batches where nothing is trained."""
     segments = _segments(trees, credits, shared)
     found = [segment for of_tree in segments for segment in of_tree]
+    cut_trees = sum(len(segment) > max_tokens for segment in found)
+    if shared:  # no longer than a rank's share of the work
+        found = merged(found, min(max_tokens, -(-sum(map(len, found)) // ranks)))
     dealt: list[list[PackedBatch]] = []
     for part in partition([len(segment) for segment in found], ranks):
         pieces = [piece for number in part for piece in _cut(trees, found[number], max_tokens)]
@@ -129,7 +133,6 @@ def pack_ranks(
     passes = max(map(len, dealt))
     dealt = [batches + [_blank()] * (passes - len(batches)) for batches in dealt]
     if passes:  # counts that belong to no segment
-        cut_trees = sum(len(segment) > max_tokens for segment in found)
         counts = dealt[0][0].stats + PackingStats(untrained_trees=segments.count([]), cut_trees=cut_trees)
         dealt[0][0] = dataclasses.replace(dealt[0][0], stats=counts)
     return dealt
@@ -170,7 +173,7 @@ def _cut(trees: Sequence[RolloutTree], segment: Segment, max_tokens: int) -> lis
     if parts is None:
         longest = longest_path(segment)
         raise InputError(
-            f"a path of {trees[segment.tree].task_id!r} has {longest} tokens, above {max_tokens}",
+            f"a path of {trees[segment.shares[0][0]].task_id!r} has {longest} tokens, above {max_tokens}",
             field="max_tokens",
             hint=f"raise max_tokens to at least {longest} (--set train.max_tokens={longest}), or leave it out",
         )
@@ -179,7 +182,7 @@ def _cut(trees: Sequence[RolloutTree], segment: Segment, max_tokens: int) -> lis
 
 def _place(segments: Sequence[Segment], max_tokens: int, *, share_rows: bool) -> list[list[Row]]:
     """First-fit decreasing: the longest segment left opens a batch and sets its row length."""
-    left = sorted(segments, key=lambda segment: (-len(segment), segment.tree))
+    left = sorted(segments, key=lambda segment: (-len(segment), segment.shares[0]))
     batches: list[list[Row]] = []
     while left:
         length = len(left[0])
@@ -227,8 +230,8 @@ def _tensors(rows: Sequence[Row], credits: Sequence[Credit]) -> PackedBatch:
         positive_A=torch.tensor([a.credit.positive for a in actions], dtype=torch.float64),
         negative_A=torch.tensor([a.credit.negative for a in actions], dtype=torch.float64),
         multiplicity_A=torch.tensor([a.credit.multiplicity for a in actions], dtype=torch.float64),
-        zero_variance_A=torch.tensor([credits[s.tree].zero_variance for _, s, _ in events]),
-        tree_A=torch.tensor([s.tree for _, s, _ in events]),
+        zero_variance_A=torch.tensor([credits[action.tree].zero_variance for action in actions]),
+        tree_A=torch.tensor([action.tree for action in actions]),
         is_flat=is_flat,
         longest=max(longest_path(segment) for row in rows for segment in row),
         stats=_stats(rows, credits, padding=len(rows) * length - sum(len(s) for row in rows for s in row)),
@@ -249,8 +252,8 @@ def _routes(rows: Sequence[Row], length: int) -> Tensor | None:
 
 def _blank() -> PackedBatch:
     """A batch of two slots, the second trained with weight zero: a pass over it adds zero to loss and gradient."""
-    trained = Action((1,), (0.0,), NodeCredit(0.0, 0.0, 0.0))
-    segment = Segment(0, (0, 0), (0, 1), (-1, 0), (2, 2), (trained,), flat_tokens=0)
+    trained = Action(0, (1,), (0.0,), NodeCredit(0.0, 0.0, 0.0))
+    segment = Segment((), (0, 0), (0, 1), (-1, 0), (2, 2), (trained,), flat_tokens=0)
     batch = _tensors([[segment]], [Credit({}, rollout_tokens=0.0, rollouts=0.0, zero_variance=False)])
     return dataclasses.replace(batch, tree_A=batch.tree_A - 1, stats=PackingStats())  # of no tree
 
@@ -274,12 +277,15 @@ def _row(row: Row, length: int, *, counting: bool) -> tuple[list[int], list[int]
 def _stats(rows: Sequence[Row], credits: Sequence[Credit], padding: int) -> PackingStats:
     total = PackingStats(padding=padding)
     for segment in (s for row in rows for s in row):
-        credit = credits[segment.tree]
+        for tree, share in segment.shares:
+            credit = credits[tree]
+            total += PackingStats(
+                trees=share,
+                zero_variance_trees=share * credit.zero_variance,
+                rollouts=share * credit.rollouts,
+                rollout_tokens=share * credit.rollout_tokens,
+            )
         total += PackingStats(
-            trees=segment.share,
-            zero_variance_trees=segment.share * credit.zero_variance,
-            rollouts=segment.share * credit.rollouts,
-            rollout_tokens=segment.share * credit.rollout_tokens,
             unique_tokens=len(segment),
             flat_tokens=segment.flat_tokens,
             recomputed_tokens=segment.recomputed,

@@ -1,9 +1,12 @@
-"""Slots: the merged token trie of one tree, in depth-first order, and its cut into parts.
+"""Slots: the merged token trie of one tree or of several, in depth-first order, and its cut into parts.
 
 A *slot* is a unique token position, computed once. Siblings that begin with the same tokens share slots, whether
 both were sampled or one is an untrained expert prefix. An *action* is one sampling event (a trained completion
 node); its terms point at slots and are never merged, so two siblings that sampled the same tokens keep their own
 log-probabilities and credit.
+
+Trees that begin with the same tokens (pivots of one trace, tasks behind one long prompt) are merged in the same way:
+what they share is computed once for all of them, and every action stays its own tree's.
 
 A tree above the token budget is *cut* into parts that each fit. In depth-first order the slots before `a` that anything
 from `a` on depends on are the path above `a`. So every interval [a, b) of slots, with that path computed once more in
@@ -26,12 +29,15 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import Node, RolloutTree
 
+ALIKE = 1 / 8  # of a segment's slots: with less in common it is not merged
+
 
 @dataclass(frozen=True)
 class Action:
-    """One sampling event: the places of its tokens in the segment, the sampler's log-probabilities, the estimator's
-    credit."""
+    """One sampling event: its tree, the places of its tokens in the segment, the sampler's log-probabilities, the
+    estimator's credit."""
 
+    tree: int
     slots: tuple[int, ...]
     sampling_logprobs: tuple[float, ...]
     credit: NodeCredit
@@ -39,21 +45,20 @@ class Action:
 
 @dataclass(frozen=True)
 class Segment:
-    """Slots that attend to nothing outside: a whole tree, or one path of it. Four aligned sequences, depth-first.
+    """Slots that attend to nothing outside: whole trees, or one path of a tree. Four aligned sequences, depth-first.
 
     Slot q sees slot k iff `k <= q < last[k]`; `predecessors` is -1 where a path begins. `flat_tokens` is what one
-    row per rollout would compute; `share` is the part of its tree that the segment stands for; `recomputed` of its
+    row per rollout would compute; `shares` are the parts of its trees that the segment stands for; `recomputed` of its
     slots are ancestors that another part of the tree computes too.
     """
 
-    tree: int
+    shares: tuple[tuple[int, float], ...]  # of (tree, part)
     tokens: tuple[int, ...]
     depths: tuple[int, ...]
     predecessors: tuple[int, ...]
     last: tuple[int, ...]
     actions: tuple[Action, ...]
     flat_tokens: int
-    share: float = 1.0
     recomputed: int = 0
     routes: tuple[str | None, ...] = ()  # of every slot, where any is known (`core.completion.Completion`)
 
@@ -101,18 +106,29 @@ class _Trie:
     parents: list[int] = field(default_factory=list[int])
     children: dict[int, dict[int, int]] = field(default_factory=lambda: {-1: {}})
 
+    def child(self, at: int, token: int) -> int:
+        """The entry of `token` below `at`, which is added if it is new."""
+        below = self.children[at]
+        if token not in below:
+            below[token] = len(self.tokens)
+            self.children[len(self.tokens)] = {}
+            self.tokens.append(token)
+            self.parents.append(at)
+        return below[token]
+
     def extend(self, at: int, token_ids: Iterable[int]) -> list[int]:
         """Walk down from `at`, adding what is new; the entry of every token."""
         entries: list[int] = []
         for token in token_ids:
-            below = self.children[at]
-            if token not in below:
-                below[token] = len(self.tokens)
-                self.children[len(self.tokens)] = {}
-                self.tokens.append(token)
-                self.parents.append(at)
-            at = below[token]
+            at = self.child(at, token)
             entries.append(at)
+        return entries
+
+    def add(self, segment: Segment) -> list[int]:
+        """All slots of a segment; the entry of each."""
+        entries: list[int] = []
+        for token, before in zip(segment.tokens, segment.predecessors, strict=True):
+            entries.append(self.child(-1 if before < 0 else entries[before], token))
         return entries
 
     def depth_first(self) -> list[int]:
@@ -129,7 +145,7 @@ class _Trie:
 def _segment(
     tree: RolloutTree, nodes: Sequence[Node], credits: Mapping[int, NodeCredit], index: int, flat: int, share: float
 ) -> Segment:
-    """Merge `nodes` (parents before children) into a trie and number its entries depth-first."""
+    """Merge `nodes` (parents before children) into a trie, and number its entries depth-first."""
     trie, entries, ends, routes = _Trie(), dict[int, list[int]](), dict[int, int](), dict[int, str]()
     for node in nodes:
         at = -1 if node.parent is None else ends[node.parent]
@@ -137,20 +153,71 @@ def _segment(
         ends[node.id] = entries[node.id][-1] if node.token_ids else at
         for entry, route in zip(entries[node.id], tree.routes(node.id), strict=False):
             routes.setdefault(entry, route)
-    order = trie.depth_first()
-    slot = {entry: position for position, entry in enumerate(order)} | {-1: -1}
-    predecessors = [slot[trie.parents[entry]] for entry in order]
-    actions = tuple(
-        Action(tuple(slot[e] for e in entries[node.id]), node.logprobs or (), credits[node.id])
+    actions = [
+        Action(index, tuple(entries[node.id]), node.logprobs or (), credits[node.id])
         for node in nodes
         if node.id in credits and node.token_ids
-    )
-    if any(predecessors[action.slots[0]] < 0 for action in actions):
+    ]
+    if any(trie.parents[action.slots[0]] < 0 for action in actions):
         raise begins_sampled(tree)
+    return _numbered(trie, actions, routes, ((index, share),), flat)
+
+
+def merged(segments: Sequence[Segment], most: int) -> list[Segment]:
+    """Segments that begin alike, in one, as long as it has at most `most` slots. One that shares less than `ALIKE` of
+    its slots stays apart, because what little it shares would not pay for its place in a longer row."""
+    found: list[Segment] = []
+    together: list[Segment] = []
+    trie = _Trie()
+    for segment in sorted(segments, key=lambda segment: segment.tokens):  # who begin alike are neighbours
+        before = len(trie.tokens)
+        trie.add(segment)
+        shared = len(segment) - (len(trie.tokens) - before)
+        if together and (shared < ALIKE * len(segment) or len(trie.tokens) > most):
+            found.append(_joined(together))
+            together, trie = [], _Trie()
+            trie.add(segment)
+        together.append(segment)
+    return [*found, _joined(together)] if together else found
+
+
+def _joined(segments: Sequence[Segment]) -> Segment:
+    if len(segments) == 1:
+        return segments[0]
+    trie, routes = _Trie(), dict[int, str]()
+    actions: list[Action] = []
+    for segment in segments:
+        entries = trie.add(segment)
+        actions += [replace(action, slots=tuple(entries[slot] for slot in action.slots)) for action in segment.actions]
+        for entry, route in zip(entries, segment.routes, strict=False):
+            if route is not None:
+                routes.setdefault(entry, route)
+    shares = tuple(share for segment in segments for share in segment.shares)
+    return _numbered(trie, actions, routes, shares, sum(segment.flat_tokens for segment in segments))
+
+
+def _numbered(
+    trie: _Trie,
+    actions: Sequence[Action],
+    routes: Mapping[int, str],
+    shares: tuple[tuple[int, float], ...],
+    flat_tokens: int,
+) -> Segment:
+    """The segment of a trie, whose entries the slots of `actions` are."""
+    order = trie.depth_first()
+    slot = {entry: position for position, entry in enumerate(order)} | {-1: -1}
+    predecessors = tuple(slot[trie.parents[entry]] for entry in order)
     depths, last = _shape(predecessors)
-    tokens = tuple(trie.tokens[entry] for entry in order)
-    told = tuple(routes.get(entry) for entry in order) if routes else ()
-    return Segment(index, tokens, depths, tuple(predecessors), last, actions, flat, share, routes=told)
+    return Segment(
+        shares,
+        tuple(trie.tokens[entry] for entry in order),
+        depths,
+        predecessors,
+        last,
+        tuple(replace(action, slots=tuple(slot[entry] for entry in action.slots)) for action in actions),
+        flat_tokens,
+        routes=tuple(routes.get(entry) for entry in order) if routes else (),
+    )
 
 
 def begins_sampled(tree: RolloutTree) -> InputError:
@@ -186,7 +253,7 @@ def trained_paths(tree: RolloutTree, credit: Credit) -> list[tuple[Node, ...]]:
 def cut(segment: Segment, max_tokens: int) -> list[Segment] | None:
     """The parts of `segment`, at most `max_tokens` slots each; None where one path alone is longer.
 
-    `share` and `flat_tokens` are divided so that sums over the parts are exact.
+    `shares` and `flat_tokens` are divided so that sums over the parts are exact.
     """
     if len(segment) <= max_tokens:
         return [segment]
@@ -196,8 +263,9 @@ def cut(segment: Segment, max_tokens: int) -> list[Segment] | None:
     ends = [*starts[1:], len(segment)]
     count = len(starts)
     flat = [segment.flat_tokens * part // count for part in range(count + 1)]
+    shares = tuple((tree, share / count) for tree, share in segment.shares)
     return [
-        replace(_part(segment, start, end), flat_tokens=flat[i + 1] - flat[i], share=segment.share / count)
+        replace(_part(segment, start, end), flat_tokens=flat[i + 1] - flat[i], shares=shares)
         for i, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
 

@@ -279,8 +279,6 @@ class OwnPathConfig:
     rarely reaches. They are profiled and trained on at the temperature of training, as the others are."""
     max_turns: int = 30
     """Longest episode."""
-    max_context: int = 4096
-    """Longest prompt plus completion, in tokens, beside the engine's own limit."""
     candidates: int | None = None
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
     rollouts: int = 8

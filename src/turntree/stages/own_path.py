@@ -48,7 +48,7 @@ def episodes_of(config: TrainPivotConfig) -> EpisodeConfig:
     usual = EpisodeConfig(cut_turns=config.train.cut_turns, sampling=config.train.sampling)
     if config.states == "expert":
         return usual
-    return replace(usual, max_turns=config.own.max_turns, max_context=config.own.max_context)
+    return replace(usual, max_turns=config.own.max_turns, max_context=config.train.max_tokens)
 
 
 @contextlib.contextmanager
@@ -178,8 +178,12 @@ class OwnStates:
     def _rendered(self, states: Sequence[TurnState]) -> tuple[list[Prompted], Counter[str]]:
         """The states that can be sampled and trained on; the others are counted by reason."""
         train = self.config.train
-        context = min(self.policy.engine.max_context, self.config.own.max_context)
-        limits = Limits(train.sampling.max_tokens, context, train.max_tokens, demonstrations=self.verifier.compares)
+        limits = Limits(
+            completion=train.sampling.max_tokens,
+            context=self.policy.engine.max_context,
+            path=train.max_tokens,
+            demonstrations=self.verifier.compares,
+        )
         fitting, skipped = that_fit(states, self.policy.renderer, limits)
         return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
 

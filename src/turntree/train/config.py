@@ -163,6 +163,9 @@ class PivotConfig(ReinforcedConfig):
     """Training steps, the paper's K_train."""
     states: int = 32
     """States of one step, the paper's B."""
+    per_trace: int = 1
+    """States that a step draws in each trace: what they share is prefilled and trained on once (1: in any trace, the
+    paper's draw)."""
     group_size: int = 8
     """Rollouts of one state, the paper's G."""
     check_every: int | None = None
@@ -181,7 +184,7 @@ class PivotConfig(ReinforcedConfig):
         at_least(self, group_size=2, check_every=0)
         if self.credit.advantages == "remax":
             raise ConfigError("plays a greedy episode", field="credit.advantages", hint="use it in `train online`")
-        self._check(self.sampling, "steps", "states")
+        self._check(self.sampling, "steps", "states", "per_trace")
         self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
 
 

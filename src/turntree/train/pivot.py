@@ -135,7 +135,9 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             lambda shown, seed: draw_local(shown, self.engine, self.policy.renderer, verifier, config, seed)
         )
         self._estimator = config.loss.estimator(config.credit)
-        self.sampler = PivotSampler([pivot.weight for pivot in self.pivots], config.seed)
+        self.sampler = PivotSampler(
+            [pivot.weight for pivot in self.pivots], config.seed, _traces(self.pivots), config.per_trace
+        )
         self._refreshed: list[int] = []  # the steps that began with new pivots of the policy's own path
         self._spent: Row = {}  # what was spent before the update of this step
 
@@ -180,7 +182,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
             weights = [(1 - own.keep) * weight for weight in weights]
         else:
             self.sampler.remove(earlier)
-        self.sampler.add(weights)
+        self.sampler.add(weights, _traces(pivots))
         self.pivots += pivots
 
     # a step
@@ -207,6 +209,10 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
 
     def observe(self, step: int, groups: Sequence[PivotGroup], credits: Sequence[Credit | None]) -> Row:
         return {**_reward_metrics(groups), "live_pivots": self.sampler.live, **self._spent}
+
+
+def _traces(pivots: Sequence[Pivot]) -> list[str]:
+    return [pivot.prompted.state.trace_id for pivot in pivots]
 
 
 def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:

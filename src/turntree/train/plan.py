@@ -160,23 +160,23 @@ def batches(vocabulary: int, asked: Planned) -> list[list[PackedBatch]]:
     """The passes of rank 0 in two optimizer steps: a small one, after which there are moments, and two of all tokens,
     the second beside the gradient of the first."""
     few = max(4, min(64, asked.tokens // 4))
-    small, large = (_tree(tokens, asked.branches, vocabulary) for tokens in (few, asked.tokens))
     found: list[list[PackedBatch]] = []
-    for (tree, credit), count in ((small, 1), (large, 2)):
-        many = count * asked.ranks
-        found.append(pack_ranks([tree] * many, [credit] * many, asked.ranks, max_tokens=asked.tokens)[0])
+    for tokens, count in ((few, 1), (asked.tokens, 2)):
+        made = [_tree(tokens, asked.branches, vocabulary, number) for number in range(count * asked.ranks)]
+        trees, credits = zip(*made, strict=True)
+        found.append(pack_ranks(trees, credits, asked.ranks, max_tokens=asked.tokens)[0])
     return found
 
 
-def _tree(tokens: int, branches: int, vocabulary: int) -> tuple[RolloutTree, Credit]:
-    """A prompt of half of the tokens, and completions that share the other half."""
+def _tree(tokens: int, branches: int, vocabulary: int, number: int) -> tuple[RolloutTree, Credit]:
+    """A prompt of half of the tokens, which begins with `number`, and completions that share the other half."""
     branches = min(branches, tokens // 2)
     tree = RolloutTree("plan")
-    root = tree.add(None, NodeKind.PROMPT, tuple(k % vocabulary for k in range(tokens - tokens // 2))).id
-    for number in range(branches):
+    root = tree.add(None, NodeKind.PROMPT, tuple((number + k) % vocabulary for k in range(tokens - tokens // 2))).id
+    for branch in range(branches):
         length = tokens // 2 // branches
         zeros = (0.0,) * length
-        ids = tuple((number + k) % vocabulary for k in range(length))
+        ids = tuple((branch + k) % vocabulary for k in range(length))
         tree.stop(tree.add(root, NodeKind.COMPLETION, ids, logprobs=zeros, entropies=zeros).id, StopReason.COMPLETED)
     credits = {node.id: NodeCredit(1.0, 0.0, 1.0) for node in tree if node.sampled}
     return tree, Credit(credits, rollout_tokens=float(tokens // 2), rollouts=float(branches), zero_variance=False)

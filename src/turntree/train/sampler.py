@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from turntree.core import seeds
+
+Item = TypeVar("Item")
 
 
 class PivotSampler:
@@ -14,19 +17,28 @@ class PivotSampler:
 
     Pivots of equal weight are drawn in seeded epochs: none is drawn twice before all were drawn. Otherwise a step draws
     one pivot after the other, each time in proportion to the weights of those that are left (Efraimidis and Spirakis
-    2006). Its pivots are distinct, so weights saturate where a step draws most of them. Weight 0 is never drawn."""
+    2006). Its pivots are distinct, so weights saturate where a step draws most of them. Weight 0 is never drawn.
 
-    def __init__(self, weights: Sequence[float], seed: int) -> None:
+    With `per_trace` above 1 a step draws traces, each in proportion to the weights of its pivots together, and so many
+    pivots in each. A pivot is drawn as often as alone (but for the saturation), in the company of others of its trace:
+    what they share is then prefilled and trained on once."""
+
+    def __init__(
+        self, weights: Sequence[float], seed: int, traces: Sequence[str] | None = None, per_trace: int = 1
+    ) -> None:
         self._seed = seed
+        self._per_trace = per_trace
         self._weights: list[float] = []
+        self._traces: list[str] = []
         self._queue: list[int] = []
         self._epoch = 0
-        self.add(weights)
+        self.add(weights, traces)
 
-    def add(self, weights: Sequence[float]) -> None:
-        """More pivots, which the next draws include."""
+    def add(self, weights: Sequence[float], traces: Sequence[str] | None = None) -> None:
+        """More pivots, which the next draws include; `traces` are those that they are of (None: each of its own)."""
         new = range(len(self._weights), len(self._weights) + len(weights))
         self._weights += weights
+        self._traces += traces or map(str, new)
         if self._queue:  # the epoch goes on with them
             self._queue += new
             seeds.generator(self._seed, "added", len(self._weights)).shuffle(self._queue)
@@ -47,7 +59,7 @@ class PivotSampler:
     def draw(self, count: int, step: int) -> list[int]:
         """Indices of the next `count` pivots, with repeats where there are fewer."""
         live = self._live()
-        if len({self._weights[index] for index in live}) > 1:
+        if self._per_trace > 1 or len({self._weights[index] for index in live}) > 1:
             return self._draw_by_weight(live, count, step)
         drawn: list[int] = []
         while len(drawn) < count:
@@ -64,11 +76,13 @@ class PivotSampler:
         self._epoch += 1
         drawn: list[int] = []
         while len(drawn) < count:
-            left = [index for index in live if index not in drawn] or live
-            # the logarithm of U ** (1 / weight), which would be 0 for every small weight
-            keys = {index: math.log(rng.random() or 5e-324) / self._weights[index] for index in left}
-            drawn += sorted(left, key=lambda index: (-keys[index], index))[: count - len(drawn)]
-        return drawn
+            of_trace: dict[str | int, dict[int, float]] = {}
+            for index in [index for index in live if index not in drawn] or live:
+                trace = index if self._per_trace == 1 else self._traces[index]
+                of_trace.setdefault(trace, {})[index] = self._weights[index]
+            for trace in _order({trace: sum(of_trace[trace].values()) for trace in of_trace}, rng):
+                drawn += _order(of_trace[trace], rng)[: self._per_trace]
+        return drawn[:count]
 
     def _live(self) -> list[int]:
         return [index for index, weight in enumerate(self._weights) if weight > 0]
@@ -84,3 +98,12 @@ class PivotSampler:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._epoch, self._queue = state["epoch"], list(state["queue"])
+
+
+def _order(weights: Mapping[Item, float], rng: random.Random) -> list[Item]:
+    """The items as they come when one after the other is drawn by weight."""
+    if len(weights) == 1:
+        return list(weights)
+    # the logarithm of U ** (1 / weight), which would be 0 for every small weight
+    keys = {item: math.log(rng.random() or 5e-324) / weight for item, weight in weights.items()}
+    return sorted(keys, key=lambda item: -keys[item])
