@@ -25,7 +25,7 @@ from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.credit.credit import CreditRule
 from turntree.pack import attention
-from turntree.pack.attention import BLOCK, decoder_inputs, layouts, set_tree_attention, tree_block_mask
+from turntree.pack.attention import BLOCK, decoder_inputs, is_dense, layouts, set_tree_attention, tree_block_mask
 from turntree.pack.packing import PackedBatch, pack
 from turntree.train.forward import slot_scores
 from turntree.train.isolation import check_path_isolation
@@ -280,6 +280,17 @@ class Largest(TorchDispatchMode):
         sizes = [each.numel() for each in tree_leaves(found) if isinstance(each, torch.Tensor)]
         self.numbers = max(self.numbers, *sizes, 0)
         return found
+
+
+def test_on_a_gpu_without_flex_attention_every_mask_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("qwen3", 24)
+    assert is_dense(model), "stock attention"
+    set_tree_attention(model)
+    assert not is_dense(model)
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert is_dense(model)
+    set_tree_attention(model, "flex_attention")
+    assert not is_dense(model)
 
 
 @pytest.mark.filterwarnings("default:The .grad attribute of a Tensor")

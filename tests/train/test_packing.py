@@ -170,16 +170,17 @@ def test_trees_with_little_in_common_or_above_the_budget_together_stay_apart() -
     assert sum(batch.stats.unique_tokens for batch in pack(*zip(*much, strict=True), max_tokens=14)) == 24
 
 
-@given(seed=st.integers(0, 10_000), most=st.integers(8, 90))
-def test_merged_trees_hold_every_term_once_on_its_own_path(seed: int, most: int) -> None:
+@given(seed=st.integers(0, 10_000), most=st.integers(8, 90), dense=st.booleans())
+def test_merged_trees_hold_every_term_once_on_its_own_path(seed: int, most: int, dense: bool) -> None:
     draw = random.Random(seed)
     shown = ids(draw, 6, 12)  # a trace; its states are the groups
     made = [group(shown[: draw.randint(1, 12)], *(ids(draw, 1, 3) for _ in range(3))) for _ in range(5)]
     apart = [segment for n, (tree, credit) in enumerate(made) if (segment := tree_segment(tree, credit, n))]
-    together = merged(apart, most)
+    together = merged(apart, most, dense=dense)
     assert sorted(itertools.chain(*map(terms, together))) == sorted(itertools.chain(*map(terms, apart)))
     assert all(len(one) <= most for one in together if len(one.shares) > 1)
     assert sum(map(len, together)) <= sum(map(len, apart))
+    assert not dense or sum(len(one) ** 2 for one in together) <= sum(len(one) ** 2 for one in apart)
     assert sum(one.flat_tokens for one in together) == sum(one.flat_tokens for one in apart)
     assert sorted(share for one in together for share in one.shares) == [(n, 1.0) for n in range(5)]
 

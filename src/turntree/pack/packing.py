@@ -95,19 +95,25 @@ class PackedBatch:
 
 
 def pack(
-    trees: Sequence[RolloutTree], credits: Sequence[Credit], *, max_tokens: int, shared: bool = True
+    trees: Sequence[RolloutTree],
+    credits: Sequence[Credit],
+    *,
+    max_tokens: int,
+    shared: bool = True,
+    dense: bool = False,
 ) -> list[PackedBatch]:
     """Batches of at most `max_tokens` slots (padding included) that hold every trained tree exactly once.
 
-    Trees that begin alike are merged (`pack.slots.merged`): what they share is computed once. Rows are filled first-fit
-    in order of falling size: a tree has a row of its own unless it fits behind another in the length of the batch's
-    longest. A tree above the budget is cut (`pack.slots.cut`): its ancestors are computed in every part, its terms
-    counted in one. Raises `InputError` where one path alone is above the budget.
+    Trees that begin alike are merged (`pack.slots.merged`; `dense`: the model has a mask of all pairs of a row): what
+    they share is computed once. Rows are filled first-fit in order of falling size: a tree has a row of its own unless
+    it fits behind another in the length of the batch's longest. A tree above the budget is cut (`pack.slots.cut`): its
+    ancestors are computed in every part, its terms counted in one. Raises `InputError` where one path alone is above
+    the budget.
 
     Without `shared` the same objective has one row per rollout and plain causal attention, for models that cannot
     compute a tree, and as the baseline of every speed-up.
     """
-    return pack_ranks(trees, credits, 1, max_tokens=max_tokens, shared=shared)[0]
+    return pack_ranks(trees, credits, 1, max_tokens=max_tokens, shared=shared, dense=dense)[0]
 
 
 def pack_ranks(
@@ -117,6 +123,7 @@ def pack_ranks(
     *,
     max_tokens: int,
     shared: bool = True,
+    dense: bool = False,
 ) -> list[list[PackedBatch]]:
     """The batches of each rank, as `pack` makes them: a tree (a rollout without `shared`) is on one rank, and ranks are
     alike in their unique tokens (`partition`). All have as many batches, because ranks make their passes
@@ -125,7 +132,7 @@ def pack_ranks(
     found = [segment for of_tree in segments for segment in of_tree]
     cut_trees = sum(len(segment) > max_tokens for segment in found)
     if shared:  # no longer than a rank's share of the work
-        found = merged(found, min(max_tokens, -(-sum(map(len, found)) // ranks)))
+        found = merged(found, min(max_tokens, -(-sum(map(len, found)) // ranks)), dense=dense)
     dealt: list[list[PackedBatch]] = []
     for part in partition([len(segment) for segment in found], ranks):
         pieces = [piece for number in part for piece in _cut(trees, found[number], max_tokens)]

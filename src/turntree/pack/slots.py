@@ -163,17 +163,19 @@ def _segment(
     return _numbered(trie, actions, routes, ((index, share),), flat)
 
 
-def merged(segments: Sequence[Segment], most: int) -> list[Segment]:
-    """Segments that begin alike, in one, as long as it has at most `most` slots. One that shares less than `ALIKE` of
-    its slots stays apart, because what little it shares would not pay for its place in a longer row."""
+def merged(segments: Sequence[Segment], most: int, *, dense: bool = False) -> list[Segment]:
+    """Segments that begin alike, in one of at most `most` slots. One that shares less than `ALIKE` of its slots stays
+    apart: what little it shares would not pay for its place in a longer row. Under a `dense` mask, which costs the
+    square of a row, they are merged only while they have no more query-key pairs together than apart."""
     found: list[Segment] = []
     together: list[Segment] = []
     trie = _Trie()
     for segment in sorted(segments, key=lambda segment: segment.tokens):  # who begin alike are neighbours
         before = len(trie.tokens)
         trie.add(segment)
-        shared = len(segment) - (len(trie.tokens) - before)
-        if together and (shared < ALIKE * len(segment) or len(trie.tokens) > most):
+        after, pairs = len(trie.tokens), sum(len(each) ** 2 for each in [*together, segment])
+        alike = before + len(segment) - after >= ALIKE * len(segment)
+        if together and not (alike and after <= most and (not dense or after**2 <= pairs)):
             found.append(_joined(together))
             together, trie = [], _Trie()
             trie.add(segment)

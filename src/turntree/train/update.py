@@ -21,6 +21,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
+from turntree.pack.attention import is_dense
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, PackingStats, pack_ranks
 from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
@@ -57,10 +58,9 @@ class Learner:
         self.engine.clear_cache()  # the memory of its keys and values goes to the training pass
         ranks, size = self.trainers.size, self.minibatch or max(1, len(trees))
         parts = [slice(start, start + size) for start in range(0, len(trees), size)]
-        packed = [
-            pack_ranks(trees[part], credits[part], ranks, max_tokens=self.max_tokens, shared=self.shared)
-            for part in parts
-        ]
+        dense = self.shared and is_dense(self.model)
+        dealing = partial(pack_ranks, ranks=ranks, max_tokens=self.max_tokens, shared=self.shared, dense=dense)
+        packed = [dealing(trees[part], credits[part]) for part in parts]
         windows = [dealt for dealt in packed if any(dealt)]
         if not windows:
             return {"trained_groups": 0}, NO_COST
