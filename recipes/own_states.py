@@ -21,7 +21,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-kept          ... half of the weight with pivots of earlier searches
   own-balanced      own states with the defaults of today: kept, balanced, no importance
   own-lean          ... with the updates, games and states of LEAN: half of those of hard games, in every world
-  own-shared        own-balanced, a step's states eight to an episode, whose beginning is prefilled and trained on once
+  own-shared        own-balanced, a step's states four to an episode, whose beginning is prefilled and trained on once
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
@@ -137,7 +137,7 @@ SMOKE: dict[str, float] = {
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
 DIFFICULT = {  # what docs/results/hard.md has; medium between it and the easy games
     "easy": Settings(),
-    "medium": Settings(max_turns=25),
+    "medium": Settings(max_turns=25, iterations=24, groups=16, online_rate=5e-4, constant=0.0),
     "hard": Settings(
         games=128, candidates=600, rollouts=8, steps=40, tasks=64, own_rollouts=4, own_candidates=600, own_turns=40,
         test_turns=40, part=200, iterations=24, groups=16, online_rate=3e-4, constant=0.0,
@@ -381,7 +381,7 @@ class Recipe:
         if arm in ("own-kept", "own-balanced", "own-lean", "own-shared"):
             chosen |= {"keep": 0.5}
         if arm == "own-shared":
-            command += words("--set", "train.per_trace=8")
+            command += words("--set", "train.per_trace=4")
         return command + _set("own", chosen)
 
     def whole(self, arm: str, seed: int) -> tuple[str, ...]:

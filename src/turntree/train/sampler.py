@@ -19,9 +19,10 @@ class PivotSampler:
     one pivot after the other, each time in proportion to the weights of those that are left (Efraimidis and Spirakis
     2006). Its pivots are distinct, so weights saturate where a step draws most of them. Weight 0 is never drawn.
 
-    With `per_trace` above 1 a step draws traces, each in proportion to the weights of its pivots together, and so many
-    pivots in each. A pivot is drawn as often as alone (but for the saturation), in the company of others of its trace:
-    what they share is then prefilled and trained on once."""
+    With `per_trace` above 1 a step draws distinct traces, each in proportion to the weights of its pivots together, and
+    so many pivots in each, with repeats: a trace has few, so distinct ones would be nearly all of them, whatever their
+    weights. A pivot is drawn as often as alone, in the company of others of its trace: what they share is then
+    prefilled and trained on once."""
 
     def __init__(
         self, weights: Sequence[float], seed: int, traces: Sequence[str] | None = None, per_trace: int = 1
@@ -76,13 +77,21 @@ class PivotSampler:
         self._epoch += 1
         drawn: list[int] = []
         while len(drawn) < count:
-            of_trace: dict[str | int, dict[int, float]] = {}
-            for index in [index for index in live if index not in drawn] or live:
-                trace = index if self._per_trace == 1 else self._traces[index]
-                of_trace.setdefault(trace, {})[index] = self._weights[index]
-            for trace in _order({trace: sum(of_trace[trace].values()) for trace in of_trace}, rng):
-                drawn += _order(of_trace[trace], rng)[: self._per_trace]
+            if self._per_trace > 1:
+                drawn += self._draw_by_trace(live, rng)
+            else:
+                left = [index for index in live if index not in drawn] or live
+                drawn += _order({index: self._weights[index] for index in left}, rng)
         return drawn[:count]
+
+    def _draw_by_trace(self, live: Sequence[int], rng: random.Random) -> list[int]:
+        """Pivots of every trace, trace by trace."""
+        of_trace: dict[str, dict[int, float]] = {}
+        for index in live:
+            of_trace.setdefault(self._traces[index], {})[index] = self._weights[index]
+        order = _order({trace: sum(pivots.values()) for trace, pivots in of_trace.items()}, rng)
+        drawn = [rng.choices(list(of_trace[t]), list(of_trace[t].values()), k=self._per_trace) for t in order]
+        return [index for of_one in drawn for index in of_one]
 
     def _live(self) -> list[int]:
         return [index for index, weight in enumerate(self._weights) if weight > 0]
