@@ -21,13 +21,14 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-kept          ... half of the weight with pivots of earlier searches
   own-balanced      own states with the defaults of today: kept, balanced, no importance
   own-lean          ... with the updates, games and states of LEAN: half of those of hard games, in every world
-  own-shared        own-balanced, a step's states four to an episode, whose beginning is prefilled and trained on once
+  lean-shared       own-lean, a step's states four to an episode, whose beginning is prefilled and trained on once
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
   own-grpo          own-balanced, and from there half of grpo's iterations
   lean-grpo         own-lean, and from there three quarters of them: together grpo's decoded tokens at hard games
-  shared-grpo       own-shared, and from there three quarters of them: together grpo's whole bill at hard games
+  third             lean-shared, and from there a sixth of them: at most a third of grpo's whole bill at hard games
+  union             lean-shared, and from there three quarters of them: at most grpo's whole bill at hard games
   judged            ... with verdicts on the turns that the episodes took
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
@@ -63,7 +64,7 @@ BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
     "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept", "own-balanced",
-    "own-lean", "own-shared", "own-outcome", "grpo", "grpo-long", "judged", "own-grpo", "lean-grpo", "shared-grpo",
+    "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long", "judged", "own-grpo", "lean-grpo", "third", "union",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -82,18 +83,20 @@ COMPARED = (
     ("grpo", BASE), ("own-lean", BASE), ("own-lean", "sft"), ("own-lean", "own-balanced"), ("own-lean", "grpo"),
     ("own-grpo", BASE), ("own-grpo", "own-balanced"), ("own-grpo", "grpo"), ("lean-grpo", BASE), ("lean-grpo", "sft"),
     ("lean-grpo", "own-lean"), ("lean-grpo", "grpo"), ("lean-grpo", "own-grpo"),
-    ("own-shared", BASE), ("own-shared", "sft"), ("own-shared", "own-balanced"), ("own-shared", "grpo"),
-    ("shared-grpo", BASE), ("shared-grpo", "sft"), ("shared-grpo", "own-shared"), ("shared-grpo", "grpo"),
+    ("lean-shared", BASE), ("lean-shared", "sft"), ("lean-shared", "own-lean"), ("lean-shared", "grpo"),
+    ("third", BASE), ("third", "sft"), ("third", "lean-shared"), ("third", "grpo"), ("union", BASE), ("union", "sft"),
+    ("union", "lean-shared"), ("union", "own-grpo"), ("union", "grpo"),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
     "own-kept": "both", "own-outcome": "variance",
 }  # fmt: skip
 CONTINUED = {  # after an arm, a share of the iterations
-    "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4), "shared-grpo": ("own-shared", 3 / 4),
+    "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
+    "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4),
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
-BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "own-shared")  # by the defaults of `select`
+BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared")  # by the defaults of `select`
 
 
 @dataclass(frozen=True)
@@ -309,7 +312,7 @@ class Recipe:
                 "sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4, "--set", "check.tasks=0"
             )
             return self.model(arm, seed, command, traces)
-        if arm.startswith("own"):
+        if arm.startswith(("own", "lean")):
             return self.model(arm, seed, self.own(arm, seed), traces)
         judged = ("--verifier", "strict") if arm.startswith("strict") else self.world.judged
         if arm in ("all", "strict-all"):  # without a profile no file names the verifier
@@ -360,7 +363,7 @@ class Recipe:
 
     def own(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
-        if arm == "own-lean":
+        if arm in ("own-lean", "lean-shared"):
             options = replace(options, **world.lean)
         command = self.reinforced("--states", "own", *world.played, options=options) + world.own(seed)
         if arm == "own-outcome":
@@ -378,7 +381,7 @@ class Recipe:
             chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
-        if arm in ("own-kept", "own-balanced", "own-lean", "own-shared"):
+        if arm in ("own-kept", "own-balanced", "own-lean", "lean-shared"):
             chosen |= {"keep": 0.5}
         if arm == "own-shared":
             command += words("--set", "train.per_trace=4")
