@@ -383,7 +383,7 @@ class Recipe:
             chosen |= {"forks": options.forks, "measured": options.measured}
         if arm in ("own-kept", "own-balanced", "own-lean", "lean-shared"):
             chosen |= {"keep": 0.5}
-        if arm == "own-shared":
+        if arm == "lean-shared":
             command += words("--set", "train.per_trace=4")
         return command + _set("own", chosen)
 
