@@ -252,8 +252,6 @@ class AgentPlayer:
         [judgement] = judged([_endings(task, sessions, merged)], self._rewards)
         rewards = replace(judgement, completions=merged.rewards.completions)
         rewards.check(merged.tree)
-        self.usage.groups += 1
-        self.usage.rollouts += len(sessions)
         return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=rewards, seconds=seconds)
 
     def _over_with(self, task: Environment, answered: bool, reason: str) -> None:
