@@ -648,7 +648,7 @@ def test_the_time_of_a_run_is_accounted_for() -> None:
     scheduler = Scheduler(engine(), RENDERER, config(max_live_rollouts=4), gate=CutAt(99), clock=ticking())
     list(scheduler.run(corridors(3, 3, 3), seed=0))
     usage = scheduler.usage
-    assert 0 < usage.request_seconds
+    assert usage.request_seconds > 0
     assert 0 < usage.gate_seconds < usage.seconds
     assert 0 < usage.busy_share < 1
 

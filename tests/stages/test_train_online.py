@@ -20,7 +20,7 @@ from turntree.logs import rollouts, trees
 from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages import held_out
+from turntree.run.folder import HELD_OUT
 from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
 from turntree.stages.gradients import reasons, require_rewards
@@ -32,7 +32,7 @@ from turntree.train.config import LocalConfig
 from turntree.train.online import OnlineConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
-LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, held_out.FILE_NAME)
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
 )

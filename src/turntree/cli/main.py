@@ -50,28 +50,13 @@ def cli() -> None:
     """
 
 
-cli.add_command(traces.traces)
-cli.add_command(pipeline.sft)
-cli.add_command(pipeline.profile)
-cli.add_command(pipeline.rescore)
-cli.add_command(pipeline.importance)
-cli.add_command(pipeline.select)
-cli.add_command(pipeline.train)
-cli.add_command(plan.plan)
-cli.add_command(export.export)
-cli.add_command(experiment.experiment)
-cli.add_command(results.evaluate)
-cli.add_command(results.retention)
-cli.add_command(gate.gate)
-cli.add_command(gateway.gateway)
-cli.add_command(audit.audit)
-cli.add_command(models.models)
-cli.add_command(serve.serve)
-cli.add_command(check.check)
-cli.add_command(verifier.verifier)
-cli.add_command(results.report)
-cli.add_command(results.quickstart)
-cli.add_command(config.config)
+for _command in (
+    *(traces.traces, pipeline.sft, pipeline.profile, pipeline.rescore, pipeline.importance, pipeline.select),
+    *(pipeline.train, plan.plan, export.export, experiment.experiment, results.evaluate, results.retention),
+    *(gate.gate, gateway.gateway, audit.audit, models.models, serve.serve, check.check, verifier.verifier),
+    *(results.report, results.quickstart, config.config),
+):
+    cli.add_command(_command)
 for _point in parts.entry_points("turntree.commands"):  # of the worlds, or of a package of one's own
     cli.add_command(_point.load(), _point.name)
 

@@ -28,7 +28,6 @@ from turntree.run.artifacts import PROFILE, policy_of
 from turntree.run.identity import fingerprint
 from turntree.run.wilson import wilson
 
-SCHEMA = PROFILE.schema
 PUBLISHED = "published"  # the policy of a profile that was made of published pass rates
 
 Row = Mapping[str, Any]

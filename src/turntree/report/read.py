@@ -7,16 +7,14 @@ Everything is optional: a folder with only a profile, only an evaluation, or a s
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.pivots.profile import SCHEMA as PROFILE_SCHEMA
-from turntree.pivots.select import SCHEMA as PIVOTS_SCHEMA
-from turntree.run.files import read_json, read_table
+from turntree.run.artifacts import PIVOTS, PROFILE
+from turntree.run.files import parse_line, read_json, stream_table
 from turntree.run.jsonl import read_lines
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
@@ -79,9 +77,9 @@ def read_run(path: Path) -> Run:
     run = Run(
         name=path.resolve().name,
         path=path,
-        profile=_table(path / "profile.jsonl", PROFILE_SCHEMA),
-        pivots=_table(path / "pivots.jsonl", PIVOTS_SCHEMA),
-        random=_table(path / "random.jsonl", PIVOTS_SCHEMA),
+        profile=_table(path / "profile.jsonl", PROFILE.schema),
+        pivots=_table(path / "pivots.jsonl", PIVOTS.schema),
+        random=_table(path / "random.jsonl", PIVOTS.schema),
         arms=_arms(path, _quickstart_arms(summary, path / "summary.json")),
         summary=summary,
         config=_optional_json(path / "config.json"),
@@ -113,7 +111,8 @@ def _table(path: Path, schema: str) -> Table | None:
     """Every figure relies on the fields that are checked here."""
     if not path.exists():
         return None
-    header, rows = read_table(path, schema)
+    header, stream = stream_table(path, schema)
+    rows = tuple(stream)
     kinds = {
         "trace_id": str,
         "turn": int,
@@ -125,7 +124,7 @@ def _table(path: Path, schema: str) -> Table | None:
             for key, kind in kinds.items():
                 if not isinstance(row[key], kind):
                     raise TypeError(f"{key} is {row[key]!r}")
-    return Table(header, tuple(rows))
+    return Table(header, rows)
 
 
 def _quickstart_arms(summary: Any, path: Path) -> list[str]:
@@ -174,11 +173,7 @@ def read_metrics(path: Path) -> tuple[Row, ...]:
     """What a training stage logged, one row a step. Raises `InputError` naming the line that cannot be read."""
     rows: list[Row] = []
     for number, line in read_lines(path):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # bytes that are no text, too
-            problem = " ".join(str(getattr(error, "msg", error)).split())[:200]
-            raise InputError(f"is not JSON ({problem})", path=path, line=number, hint="delete that line") from error
+        row = parse_line(line, path, number)
         with reading(path, number):
             if not isinstance(row["step"], int):
                 raise TypeError(f"step is {row['step']!r}")

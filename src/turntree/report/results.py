@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from turntree.pivots.select import THRESHOLDS, SelectConfig, preview
 from turntree.report.read import Arm, Row, Run, reading
 from turntree.report.wording import count, label, percent, plural, points, span
-from turntree.run import jsonl
+from turntree.run.folder import HELD_OUT, RunDirectory
 from turntree.run.statistics import paired_bootstrap
 
 COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
@@ -19,7 +19,6 @@ COMPARED = (
     *(("own", other) for other in ("base", "sft", "pivotrl")),
     *(("pivotrl", other) for other in ("base", "sft", "random")),
 )
-HELD_OUT = "held_out.jsonl"  # a name given by the stage of online training, which lies beside this floor
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,9 @@ def online_headline(arm: Arm) -> list[str]:
         told = f"Held-out success is {percent(checks[0])}; it was looked at once." if checks else ""
         return [f"{made}.", told or "No check on held-out tasks was logged, so this page says nothing about success."]
     success = f"Held-out success went from {percent(checks[0])} to {percent(checks[-1])}"
-    outcomes: dict[int, dict[str, float]] = {}
-    for iteration, task, reward in _held_out((arm.folder or Path()) / HELD_OUT):
-        outcomes.setdefault(iteration, {})[task] = reward
+    folder = RunDirectory(arm.folder or Path())
+    with reading(folder.path / HELD_OUT):
+        outcomes = {iteration: tasks for iteration, tasks in folder.outcomes().items() if tasks}
     before, after = (outcomes.get(at(outcomes, default=0), {}) for at in (min, max))
     gain = paired({"outcomes": dict(sorted(after.items()))}, {"outcomes": before}) if len(outcomes) > 1 else None
     if gain is None:
@@ -197,15 +196,6 @@ def online_headline(arm: Arm) -> list[str]:
     verdict = "contains zero" if gain.contains_zero else "lies above zero" if gain.low > 0 else "lies below zero"
     success += f" on {plural(gain.tasks, 'task')}: a paired gain of {points(gain.mean)} points (95% interval "
     return [f"{made}.", f"{success}{points(gain.low)} to {points(gain.high)}, which {verdict})."]
-
-
-def _held_out(path: Path) -> Iterator[tuple[int, str, float]]:
-    """Iteration, task and mean reward of every outcome of the checks."""
-    for number, line in jsonl.read_lines(path) if path.exists() else ():
-        row = jsonl.parse_json(line, path, number)
-        with reading(path, number):
-            if row["rewards"]:
-                yield row["iteration"], row["task"], sum(row["rewards"]) / len(row["rewards"])
 
 
 # the ledger

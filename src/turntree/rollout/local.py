@@ -199,8 +199,8 @@ def score_wave(
     cut_turns: CutTurns = "fail",
     seed: int = 0,
 ) -> list[Rewards]:
-    """The verdict on every leaf of every tree, as `judge_turn` gives it, all actions judged together. Equal actions of a
-    tree are judged once. `seed`: of what a verifier draws."""
+    """The verdict on every leaf of every tree, as `judge_turn` gives it: all actions are judged together, and equal
+    ones of a tree once. `seed`: of what a verifier draws."""
     asked: dict[tuple[int, str], tuple[TurnState, Message]] = {}
     keys: list[dict[int, str | Verdict]] = []  # of each tree: the key of a leaf's action, or the verdict on a fault
     for number, (tree, state) in enumerate(grown):
