@@ -66,11 +66,9 @@ def stream_candidates(traces: str, split: str, chosen: Collection[int] | None = 
     return (state for place, state in enumerate(states) if chosen is None or place in chosen)
 
 
-def read_candidates(traces: str, split: str, limit: int, seed: int) -> tuple[list[TurnState], Counter[str]]:
-    """The candidates of a split, at most `limit` drawn by `seed` (0: all), and, by reason, the turns that are not
-    candidates. Raises `InputError` when nothing is left."""
-    surveyed = survey(traces, split)
-    return list(stream_candidates(traces, split, surveyed.draw(limit, seed))), surveyed.skipped
+def read_candidates(traces: str, split: str, limit: int, seed: int) -> list[TurnState]:
+    """The candidates of a split, at most `limit` drawn by `seed` (0: all). Raises `InputError` when nothing is left."""
+    return list(stream_candidates(traces, split, survey(traces, split).draw(limit, seed)))
 
 
 @dataclass(frozen=True)

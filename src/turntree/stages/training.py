@@ -30,8 +30,8 @@ def run_algorithm(
     check: Callable[[int, Row], Checked] | None = None,
     warnings: Callable[[Row], Iterable[str]] = lambda row: (),
 ) -> Trained:
-    """Train from the run's current state to its end. `warnings` are those of a row; the bar shows its figures `shown`.
-    Write the stage's results after it, and call `finish`."""
+    """Train from the run's current state to its end, and write the model and last the cost, which marks the run as
+    finished. `warnings` are those of a row; the bar shows its figures `shown`."""
     checkpoints, done = resume(run, config.checkpoints)
     watch = None
     if isinstance(algorithm, RolloutAlgorithm):
@@ -52,10 +52,6 @@ def run_algorithm(
         notice(warning)
     if trained.stopped:
         notice(f"stopped early: {trained.stopped}")
-    return trained
-
-
-def finish(run: RunDirectory, policy: Policy, trained: Trained) -> None:
-    """Write the model, and last the cost, which marks the run as finished."""
     policy.save(run.model)
     run.write_cost(trained.cost, checks=trained.checks, bill=policy.bill(trained.cost + trained.checks))
+    return trained

@@ -52,16 +52,6 @@ class ImportReport:
     def to_json(self) -> dict[str, Any]:
         return {key: dict(sorted(v.items())) if isinstance(v, Counter) else v for key, v in vars(self).items()}
 
-    def summary(self) -> str:
-        """A summary in two lines."""
-        return "\n".join(
-            f"{name}: {kept} of {read} kept" + "".join(f", {n} {reason}" for reason, n in sorted(dropped.items()))
-            for name, kept, read, dropped in (
-                ("traces", self.traces_kept, self.traces_read, self.dropped_traces),
-                ("turns", self.turns_kept, self.turns_read, self.dropped_turns),
-            )
-        )
-
 
 def stream_chat(
     paths: Iterable[str | Path],

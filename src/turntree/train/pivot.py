@@ -210,17 +210,16 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
 
 
 def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
-    """Mean reward, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts."""
-    by_role: dict[str, list[float]] = defaultdict(list)
+    """Mean reward, overall and by kind of demonstrated action; mixed groups; censored rollouts."""
+    everything: list[float] = []
     by_kind: dict[str, list[float]] = defaultdict(list)
     reasons = censored(verdict for group in groups for verdict in group.rewards.verdicts.values())
     cut = 0
     for group in groups:
         scored = list(group.rewards.scored().values())
-        by_role[group.pivot.role] += scored
+        everything += scored
         by_kind[group.pivot.kind] += scored
         cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
-    everything = [reward for scored in by_role.values() for reward in scored]
     return {
         "reward_mean": mean(everything),
         "reward_std": statistics.pstdev(everything) if everything else None,  # of the batch (paper, Figure 3)
@@ -229,6 +228,5 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
         "censored": sum(reasons.values()),
         "censored_reasons": reasons,
         "cut_turns": cut,
-        "reward_by_role": {role: mean(scored) for role, scored in sorted(by_role.items())},
         "reward_by_kind": {kind: mean(scored) for kind, scored in sorted(by_kind.items())},
     }

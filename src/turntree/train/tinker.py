@@ -216,7 +216,6 @@ class TinkerLearner:
             "rows": float(sum(len(window.rows) for window in windows)),
             "trained_tokens": float(sent),
             "zero_variance_fraction": sum(credit.zero_variance for credit in credits) / len(credits),
-            "sampler_difference": differences[0],
         }
         return {**counted, **metrics}, cost
 
