@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from configs import ComposeConfig, chain, playing
 
-from turntree.cli.experiment import edges, in_points
+from turntree.cli.results import edges, in_points
 from turntree.core.config import Part, to_mapping
 from turntree.core.errors import InputError
 from turntree.experiments.paired import (

@@ -133,7 +133,8 @@ def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
 
     Censored rollouts (they were not there) and forked ones (they share their prefix) are not shown to the gate, but
     what they spent later counts as saved too."""
-    units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if played.knows_turn_tokens else [TURNS]
+    told = all(rollout.turn_tokens is not None for group in played.groups for rollout in group.rollouts)
+    units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if told else [TURNS]
     cut_N = np.zeros(len(played.groups), dtype=bool)
     after = {unit: np.zeros(len(played.groups), dtype=np.int64) for unit in units}
     for i, group in enumerate(played.groups):

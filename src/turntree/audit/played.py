@@ -66,10 +66,6 @@ class Played:
         """The turns of the longest rollout."""
         return max((len(rollout.actions) for group in self.groups for rollout in group.rollouts), default=0)
 
-    @cached_property
-    def knows_turn_tokens(self) -> bool:
-        return all(rollout.turn_tokens is not None for group in self.groups for rollout in group.rollouts)
-
     @property
     def censored(self) -> dict[str, int]:
         """Rollouts without a reward, by their ending."""

@@ -21,22 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import (
-    audit,
-    check,
-    config,
-    experiment,
-    export,
-    gate,
-    gateway,
-    models,
-    pipeline,
-    plan,
-    results,
-    serve,
-    traces,
-    verifier,
-)
+from turntree.cli import check, config, logs, models, pipeline, results, serving, traces
 from turntree.core import parts
 from turntree.core.errors import TurntreeError
 
@@ -52,8 +37,8 @@ def cli() -> None:
 
 for _command in (
     *(traces.traces, pipeline.sft, pipeline.profile, pipeline.rescore, pipeline.importance, pipeline.select),
-    *(pipeline.train, plan.plan, export.export, experiment.experiment, results.evaluate, results.retention),
-    *(gate.gate, gateway.gateway, audit.audit, models.models, serve.serve, check.check, verifier.verifier),
+    *(pipeline.train, pipeline.plan, pipeline.export, results.experiment, results.evaluate, results.retention),
+    *(logs.gate, serving.gateway, logs.audit, models.models, serving.serve, check.check, check.verifier),
     *(results.report, results.quickstart, config.config),
 ):
     cli.add_command(_command)
