@@ -106,7 +106,9 @@ def recommend(played: Played) -> tuple[PrefixDivergenceGate | None, dict[str, An
         termination=chosen["termination"],
         signal=SIGNALS[chosen["signal"]],
     )
-    lost = _share_lost(latest, gate)
+    mixed = [group for group in latest if group_outcome(group.rewards) is GroupOutcome.MIXED]
+    horizon = max(len(rollout.actions) for group in latest for rollout in group.rollouts)
+    lost = sum(_is_cut(group, gate, horizon) for group in mixed) / len(mixed) if mixed else 0.0
     if lost > GATE_MAY_LOSE:
         return None, (
             f"{chosen['rule']} has the precision, but would also cut {lost:.0%} of the groups with a gradient, more "
@@ -120,12 +122,6 @@ def recommend(played: Played) -> tuple[PrefixDivergenceGate | None, dict[str, An
         "floor": PRECISION_FLOOR,
         "confidence": CONFIDENCE,
     }
-
-
-def _share_lost(groups: list[LoggedGroup], gate: PrefixDivergenceGate) -> float:
-    mixed = [group for group in groups if group_outcome(group.rewards) is GroupOutcome.MIXED]
-    horizon = max(len(rollout.actions) for group in groups for rollout in group.rollouts)
-    return sum(_is_cut(group, gate, horizon) for group in mixed) / len(mixed) if mixed else 0.0
 
 
 def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:

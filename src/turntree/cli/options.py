@@ -340,7 +340,11 @@ def _kind(hint: Any, name: str) -> dict[str, Any]:
     if origin is tuple:
         return {"callback": _list_of(arguments[0], name), "metavar": "VALUE,..."}
     if origin is dict:
-        return {"multiple": True, "callback": _mapping(name), "metavar": "KEY=VALUE"}
+        return {
+            "multiple": True,
+            "callback": lambda _, __, texts: dict(assignment(text, name) for text in texts) or None,
+            "metavar": "KEY=VALUE",
+        }
     return {"metavar": "NAME"} if hint is Part else {}
 
 
@@ -355,13 +359,6 @@ def _list_of(item: Any, name: str) -> Any:
             return [kind(part) for part in text.split(",") if part]
         except ValueError:
             raise InputError(f"{text!r} is not a list of numbers", field=name, hint=f"write {name} 0,1,2") from None
-
-    return read
-
-
-def _mapping(name: str) -> Any:
-    def read(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any] | None:
-        return dict(assignment(text, name) for text in texts) or None
 
     return read
 

@@ -84,7 +84,7 @@ def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
     \b
     Example: turntree rescore runs/profile.jsonl --verifier my_rules:judge --out runs/rescored.jsonl
     """
-    from turntree.stages.profile import run_rescore
+    from turntree.stages.rescore import run_rescore
 
     result = run_rescore(config, out, overwrite=overwrite)
     finish(result, json_path, _profile_lines(result, out))

@@ -160,9 +160,8 @@ class StoredProfile:
         self._places: dict[tuple[str, int], int] = {}
         for place, row in enumerate(rows, start=1):
             if row.get("samples") is None:
-                published = self.header["policy_hash"] == PUBLISHED
-                why = "its pass rates are published ones" if published else "an older version made it"
-                raise InputError(f"holds no samples: {why}", path=path, hint="profile with a policy")
+                problem = "holds no samples: its pass rates are published ones"
+                raise InputError(problem, path=path, hint="profile with a policy")
             self._places[row["trace_id"], row["turn"]] = place
         self._offsets = array("Q")  # of the header, then of the rows
         offset = 0

@@ -13,7 +13,7 @@ from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
 from turntree.run.artifacts import PIVOTS
 from turntree.run.files import file_hash
-from turntree.run.jsonl import located
+from turntree.run.jsonl import placed
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import read_traces
 
@@ -47,10 +47,8 @@ def survey(traces: str, split: str) -> Survey:
             hint = "give a group one split, or what is trained on is tested on"
             raise InputError(f"{problem} {splits[trace.group]!r}", path=traces, field="split", hint=hint)
         if split in ("", trace.split):
-            try:
+            with placed(path=traces):
                 reasons = skipped_turns(trace)
-            except InputError as error:
-                raise located(error, path=traces) from error
             found += len(trace.turn_positions) - len(reasons)
             skipped.update(reasons.values())
     if not found:

@@ -1,29 +1,15 @@
-"""The processes of a run. No torch: the command line reads it for help."""
+"""The ranks of a run."""
 
 from __future__ import annotations
 
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import ConfigError
-from turntree.rollout.cluster.config import WorkersConfig
 from turntree.train.ranks import SINGLE
-
-_HINT = "set cluster.workers to the number of rollout workers"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterConfig(WorkersConfig):
-    """Where rollouts are played. No result depends on it beyond rounding, so a run may go on with other numbers."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.address is not None and self.workers == 0:
-            raise ConfigError("names a cluster, and nothing would run there", field="address", hint=_HINT)
 
 
 def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

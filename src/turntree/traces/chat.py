@@ -17,7 +17,7 @@ from typing import Any, Literal
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.run.identity import fingerprint
-from turntree.run.jsonl import located
+from turntree.run.jsonl import located, placed
 from turntree.traces.assemble import Assembled, assemble, count_turns
 from turntree.traces.formats.chat import UnknownKeys
 from turntree.traces.formats.row import ChatRow, RowRefused, Rule
@@ -96,11 +96,9 @@ class _Import:
     """Groups by their names (`ChatRow.thread`)."""
 
     def file(self, file: SourceFile) -> None:
-        try:
+        with placed(path=file.shown):  # as the user named the file: inside an archive the actual path differs
             for row in self.readers.rows(file):
                 self._row(row, file)
-        except InputError as error:  # names the file as the user did: inside an archive the actual path differs
-            raise located(error, path=file.shown) from error
 
     def _row(self, row: SourceRow, file: SourceFile) -> None:
         place = {"line": row.line} if row.line else {"index": row.index} if row.index else {}
