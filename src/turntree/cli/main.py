@@ -21,7 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import check, config, logs, models, pipeline, results, serving, traces
+from turntree.cli import check, config, logs, pipeline, results, serving, traces
 from turntree.core import parts
 from turntree.core.errors import TurntreeError
 
@@ -38,7 +38,7 @@ def cli() -> None:
 for _command in (
     *(traces.traces, pipeline.sft, pipeline.profile, pipeline.rescore, pipeline.importance, pipeline.select),
     *(pipeline.train, pipeline.plan, pipeline.export, results.experiment, results.evaluate, results.retention),
-    *(logs.gate, serving.gateway, logs.audit, models.models, serving.serve, check.check, check.verifier),
+    *(logs.gate, serving.gateway, logs.audit, serving.models, serving.serve, check.check, check.verifier),
     *(results.report, results.quickstart, config.config),
 ):
     cli.add_command(_command)

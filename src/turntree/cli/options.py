@@ -32,7 +32,7 @@ from turntree.core.config import defaults as defaults_of
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.keys import Key, keys
 from turntree.run.files import read_json, require_writable
-from turntree.run.jsonl import located, parse_json, read_toml
+from turntree.run.jsonl import located, parse_json, placed, read_toml
 
 # where a command is to write, checked before it begins: a result that cannot be written would be lost
 
@@ -223,10 +223,8 @@ class StageCommand(OutputCommand):
             model = [layer.values["model"] for layer in layers if "model" in layer.values] or [values["model"]]
             layers = [_Layer({self._part: self._named(model[-1])}), *layers]
         for layer in layers:
-            try:
+            with placed(path=layer.path):
                 values = overlaid(values, layer.values, self.config_class)
-            except ConfigError as error:
-                raise located(error, path=layer.path) from error
         return values
 
     def _elsewhere(self, error: ConfigError) -> ConfigError:
