@@ -23,8 +23,8 @@ from turntree.experiments.paired import (
 from turntree.report.html import build_report
 from turntree.run.files import write_json
 from turntree.run.folder import RunDirectory, open_run
+from turntree.run.means import mean
 from turntree.run.statistics import crossed_interval, sign_flip, t_interval
-from turntree.run.wilson import mean
 from turntree.stages.train_online import TrainOnlineConfig
 
 

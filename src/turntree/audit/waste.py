@@ -13,8 +13,8 @@ import numpy as np
 from turntree.audit.played import Played
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.logs.groups import LoggedRollout
+from turntree.run.means import wilson
 from turntree.run.statistics import ratio_interval
-from turntree.run.wilson import wilson
 
 K = TypeVar("K", int, str)
 LEAST_RATIO = 2.0  # a sign counts where it is this much more frequent among the lowest rewards than among the others

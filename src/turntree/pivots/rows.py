@@ -26,7 +26,7 @@ from turntree.core.protocols import TurnState
 from turntree.pivots.samples import Sample
 from turntree.run.artifacts import PROFILE, policy_of
 from turntree.run.identity import fingerprint
-from turntree.run.wilson import wilson
+from turntree.run.means import wilson
 
 PUBLISHED = "published"  # the policy of a profile that was made of published pass rates
 

@@ -241,7 +241,7 @@ def reward_means(rows: Sequence[Row], threshold: float) -> Chart | None:
     A bar for every possible mean of K rewards of 0 or 1."""
     if not can_draw():
         return None
-    width = 1 / max(2, *(row.get("rollouts", 20) for row in rows))
+    width = 1 / max(2, *(row["rollouts"] for row in rows))
     counts = Counter(
         (classify(row, threshold), round(row["reward_mean"] / width)) for row in rows if row["reward_mean"] is not None
     )

@@ -205,7 +205,7 @@ def ledger(run: Run) -> list[dict[str, Any]]:
     """What every stage cost that wrote it down, in the order in which a run takes them, and their sum at the end.
     `rho` is flat / unique trained tokens."""
     rows: list[dict[str, Any]] = []
-    if run.profile is not None and "cost" in run.profile.header.get("summary", {}):
+    if run.profile is not None and "cost" in run.profile.header["summary"]:
         header = run.profile.header
         rows.append(_ledger_row("profile", {**header["summary"]["cost"], "timing": header.get("timing", {})}))
     for arm in run.arms:
@@ -246,13 +246,12 @@ def mean_rho(metrics: Sequence[Row]) -> float | None:
 
 def threshold(run: Run) -> float:
     """The lambda of the run's selection; without one the default of `turntree select`."""
-    config = run.pivots.header.get("config", {}) if run.pivots else {}
-    return float(config.get("threshold", SelectConfig().threshold))
+    return float(run.pivots.header["config"]["threshold"] if run.pivots else SelectConfig().threshold)
 
 
 def lambda_preview(run: Run) -> list[Row]:
     """What each lambda keeps, as the selection recorded it, else computed from the profile."""
-    if run.pivots is not None and run.pivots.header.get("summary", {}).get("preview"):
+    if run.pivots is not None and run.pivots.header["summary"].get("preview"):
         return list(run.pivots.header["summary"]["preview"])
     return list(preview(run.profile.rows, THRESHOLDS)) if run.profile is not None else []
 
@@ -262,7 +261,7 @@ def disagreements(run: Run) -> list[str]:
     found: list[str] = []
     tables: Mapping[str, Any] = {"pivots.jsonl": run.pivots, "random.jsonl": run.random}
     for name, table in tables.items():
-        if table and run.profile and table.header.get("policy_hash") != run.profile.header.get("policy_hash"):
+        if table and run.profile and table.header["policy_hash"] != run.profile.header["policy_hash"]:
             found.append(f"{name} was selected from a profile of another policy than the one in profile.jsonl")
     played = [[arm.evaluation["config"].get(key) for key in PLAYED] for arm in run.arms if arm.evaluation]
     if any(settings != played[0] for settings in played):

@@ -26,7 +26,7 @@ from turntree.core.progress import notice
 from turntree.core.protocols import Observation
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
-from turntree.run.wilson import mean
+from turntree.run.means import mean
 
 WEIGHT = "weight"
 _Weight = Annotated[float, Between(-scalars.MOST_WEIGHT, scalars.MOST_WEIGHT)]

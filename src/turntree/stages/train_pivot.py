@@ -40,7 +40,7 @@ from turntree.run import loggers
 from turntree.run.artifacts import POLICY, policy_of
 from turntree.run.files import file_hash
 from turntree.run.folder import HELD_OUT, RunDirectory, open_run
-from turntree.run.wilson import mean_by_kind
+from turntree.run.means import mean_by_kind
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
 from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainPivotConfig

@@ -23,7 +23,7 @@ from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.credit.checked import credit_of, over_batch
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
-from turntree.run.wilson import mean
+from turntree.run.means import mean
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
