@@ -15,8 +15,7 @@ from turntree.core.progress import notice
 from turntree.pivots.rows import classify, message_text
 from turntree.pivots.select import is_pivot
 from turntree.report import browser, figures, results
-from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
-from turntree.report.figures import Chart, lines, series, style
+from turntree.report.figures import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Chart, Curve, lines, series, style
 from turntree.report.read import Arm, Row, Run, Table, read_run, reading
 from turntree.report.wording import duration, templates
 from turntree.run.files import file_hash, write_text

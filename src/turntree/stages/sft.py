@@ -18,11 +18,10 @@ from turntree.core.protocols import Renderer
 from turntree.run import loggers
 from turntree.run.files import file_hash
 from turntree.run.folder import HELD_OUT, open_run
-from turntree.stages.cluster import on_ranks
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.policy import Policy, load_policy
-from turntree.stages.training import run_algorithm
+from turntree.stages.training import on_ranks, run_algorithm
 from turntree.traces.schema import Trace, read_traces
 from turntree.train.loop import Checked, Row
 from turntree.train.ranks import SINGLE, ProcessGroup

@@ -36,13 +36,12 @@ from turntree.rollout.service import EpisodeGroup, Parts, RolloutService, S
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import HELD_OUT, RunDirectory, open_run
-from turntree.stages.cluster import on_ranks
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import held_out_figures, keep_outcomes
 from turntree.stages.policy import Policy, Speaker, load_policy, load_renderer, open_speaker, policy_name
-from turntree.stages.training import run_algorithm
+from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, check_servers, open_crew
 from turntree.train.loop import Checked, Row

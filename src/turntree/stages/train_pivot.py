@@ -42,13 +42,12 @@ from turntree.run.files import file_hash
 from turntree.run.folder import HELD_OUT, RunDirectory, open_run
 from turntree.run.means import mean_by_kind
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
-from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainPivotConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy, Speaker, load_policy
-from turntree.stages.training import run_algorithm
+from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
@@ -231,22 +230,20 @@ def _keep(
     """Append the trees of a step that is kept."""
     if not trees.is_kept(step, config.train.steps, config.keep_trees):
         return
-    labelled = enumerate(zip(groups, credits, strict=True))
-    run.append(trees.FILE_NAME, (_kept_tree(step, number, *pair).to_json() for number, pair in labelled))
-
-
-def _kept_tree(step: int, number: int, group: PivotGroup, credit: Credit | None) -> KeptTree:
-    state = group.pivot.prompted.state
-    return KeptTree(
-        id=f"{step}.{number}",
-        iteration=step,
-        tree=group.tree,
-        rewards=group.rewards,
-        credit=credit,
-        task_type=group.pivot.kind,
-        tools=tuple(state.tools),
-        meta={"role": group.pivot.role, "demonstrated": action_text(state.demonstration)},
-    )
+    kept = [
+        KeptTree(
+            id=f"{step}.{number}",
+            iteration=step,
+            tree=group.tree,
+            rewards=group.rewards,
+            credit=credit,
+            task_type=group.pivot.kind,
+            tools=tuple(group.pivot.prompted.state.tools),
+            meta={"role": group.pivot.role, "demonstrated": action_text(group.pivot.prompted.state.demonstration)},
+        )
+        for number, (group, credit) in enumerate(zip(groups, credits, strict=True))
+    ]
+    run.append(trees.FILE_NAME, (tree.to_json() for tree in kept))
 
 
 def _pivots(
