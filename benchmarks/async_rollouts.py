@@ -40,11 +40,11 @@ from turntree.experiments.paired import (
     ratio_over_seeds,
     task_matrix,
 )
+from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.folder import RunDirectory
 from turntree.run.loggers import RunInfo
-from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import Device
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.train.config import LoRAConfig, OnlineConfig, OptimizerConfig
@@ -92,7 +92,7 @@ def config(seed: int, staleness: int, given: argparse.Namespace) -> TrainOnlineC
         held_out_temperature=1.0,
         train=train,
         keep_trees=0,
-        cluster=ClusterConfig(workers=given.workers),
+        cluster=WorkersConfig(workers=given.workers),
         device=device,
     )
 

@@ -32,7 +32,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, TurnState, task_of
 from turntree.env.tasks import open_tasks
 from turntree.rollout.rebuild import said
-from turntree.run.wilson import wilson
+from turntree.run.means import wilson
 from turntree.verify.paper import Paper
 
 sys.path.insert(0, str(Path(__file__).parent))

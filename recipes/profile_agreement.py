@@ -13,16 +13,15 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from turntree.pivots.profile import SCHEMA
 from turntree.pivots.rows import classify
-from turntree.run.files import stream_table
+from turntree.run.artifacts import PROFILE
 
 WAYS = {"all succeed": "mastered", "mixed but easy": "mastered"}
 THRESHOLD = 0.6
 
 
 def classes(path: str) -> dict[tuple[str, int], str]:
-    return {(row["trace_id"], row["turn"]): classify(row, THRESHOLD) for row in stream_table(Path(path), SCHEMA)[1]}
+    return {(row["trace_id"], row["turn"]): classify(row, THRESHOLD) for row in PROFILE.stream(Path(path))[1]}
 
 
 def interval(statistic: Callable[[Sequence[int]], float], count: int, resamples: int = 1000) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from configs import ComposeConfig, chain, playing
 
-from turntree.cli.experiment import edges, in_points
+from turntree.cli.results import edges, in_points
 from turntree.core.config import Part, to_mapping
 from turntree.core.errors import InputError
 from turntree.experiments.paired import (
@@ -31,8 +31,8 @@ from turntree.experiments.paired import (
     task_matrix,
     write_experiment,
 )
-from turntree.pivots import profile as profiling
-from turntree.run.files import read_json, read_table, write_json
+from turntree.run.artifacts import PROFILE
+from turntree.run.files import read_json, write_json
 from turntree.run.folder import RunDirectory
 from turntree.stages import profile, select
 from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
@@ -170,7 +170,7 @@ def curve(out: Path, seed: int, arm: str) -> list[Point]:
     for name in _prefixes(arm):
         stage = chain(name)[-1][0]
         if stage == "pivot":
-            header, _ = read_table(out / f"seed{seed}" / "profile.jsonl", profiling.SCHEMA)
+            header, _ = PROFILE.stream(out / f"seed{seed}" / "profile.jsonl")
             bill, seconds = header["summary"]["cost"], sum(header["timing"].values())
             spent = {unit: spent[unit] + (seconds if unit == "seconds" else bill.get(unit, 0)) for unit in UNITS}
         rows = RunDirectory(arm_folder(out, seed, name)).metrics()

@@ -94,7 +94,7 @@ def demonstrated(demonstrator: Part, policy: Policy, limits: Limits) -> list[Pro
     with tempfile.TemporaryDirectory() as folder:
         traces = Path(folder) / "traces.jsonl"
         demonstrate(demonstrator, traces)
-        states, _ = read_candidates(str(traces), "", 0, 0)
+        states = read_candidates(str(traces), "", 0, 0)
     return [item for _, item in that_fit(states, policy.renderer, limits)[0]]
 
 

@@ -98,8 +98,6 @@ class StoredPlayer:
             cut = None if decision is None or not decision.cut else int(decision.numbers["turn"])
             gated = Verdict(None, f"the gate cuts the group at turn {cut}")
             rewards = kept.rewards if cut is None else Rewards(dict.fromkeys(kept.rewards.verdicts, gated))
-            self.usage.groups += 1
-            self.usage.cut += cut is not None
             seconds = time.perf_counter() - started
             yield GrownGroup(
                 index=index,

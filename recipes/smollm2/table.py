@@ -21,8 +21,8 @@ import numpy as np
 from instructions import followed
 from retention import last_number
 
-from turntree.pivots.rows import SCHEMA
-from turntree.run.files import read_json, stream_table, write_json
+from turntree.run.artifacts import PROFILE
+from turntree.run.files import read_json, write_json
 
 BASE, BEFORE = "base", "warm"
 TEXTS = ("wiki", "gsm8k", "math")
@@ -34,7 +34,7 @@ Values = Mapping[str, tuple[str, float, float]]  # by item: its task, and a rati
 def accepted(path: Path) -> Values:
     """Of every held-out turn what share of its samples the verifier accepted; the task is the trace."""
     found: dict[str, tuple[str, float, float]] = {}
-    for row in stream_table(path, SCHEMA)[1]:
+    for row in PROFILE.stream(path)[1]:
         if row["reward_mean"] is not None:
             found[f"{row['trace_id']} {row['turn']}"] = (row["trace_id"], row["reward_mean"], 1.0)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from turntree.report import columns
+from turntree.report import figures
 
 SMALL = ("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 4, "--max-tokens", 24, "--count", 4)
 FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--filter", "dapo", "--filter", "greso")
@@ -30,7 +30,7 @@ def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turn
     assert (out / "model" / "model.safetensors").exists()
     assert (out / "gate.jsonl").exists()
     row = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-    drawn = [*(curve.key for curve in columns.ONLINE), *columns.SPENT, columns.SUCCESS.key, "stops"]
+    drawn = [*(curve.key for curve in figures.ONLINE), *figures.SPENT, figures.SUCCESS.key, "stops"]
     absent = {key for key in drawn if not logged(row, key)}
     assert absent <= {"kl", "grad_norm"}, "a page draws what a run logs (these two where there was an update)"
     assert "zero_variance_rate" in turntree.json("audit", out, "--out", tmp_path / "audit.html")

@@ -6,14 +6,14 @@ import pytest
 
 from household_players import generate_games
 from household_text import written
-from turntree.run.files import read_table
+from turntree.run.artifacts import PROFILE
 from turntree.stages.evaluate import _share
 
 TRAIN = ("--steps", 2, "--set", "train.states=4", "--set", "train.group_size=4", "--set", "check.tasks=0")
 
 
 def test_a_profile_has_exact_counts_and_names_its_policy(household):
-    header, rows = read_table(household / "profile.jsonl", "turntree.profile/2")
+    header, rows = PROFILE.read(household / "profile.jsonl")
     assert len(rows) == header["summary"]["candidates"] == 60
     assert sum(header["summary"]["classes"].values()) == 60
     for row in rows:
@@ -30,8 +30,8 @@ def test_a_profile_has_exact_counts_and_names_its_policy(household):
 def test_the_same_seed_gives_the_same_profile(turntree, household, tmp_path):
     arguments = ("profile", "--traces", household / "traces.jsonl", "--limit", 60, "--rollouts", 8, "--max-tokens", 24)
     turntree(*arguments, "--out", tmp_path / "again.jsonl")
-    _, first = read_table(household / "profile.jsonl", "turntree.profile/2")
-    _, again = read_table(tmp_path / "again.jsonl", "turntree.profile/2")
+    _, first = PROFILE.read(household / "profile.jsonl")
+    _, again = PROFILE.read(tmp_path / "again.jsonl")
     assert first == again
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from completions_server import completion, serve
-from turntree.run.files import read_table
+from turntree.run.artifacts import PROFILE
 from turntree_worlds.household.entry import POLICY as EMBEDDED
 
 SHAPE = ("--max-tokens", 24, "--limit", 30)
@@ -13,7 +13,7 @@ SHAPE = ("--max-tokens", 24, "--limit", 30)
 
 def lines(path, *dropped):
     """Header and rows without `timing` and what is named."""
-    header, rows = read_table(path, "turntree.profile/2")
+    header, rows = PROFILE.read(path)
     header = {**header, "timing": None, "config": {**header["config"], "reuse": None}}
     header["summary"] = {key: value for key, value in header["summary"].items() if key not in dropped}
     return header, [{key: value for key, value in row.items() if key not in dropped} for row in rows]
@@ -53,7 +53,7 @@ def test_an_adaptive_profile_serves_the_threshold_that_it_settled(turntree, hous
     result = turntree.json(*arguments, "--threshold", 0.7, "--reuse", fixed, "--out", out)
     assert result["cost"]["turns"] == 0, "every sample was there"
     assert result["rollouts"] < 30 * 8
-    _, rows = read_table(out, "turntree.profile/2")
+    _, rows = PROFILE.read(out)
     assert {row["stop"] for row in rows} <= {"settled", "audited", "K reached"}
     assert "--threshold 0.7" in turntree.error("select", out, "--out", tmp_path / "p.jsonl")
     chosen = turntree.json("select", out, "--threshold", 0.7, "--out", tmp_path / "p.jsonl")
@@ -76,7 +76,7 @@ def test_a_server_is_profiled_and_its_failures_are_no_rewards(turntree, househol
     (reason,) = result["faults"]
     assert "400" in reason
     assert 0 < result["faults"][reason] == result["unjudged"] == sum(asked["seed"] % 4 == 0 for asked in server.asked)
-    header, rows = read_table(tmp_path / "p.jsonl", "turntree.profile/2")
+    header, rows = PROFILE.read(tmp_path / "p.jsonl")
     assert header["policy_hash"] == "endpoint:served"
     assert {action["text"] for row in rows for action in row["actions"]} == {"look", "go to nowhere"}
     turntree("profile", *arguments[1:], *where, "--out", tmp_path / "gone.jsonl", code=2)
@@ -87,7 +87,7 @@ def test_actions_that_a_verifier_could_not_judge_are_counted_with_the_reason(tur
     rule = "def judge(state, action):\n    return 1 / ('open' not in action.content)\n"
     (tmp_path / "broken_rule.py").write_text(rule)
     said = turntree("rescore", fixed, "--verifier", "broken_rule:judge", "--out", tmp_path / "p.jsonl", cwd=tmp_path)
-    header, rows = read_table(tmp_path / "p.jsonl", "turntree.profile/2")
+    header, rows = PROFILE.read(tmp_path / "p.jsonl")
     opened = [one for row in rows for one in row["actions"] if "open" in one["text"] and not one.get("truncated")]
     assert opened and {one["reward"] for one in opened} == {None}
     unjudged = header["summary"]["unjudged"]

@@ -5,7 +5,7 @@ import pytest
 from turntree.core.errors import InputError
 from turntree.core.messages import ToolCall
 from turntree.env.tools.runtime import ToolRuntime
-from turntree.env.tools.tool import ToolSource, ToolStatus
+from turntree.env.tools.tool import ToolStatus
 from turntree_worlds.documents import Document
 from turntree_worlds.sandboxes.box import SandboxLost
 from turntree_worlds.sandboxes.limits import Execution, Limits, SandboxConfig
@@ -28,8 +28,8 @@ def test_python_shows_output_value_and_errors_and_is_run_each_time(sandbox):
     tools = ToolRuntime([SandboxTool(sandbox)])
     asked = ToolCall("python", {"code": "print('a')\n6 * 7"})
     for _ in range(2):
-        answered = tools.call(asked)
-        assert (answered.text, answered.source) == ("a\n42", ToolSource.FRESH)
+        assert tools.call(asked).text == "a\n42"
+    assert tools.ledger.total().misses == 2
     assert "ZeroDivisionError" in tools.call(ToolCall("python", {"code": "1 / 0"})).text
     assert tools.call(ToolCall("python", {"code": "x = 1"})).text == "[no output]"
     assert tools.call(ToolCall("python", {"source": "1"})).status is ToolStatus.REFUSED
@@ -85,7 +85,8 @@ def test_the_parts_of_a_page_are_the_page(pages):
 def test_a_part_may_be_written_as_a_whole_float(pages):
     two = pages.call(ToolCall("open", {"title": "A", "part": 2.0}))
     assert two.status is ToolStatus.ANSWERED and two.text.endswith("\n[part 2 of 5]")
-    assert pages.call(ToolCall("open", {"title": "A", "part": 2})).source is ToolSource.HIT
+    hits = pages.ledger.total().hits
+    assert pages.call(ToolCall("open", {"title": "A", "part": 2})) == two and pages.ledger.total().hits == hits + 1
     assert pages.call(ToolCall("open", {"title": "A", "part": 2.5})).status is ToolStatus.REFUSED
 
 

@@ -13,7 +13,6 @@ from turntree.core.errors import InputError
 from turntree.experiments import gate, paired
 from turntree.experiments.config import GateExperimentConfig
 from turntree.experiments.paired import (
-    held_out_checks,
     held_out_outcomes,
     over_seeds,
     paired_outcomes,
@@ -23,9 +22,9 @@ from turntree.experiments.paired import (
 )
 from turntree.report.html import build_report
 from turntree.run.files import write_json
-from turntree.run.folder import open_run
+from turntree.run.folder import RunDirectory, open_run
+from turntree.run.means import mean
 from turntree.run.statistics import crossed_interval, sign_flip, t_interval
-from turntree.run.wilson import mean
 from turntree.stages.train_online import TrainOnlineConfig
 
 
@@ -106,12 +105,12 @@ def test_outcomes_by_task_lie_beside_the_summary(tmp_path):
     run.mkdir(parents=True)
     rows = [{"iteration": 0, "task": "a", "rewards": [0.0, 1.0]}, {"iteration": 0, "task": "b", "rewards": []}]
     (run / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert held_out_checks(run) == {0: {"a": 0.5}}
+    assert RunDirectory(run).outcomes() == {0: {"a": 0.5}}
     assert held_out_outcomes(run) == {"a": 0.5}
     with (run / "held_out.jsonl").open("a") as more:
         for iteration, rewards in ((20, [1.0]), (9, [0.0])):
             more.write(json.dumps({"iteration": iteration, "task": "\u00e4", "rewards": rewards}) + "\n")
-    assert held_out_outcomes(run) == {"\u00e4": 1.0} and held_out_checks(run)[9] == {"\u00e4": 0.0}
+    assert held_out_outcomes(run) == {"\u00e4": 1.0} and RunDirectory(run).outcomes()[9] == {"\u00e4": 0.0}
     with pytest.raises(InputError, match="no outcomes by task"):
         held_out_outcomes(tmp_path / "seed4" / "none")
     write_experiment(tmp_path, {"gain": 0.5}, [3], ["none"])

@@ -383,7 +383,6 @@ def test_faults_cost_retries_and_never_change_what_was_sampled(world: World, wea
         assert here.rewards == there.rewards
     retried = [decision for group in faulty.groups for decision in group.tree.decisions]
     assert {decision.action for decision in retried} <= {"retry"}
-    assert len(retried) == faulty.scheduler.usage.retries
 
 
 @settings(max_examples=10)

@@ -11,7 +11,7 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
-from turntree.pivots.importance import Choice, choose, measure, shrunk
+from turntree.pivots.importance import choose, shrunk, weigh
 from turntree.rollout.continuations import PlayOn, Rest
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.rebuild import Rebuilder
@@ -65,9 +65,9 @@ def test_an_accepted_and_a_refused_action_are_chosen_and_only_where_both_were_sa
         {"text": "odd", "reward": None, "strict": None, "count": 1},
     ]
     for seed in range(20):
-        choice = choose(state, {"actions": actions, "reward_mean": mean}, seed)
-        assert choice is not None and (choice.accepted.content, choice.refused.content) == ("good", "bad")
-    assert choose(state, {"actions": actions[1:], "reward_mean": 0.0}, 0) is None
+        sides = choose(state, {"actions": actions, "reward_mean": mean}, seed)
+        assert [(side.name, side.action.content) for side in sides] == [("accepted", "good"), ("refused", "bad")]
+    assert choose(state, {"actions": actions[1:], "reward_mean": 0.0}, 0) == []
 
 
 def test_graded_rewards_are_split_at_their_mean() -> None:
@@ -76,8 +76,8 @@ def test_graded_rewards_are_split_at_their_mean() -> None:
         {"text": "better", "reward": 0.7, "strict": 0.0, "count": 1},
         {"text": "worse", "reward": 0.3, "strict": 0.0, "count": 3},
     ]
-    choice = choose(state, {"actions": actions, "reward_mean": 0.4}, 0)
-    assert choice is not None and (choice.accepted.content, choice.refused.content) == ("better", "worse")
+    sides = choose(state, {"actions": actions, "reward_mean": 0.4}, 0)
+    assert [side.action.content for side in sides] == ["better", "worse"]
 
 
 def test_exact_outcomes_are_believed() -> None:
@@ -110,9 +110,10 @@ def test_the_action_that_wins_is_worth_a_success_where_no_turn_is_left_to_repair
     policy = load_policy("household", Device())
     episodes = EpisodeConfig(max_turns=len(before) + 1, sampling=Sampling(max_tokens=8))
     play_on = PlayOn(Rebuilder(Part("household")), policy.engine, policy.renderer, episodes, forks=2)
-    choice = Choice(state, Message("assistant", last), Message("assistant", "look"))
-    (found,), _ = measure([choice], play_on, seed=0)
-    assert (found.accepted, found.refused, found.difference) == (1.0, 0.0, 1.0) and found.error == 0
+    actions = [{"text": last, "reward": 1.0, "count": 1}, {"text": "look", "reward": 0.0, "count": 1}]
+    (found,), _ = weigh([state], [{"actions": actions, "reward_mean": 0.5}], play_on, seed=0)
+    assert found is not None and found.error == 0
+    assert (found.accepted, found.refused, found.difference) == (1.0, 0.0, 1.0)
 
 
 def test_the_rest_of_an_episode_ends_as_a_failure_when_its_turns_are_used() -> None:

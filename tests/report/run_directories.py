@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
 from turntree.core.messages import Message
 from turntree.pivots.select import SelectConfig, preview, select
@@ -16,6 +17,7 @@ from turntree.stages.config import EvaluateConfig
 from turntree.traces.schema import Trace, write_traces
 
 POLICY = "0123abcd"
+HASHES = {"tokenizer_hash": "4567", "template_hash": "89ab"}
 GAMES = 20
 
 
@@ -73,22 +75,27 @@ def candidates() -> list[Any]:
 
 
 def write_profile(path: Path, rows: Sequence[Any] | None = None) -> None:
+    rows = candidates() if rows is None else rows
     traces = path / "traces.jsonl"
     header = {
         "schema": "turntree.profile/2",
-        "config": {"traces": "traces.jsonl", "model": "default", "split": "train"},
+        "config": {
+            **{"traces": "traces.jsonl", "model": "default", "split": "train", "verifier": "household"},
+            "profile": {"sampling": to_mapping(Sampling())},
+        },
         "policy_hash": POLICY,
+        **HASHES,
         "verifier": "household-functional/2",
         "traces_hash": file_hash(traces) if traces.exists() else "none",
         "summary": {
-            "candidates": 5,
+            "candidates": len(rows),
             "skipped_turns": {"empty_turn": 7},
             "miss_rate": 0.375,
             "cost": {"turns": 20, "decoded_tokens": 140, "prefilled_tokens": 900, "reused_tokens": 2700},
         },
         "timing": {"engine_seconds": 1.5, "environment_seconds": 0.0, "training_seconds": 0.0},
     }
-    write_table(path / "profile.jsonl", header, candidates() if rows is None else rows)
+    write_table(path / "profile.jsonl", header, rows)
 
 
 def write_selections(path: Path) -> None:
@@ -98,7 +105,10 @@ def write_selections(path: Path) -> None:
             "schema": "turntree.pivots/2",
             "config": {"threshold": config.threshold},
             "policy_hash": POLICY,
-            "summary": {"preview": preview(candidates(), (0.3, 0.6, 1.01))},
+            **HASHES,
+            **{"verifier": "household-functional/2", "verifier_source": "household", "split": "train"},
+            **{"traces": "traces.jsonl", "traces_hash": "none", "sampling": to_mapping(Sampling()), "cut": 0},
+            "summary": {"selected": len(chosen.rows), "preview": preview(candidates(), (0.3, 0.6, 1.01))},
         }
         write_table(path / f"{name}.jsonl", header, chosen.rows)
 

@@ -265,7 +265,7 @@ def test_an_empty_folder_and_a_missing_one_are_one_clear_line(tmp_path: Path) ->
             '{"schema": "turntree.evaluation/1", "config": {}}',
             r"field 'policy_hash': is missing",
         ),
-        ("sft/metrics.jsonl", '{"step": 1}\n{"st', r"metrics\.jsonl:2: is not JSON"),
+        ("sft/metrics.jsonl", '{"step": 1}\n{"st', r"metrics\.jsonl:2: is not complete JSON"),
         ("sft/metrics.jsonl", "{}", r"metrics\.jsonl:1: field 'step': is missing"),
         ("summary.json", '{"arms": 3}', r"summary\.json: holds a value of the wrong type"),
         ("profile.jsonl", '{"schema": "turntree.pivots/2"}', r"profile\.jsonl:1: field 'schema'"),

@@ -8,8 +8,8 @@ import pytest
 from run_directories import candidate, candidates
 
 from turntree.report import wording
-from turntree.report.examples import choose
 from turntree.report.figures import kinds_by_mean, moving_mean, series
+from turntree.report.html import choose
 from turntree.report.results import Estimate, mean_rho
 
 

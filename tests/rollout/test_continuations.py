@@ -16,7 +16,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollout.continuations import Continuation, Outcome
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.local import Prompted, judge_demonstrated, judge_turns, render, score_local
+from turntree.rollout.local import Prompted, judge_demonstrated, judge_turns, render, score_wave
 from turntree.stages.config import Device
 from turntree.stages.policy import load_policy
 from turntree.stages.verifier import open_verifier
@@ -99,7 +99,7 @@ def test_equal_actions_are_judged_once_and_billed_once_and_a_cut_turn_is_not_pla
         )
     verifier = outcome(policy, forks=2)
     policy.engine.clear_cache()  # nothing is kept from what was played before
-    rewards = score_local(tree, state, verifier)
+    (rewards,) = score_wave([(tree, state)], verifier)
     policy.engine.clear_cache()
     (once,) = outcome(policy, forks=2).judge_all([(state, Message("assistant", "look"))])
     assert len(set(rewards.scored().values())) == 1

@@ -19,7 +19,7 @@ from turntree.pivots.samples import Sampler, together
 from turntree.pivots.stopping import Prior
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.local import judge_turn, render, rule_name, sample_local, score_local
+from turntree.rollout.local import judge_turn, render, rule_name, sample_local, score_wave
 from turntree.rollout.players import Setting, grow
 from turntree.rollout.rewards import Episode, RewardSum, WeightedReward
 from turntree.verify.strict import StrictMatch
@@ -52,11 +52,11 @@ def test_the_right_call_with_endless_text_behind_it_is_a_failure_and_no_gap() ->
     cut, whole = leaves(tree, cut=True), leaves(tree, cut=False)
     assert cut and whole
     assert all(tree[leaf].message.tool_calls == CALL.tool_calls for leaf in cut + whole)  # the same call in both
-    rewards = score_local(tree, STATE, ToolCallMatch())
+    (rewards,) = score_wave([(tree, STATE)], ToolCallMatch())
     assert {rewards.of(leaf) for leaf in whole} == {1.0}
     assert {rewards.verdicts[leaf] for leaf in cut} == {Verdict(0.0, "cut by the token limit", "look")}
     assert all(judge_turn(ToolCallMatch(), STATE, tree[leaf].message).reward == 0.0 for leaf in cut), "by default"
-    judged = score_local(tree, STATE, ToolCallMatch(), cut_turns="judge")
+    (judged,) = score_wave([(tree, STATE)], ToolCallMatch(), cut_turns="judge")
     assert {judged.of(leaf) for leaf in tree.leaves()} == {1.0}
 
 
@@ -68,7 +68,7 @@ def test_a_verifier_that_is_asked_about_a_cut_turn_sees_that_it_was_cut() -> Non
             return Verdict(0.25 if action.cut else 1.0, "")
 
     (tree,) = sample_local([render(STATE, RENDERER)], engine(), RENDERER, SAMPLING, 8, seed=0)
-    judged = score_local(tree, STATE, Whole(), cut_turns="judge")
+    (judged,) = score_wave([(tree, STATE)], Whole(), cut_turns="judge")
     assert {judged.of(leaf) for leaf in leaves(tree, cut=True)} == {0.25}
     again = RolloutTree.from_json(json.loads(json.dumps(tree.to_json())))
     assert [node.message for node in again] == [node.message for node in tree]

@@ -22,7 +22,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.engine.hf import HFEngine
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.local import Limits, Prompted, sample_local, score_local, that_fit
+from turntree.rollout.local import Limits, Prompted, sample_local, score_wave, that_fit
 from turntree.rollout.players import grow
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.service import Parts
@@ -123,7 +123,7 @@ def test_a_local_rollout_that_cannot_be_read_has_no_reward() -> None:
     renderer = Failing("parse", lambda call: call == 1)
     prompted = Prompted(state, renderer.prompt(state.history))
     (tree,) = sample_local([prompted], engine(), renderer, Sampling(max_tokens=8), 3, 0)
-    rewards = score_local(tree, state, StrictMatch())
+    (rewards,) = score_wave([(tree, state)], StrictMatch())
     assert stops(tree) == {"renderer_error": 1, "completed": 2}
     assert [rewards.of(leaf) is None for leaf in tree.leaves()] == [True, False, False]
 

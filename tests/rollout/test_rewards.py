@@ -82,7 +82,7 @@ def played(rewards: RewardSum | None, *tasks: Any, gate: Gate | None = None, **s
 @given(st.lists(st.tuples(st.floats(-10, 10), values), min_size=1, max_size=5))
 def test_the_reward_is_the_weighted_sum_unless_one_function_failed(given_values: list[tuple[float, Any]]) -> None:
     functions = {f"f{number}": (weight, gives(value)) for number, (weight, value) in enumerate(given_values)}
-    verdict = summed(**functions).judge(FINISHED, Verdict(1.0, "the episode is over", success=True))
+    (verdict,) = summed(**functions).judge_all([FINISHED], [Verdict(1.0, "the episode is over", success=True)])
     bad = {
         name
         for name, (_, value) in zip(functions, given_values, strict=True)

@@ -24,11 +24,11 @@ from turntree.core.config import Part
 from turntree.engine.checkpoint import load_model
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
+from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.cluster.pool import WorkerPool
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages import train_online, train_pivot, workers
-from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import CheckConfig, Device, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import resolve
@@ -44,7 +44,7 @@ from turntree.train.pivot import PivotConfig
 
 pytestmark = pytest.mark.usefixtures("two_nodes")
 CACHES = {"prefilled_tokens", "reused_tokens"}
-TWO = ClusterConfig(workers=2, cpus=0.5)
+TWO = WorkersConfig(workers=2, cpus=0.5)
 COMMAND = Sampling(max_tokens=24)
 FAST = OptimizerConfig(learning_rate=1e-4)  # AdamW turns rounding of a small gradient into a share of this
 ONLINE = TrainOnlineConfig(
@@ -260,7 +260,7 @@ def test_pivot_training_is_the_same_when_a_node_is_lost(
     run_train_pivot(config, tmp_path / "here")
     pools, rows = caught(monkeypatch, train_pivot), tmp_path / "two" / "metrics.jsonl"
     node = two_nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-    cluster = ClusterConfig(workers=3, cpus=1.0, batch=1)  # one a node; of the last, none is left when its node is
+    cluster = WorkersConfig(workers=3, cpus=1.0, batch=1)  # one a node; of the last, none is left when its node is
     with meanwhile(
         lambda: rows.exists() and rows.read_text().count("\n") > 1,
         lambda: two_nodes.remove_node(node, allow_graceful=False),

@@ -16,7 +16,7 @@ from turntree.core.tree import NodeKind, StopReason
 from turntree.core.verdict import Verdict
 from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.local import local_request, render, sample_local, score_local
+from turntree.rollout.local import local_request, render, sample_local, score_wave
 from turntree.rollout.players import Setting, grow
 
 TOKENIZER = tiny_tokenizer()
@@ -184,7 +184,7 @@ def test_equal_actions_stay_separate_nodes_and_are_judged_once():
     verifier = OnlyLeft()
     item = render(STATE, RENDERER)
     (tree,) = sample_local([item], scripted(lambda p, s: "left" if s % 2 else "right"), RENDERER, SAMPLING, 8, seed=0)
-    rewards = score_local(tree, STATE, verifier)
+    (rewards,) = score_wave([(tree, STATE)], verifier)
     assert len(tree) == 9
     assert len(tree.leaves()) == 8
     assert verifier.judged == 2
@@ -194,7 +194,7 @@ def test_equal_actions_stay_separate_nodes_and_are_judged_once():
 def test_an_action_that_could_not_be_judged_has_no_reward():
     item = render(STATE, RENDERER)
     (tree,) = sample_local([item], scripted(lambda p, s: "unsure"), RENDERER, SAMPLING, 3, seed=0)
-    assert score_local(tree, STATE, OnlyLeft()).scored() == {}
+    assert score_wave([(tree, STATE)], OnlyLeft())[0].scored() == {}
 
 
 def test_a_state_that_occurs_twice_in_a_wave_is_sampled_twice():

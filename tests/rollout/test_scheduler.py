@@ -326,7 +326,6 @@ def test_a_cut_cancels_what_is_in_flight_and_the_next_task_takes_its_places() ->
     assert [group.cut for group in groups] == [1] * 5
     assert slow.steps <= 5 * 5, "a place is free in the step of the cut, and no second turn was waited for"
     assert slow.in_flight == 0
-    assert scheduler.usage.cut == 5
 
 
 def test_a_cut_group_holds_the_turns_that_were_judged_and_pays_for_those_that_ran_ahead() -> None:
@@ -471,7 +470,6 @@ def test_a_straggler_is_cancelled_by_name_and_its_place_goes_to_the_next() -> No
     groups = list(scheduler.run(corridors(2, 2, 2, 2), seed=3))
     assert ("cancelled", None, "the rollout took longer than 200 seconds") in endings(groups[0])
     assert {stop for group in groups for stop, _, _ in endings(group)} == {"completed", "cancelled"}
-    assert scheduler.usage.cancelled == 1
     (decision,) = groups[0].tree.decisions
     assert (decision.actor, decision.action, decision.numbers) == ("scheduler", "cancel", {"limit_seconds": 200.0})
     assert silent.in_flight == 0
@@ -502,7 +500,7 @@ def test_a_group_that_expires_while_it_is_refilled_starts_nothing_more() -> None
     )
     group = only(list(scheduler.run(corridors(1), seed=0)))
     assert [stop for stop, _, _ in endings(group)] == ["completed", "completed", "cancelled", "cancelled"]
-    assert (scheduler.usage.refilled, scheduler.usage.forked, scheduler.usage.rollouts) == (2, 0, 3)
+    assert next(asked) == 3, "the second refill was never asked for"
 
 
 def test_the_leaves_that_an_expired_group_never_got_are_counted_as_left_out() -> None:
@@ -514,7 +512,7 @@ def test_the_leaves_that_an_expired_group_never_got_are_counted_as_left_out() ->
         brancher=FixedBrancher(turns=(9,)),
     )
     group = only(list(scheduler.run(corridors(1), seed=0)))
-    assert (len(group.tree.ends()), group.unfilled, scheduler.usage.unfilled) == (2, 2, 2)
+    assert (len(group.tree.ends()), group.unfilled) == (2, 2)
 
 
 class Patient(StepByStep):
@@ -597,7 +595,7 @@ def test_an_environment_fault_replays_the_episode_and_counts_every_call() -> Non
     said = [node.message.content for node in group.tree if node.sampled and node.message]
     told = [node.message.content for node in group.tree if node.kind is NodeKind.OBSERVATION and node.message]
     assert told == [" ".join(said[: turn + 1]) for turn in range(4)]
-    assert scheduler.usage.retries == 2
+    assert [decision.action for decision in group.tree.decisions] == ["retry"] * 2
     assert group.tree.cost.tool_calls == Unstable.calls == 2 + (1 + 3) + (1 + 4)
 
 
@@ -650,9 +648,7 @@ def test_the_time_of_a_run_is_accounted_for() -> None:
     scheduler = Scheduler(engine(), RENDERER, config(max_live_rollouts=4), gate=CutAt(99), clock=ticking())
     list(scheduler.run(corridors(3, 3, 3), seed=0))
     usage = scheduler.usage
-    assert usage.groups == 3
-    assert usage.rollouts == 6
-    assert 0 < usage.engine_seconds < usage.seconds
+    assert usage.request_seconds > 0
     assert 0 < usage.gate_seconds < usage.seconds
     assert 0 < usage.busy_share < 1
 

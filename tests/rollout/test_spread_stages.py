@@ -13,9 +13,9 @@ from test_rollout_workers import ONLINE, TWO, artifacts, differences, updates_be
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.cluster.pool import UnitLost
 from turntree.stages import workers
-from turntree.stages.cluster import ClusterConfig
 from turntree.stages.train_online import run_train_online
 from turntree.train.checkpoints import Checkpoints
 from turntree.train.config import LocalConfig
@@ -100,6 +100,6 @@ def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
 
 def test_rollouts_ahead_need_workers() -> None:
     with pytest.raises(ConfigError, match="needs rollout workers"):
-        replace(ahead(1), cluster=ClusterConfig())
+        replace(ahead(1), cluster=WorkersConfig())
     with pytest.raises(ConfigError, match="nothing would run there"):
-        ClusterConfig(address="local")
+        WorkersConfig(address="local")

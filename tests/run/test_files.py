@@ -3,7 +3,7 @@
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.run.files import read_json, read_table, write_table
+from turntree.run.files import read_json, stream_table, write_table
 from turntree.run.jsonl import replacing
 
 
@@ -20,21 +20,22 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
 def test_a_table_round_trips(tmp_path):
     path = tmp_path / "t.jsonl"
     assert write_table(path, {"schema": "x/1"}, [{"a": 1}, {"a": "ü"}]) == 2
-    assert read_table(path, "x/1") == ({"schema": "x/1"}, [{"a": 1}, {"a": "ü"}])
+    header, rows = stream_table(path, "x/1")
+    assert (header, list(rows)) == ({"schema": "x/1"}, [{"a": 1}, {"a": "ü"}])
 
 
 def test_a_truncated_line_is_named(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"schema": "x/1"}\n{"a": 1}\n{"a": ')
     with pytest.raises(InputError, match=r"t\.jsonl:3: is not complete JSON"):
-        read_table(path, "x/1")
+        list(stream_table(path, "x/1")[1])
 
 
 def test_another_schema_is_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"schema": "y/1"}\n')
     with pytest.raises(InputError, match="'y/1', not 'x/1'"):
-        read_table(path, "x/1")
+        list(stream_table(path, "x/1")[1])
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):

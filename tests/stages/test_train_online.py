@@ -18,10 +18,10 @@ from turntree.credit.config import CreditConfig
 from turntree.engine.checkpoint import load_model
 from turntree.logs import rollouts, trees
 from turntree.rollout.acceptance import Acceptance
+from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages import held_out
-from turntree.stages.cluster import ClusterConfig
+from turntree.run.folder import HELD_OUT
 from turntree.stages.config import Device
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.policy import resolve
@@ -32,7 +32,7 @@ from turntree.train.config import LocalConfig
 from turntree.train.online import OnlineConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
-LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, held_out.FILE_NAME)
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 ROLLOUTS = SchedulerConfig(
     episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
 )
@@ -211,7 +211,7 @@ def test_servers_get_no_whole_weights_while_workers_sample_from_earlier_ones(tmp
         device = Device(engine=Part("vllm", {"url": url}))
         with pytest.raises(ConfigError) as caught:
             run_train_online(
-                replace(CONFIG, train=train, cluster=ClusterConfig(workers=2), device=device), tmp_path / "run"
+                replace(CONFIG, train=train, cluster=WorkersConfig(workers=2), device=device), tmp_path / "run"
             )
     assert caught.value.field == "train.max_off_policy_steps"
     assert "device.lora" in str(caught.value) and not (tmp_path / "run").exists()

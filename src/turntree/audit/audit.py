@@ -9,7 +9,6 @@ from typing import Any
 from turntree.audit import waste
 from turntree.audit.comparison import NO_ITERATIONS, compare
 from turntree.audit.config import AuditConfig
-from turntree.audit.failures import failures
 from turntree.audit.played import CHARACTERS, TOKENS, TURNS, play
 from turntree.core import parts
 from turntree.core.errors import InputError
@@ -59,7 +58,7 @@ def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
         "schema": SCHEMA,
         "counts": waste.counts(played),
         **waste.overall(played),
-        "failures": failures(played, config.success),
+        "failures": waste.failures(played, config.success),
         "cost": waste.cost(played),
         "over_time": waste.over_time(played),
         "by_task_type": waste.by_task_type(played),

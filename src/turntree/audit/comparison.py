@@ -106,7 +106,9 @@ def recommend(played: Played) -> tuple[PrefixDivergenceGate | None, dict[str, An
         termination=chosen["termination"],
         signal=SIGNALS[chosen["signal"]],
     )
-    lost = _share_lost(latest, gate)
+    mixed = [group for group in latest if group_outcome(group.rewards) is GroupOutcome.MIXED]
+    horizon = max(len(rollout.actions) for group in latest for rollout in group.rollouts)
+    lost = sum(_is_cut(group, gate, horizon) for group in mixed) / len(mixed) if mixed else 0.0
     if lost > GATE_MAY_LOSE:
         return None, (
             f"{chosen['rule']} has the precision, but would also cut {lost:.0%} of the groups with a gradient, more "
@@ -122,18 +124,13 @@ def recommend(played: Played) -> tuple[PrefixDivergenceGate | None, dict[str, An
     }
 
 
-def _share_lost(groups: list[LoggedGroup], gate: PrefixDivergenceGate) -> float:
-    mixed = [group for group in groups if group_outcome(group.rewards) is GroupOutcome.MIXED]
-    horizon = max(len(rollout.actions) for group in groups for rollout in group.rollouts)
-    return sum(_is_cut(group, gate, horizon) for group in mixed) / len(mixed) if mixed else 0.0
-
-
 def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
     """Ask the gate about every group as it was after `gate.turn` turns.
 
     Censored rollouts (they were not there) and forked ones (they share their prefix) are not shown to the gate, but
     what they spent later counts as saved too."""
-    units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if played.knows_turn_tokens else [TURNS]
+    told = all(rollout.turn_tokens is not None for group in played.groups for rollout in group.rollouts)
+    units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if told else [TURNS]
     cut_N = np.zeros(len(played.groups), dtype=bool)
     after = {unit: np.zeros(len(played.groups), dtype=np.int64) for unit in units}
     for i, group in enumerate(played.groups):

@@ -66,10 +66,6 @@ class Played:
         """The turns of the longest rollout."""
         return max((len(rollout.actions) for group in self.groups for rollout in group.rollouts), default=0)
 
-    @cached_property
-    def knows_turn_tokens(self) -> bool:
-        return all(rollout.turn_tokens is not None for group in self.groups for rollout in group.rollouts)
-
     @property
     def censored(self) -> dict[str, int]:
         """Rollouts without a reward, by their ending."""
@@ -108,7 +104,9 @@ def numbered(group: LoggedGroup) -> LoggedGroup:
             rollout,
             actions=number(rollout.actions),
             observations=None if rollout.observations is None else number(rollout.observations),
-            characters=_characters(rollout),
+            characters=sum(map(len, rollout.actions))
+            if rollout.characters is None and rollout.actions
+            else rollout.characters,
             stop=None if rollout.stop is None else sys.intern(rollout.stop),
             suspect=rollout.suspect or _suspect(rollout),
         )
@@ -125,9 +123,3 @@ def _suspect(rollout: LoggedRollout) -> str | None:
         return suspect_of(told, stop=rollout.stop, completed=rollout.completed)
     nothing = 0 in (rollout.generated_tokens, rollout.characters)
     return suspect_of("" if nothing else "unknown", stop=rollout.stop, completed=rollout.completed)
-
-
-def _characters(rollout: LoggedRollout) -> int | None:
-    if rollout.characters is None and rollout.actions:
-        return sum(map(len, rollout.actions))
-    return rollout.characters

@@ -21,22 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import click
 
 from turntree import __version__
-from turntree.cli import (
-    audit,
-    check,
-    config,
-    experiment,
-    export,
-    gate,
-    gateway,
-    models,
-    pipeline,
-    plan,
-    results,
-    serve,
-    traces,
-    verifier,
-)
+from turntree.cli import check, config, logs, pipeline, results, serving, traces
 from turntree.core import parts
 from turntree.core.errors import TurntreeError
 
@@ -50,28 +35,13 @@ def cli() -> None:
     """
 
 
-cli.add_command(traces.traces)
-cli.add_command(pipeline.sft)
-cli.add_command(pipeline.profile)
-cli.add_command(pipeline.rescore)
-cli.add_command(pipeline.importance)
-cli.add_command(pipeline.select)
-cli.add_command(pipeline.train)
-cli.add_command(plan.plan)
-cli.add_command(export.export)
-cli.add_command(experiment.experiment)
-cli.add_command(results.evaluate)
-cli.add_command(results.retention)
-cli.add_command(gate.gate)
-cli.add_command(gateway.gateway)
-cli.add_command(audit.audit)
-cli.add_command(models.models)
-cli.add_command(serve.serve)
-cli.add_command(check.check)
-cli.add_command(verifier.verifier)
-cli.add_command(results.report)
-cli.add_command(results.quickstart)
-cli.add_command(config.config)
+for _command in (
+    *(traces.traces, pipeline.sft, pipeline.profile, pipeline.rescore, pipeline.importance, pipeline.select),
+    *(pipeline.train, pipeline.plan, pipeline.export, results.experiment, results.evaluate, results.retention),
+    *(logs.gate, serving.gateway, logs.audit, serving.models, serving.serve, check.check, check.verifier),
+    *(results.report, results.quickstart, config.config),
+):
+    cli.add_command(_command)
 for _point in parts.entry_points("turntree.commands"):  # of the worlds, or of a package of one's own
     cli.add_command(_point.load(), _point.name)
 

@@ -32,7 +32,7 @@ from turntree.core.config import defaults as defaults_of
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.keys import Key, keys
 from turntree.run.files import read_json, require_writable
-from turntree.run.jsonl import located, parse_json, read_toml
+from turntree.run.jsonl import located, parse_json, placed, read_toml
 
 # where a command is to write, checked before it begins: a result that cannot be written would be lost
 
@@ -223,10 +223,8 @@ class StageCommand(OutputCommand):
             model = [layer.values["model"] for layer in layers if "model" in layer.values] or [values["model"]]
             layers = [_Layer({self._part: self._named(model[-1])}), *layers]
         for layer in layers:
-            try:
+            with placed(path=layer.path):
                 values = overlaid(values, layer.values, self.config_class)
-            except ConfigError as error:
-                raise located(error, path=layer.path) from error
         return values
 
     def _elsewhere(self, error: ConfigError) -> ConfigError:
@@ -340,7 +338,11 @@ def _kind(hint: Any, name: str) -> dict[str, Any]:
     if origin is tuple:
         return {"callback": _list_of(arguments[0], name), "metavar": "VALUE,..."}
     if origin is dict:
-        return {"multiple": True, "callback": _mapping(name), "metavar": "KEY=VALUE"}
+        return {
+            "multiple": True,
+            "callback": lambda _, __, texts: dict(assignment(text, name) for text in texts) or None,
+            "metavar": "KEY=VALUE",
+        }
     return {"metavar": "NAME"} if hint is Part else {}
 
 
@@ -355,13 +357,6 @@ def _list_of(item: Any, name: str) -> Any:
             return [kind(part) for part in text.split(",") if part]
         except ValueError:
             raise InputError(f"{text!r} is not a list of numbers", field=name, hint=f"write {name} 0,1,2") from None
-
-    return read
-
-
-def _mapping(name: str) -> Any:
-    def read(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any] | None:
-        return dict(assignment(text, name) for text in texts) or None
 
     return read
 

@@ -1,4 +1,4 @@
-"""`turntree sft | profile | rescore | importance | select | train`: from traces to a trained policy."""
+"""`turntree sft | profile | rescore | importance | select | train | plan | export`: from traces to a trained policy."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from turntree.cli.common import KEEP_TREES, censored, dropped, environment_for, finish, out_option, overwrite_option
 from turntree.cli.options import Read, StageCommand, short
+from turntree.core.errors import InputError
 
 _CONFIG = "turntree.stages.config:"
 
@@ -304,3 +305,63 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
         lines.append(f"no rollout forked{why}")
     lines += censored("rollouts", result["censored"], result["rollouts"])
     finish(result, json_path, [*lines, *dropped(result["read"])])
+
+
+@click.command(
+    cls=StageCommand,
+    config=_CONFIG + "TrainOnlineConfig",
+    stage="train online",  # whose files it reads
+    options=short("MODEL=model groups=train.groups max-context=train.rollouts.episodes.max_context"),
+    short_help="The memory that a run needs on every GPU.",
+)
+@click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that train, a GPU each.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB",
+    help="Of one GPU: does it fit, and what would?",
+)
+def plan(config: Any, gpus: int, memory: float | None, json_path: str | None) -> None:
+    """Say what `train online` would need on every GPU, from the model's config.json alone: no weights are read.
+
+    The keys are those of `train online`; `--dry-run` of the commands that train says the same of theirs.
+
+    Example: turntree plan models/my-model --gpus 8 --memory 80 --set device.dtype=bfloat16
+    """
+    from turntree.stages.plan import plan_lines
+
+    lines = plan_lines(config, gpus, memory)
+    if not lines:
+        raise InputError("names no model whose config.json can be read", field="MODEL", hint="give a folder")
+    finish({"model": config.model, "gpus": gpus, "lines": lines}, json_path, lines)
+
+
+@click.group(short_help="Pivots in the formats of other trainers.")
+def export() -> None:
+    """Use what turntree found with another trainer (docs/pivots.md)."""
+
+
+@export.command(
+    "pivots",
+    cls=StageCommand,
+    config="turntree.stages.export:ExportConfig",
+    stage="export pivots",
+    options=short("PIVOTS=pivots to=pivot_format traces verifier model"),
+    short_help="Pivots and their verifier for nemo-gym, trl, verl, skyrl.",
+)
+@out_option("The folder to write.", folder=True)
+def pivots(config: Any, out: Path, json_path: str | None) -> None:
+    """Write PIVOTS as a data set of another trainer, with their pass rates and, where it takes one, a reward function
+    that is our verifier.
+
+    \b
+    Example: turntree export pivots runs/pivots.jsonl --to trl --model ./my-model --out runs/for-trl
+    """
+    from turntree.report.wording import plural
+    from turntree.stages.export import run_export
+
+    result = run_export(config, out)
+    left_out = ", ".join(f"{count} {reason}" for reason, count in result["dropped"].items())
+    lines = [f"{plural(result['pivots'], 'pivot')} -> {out} ({', '.join(result['files'])})"]
+    lines += [f"left out: {left_out}"] if left_out else []
+    finish(result, json_path, [*lines, *(f"note: {note}" for note in result["notes"])])

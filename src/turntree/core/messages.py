@@ -177,7 +177,12 @@ class _Reading:
             text = row.get(key)
             if not (thought or kind in _TEXT_PARTS) or not isinstance(text, str):
                 what = f"of type {kind!r}" if kind else repr(cast("object", part))[:50]
-                raise InputError(f"holds a part {what} that is not text", field=field, hint=_part_hint(kind))
+                hint = "only text is supported"
+                if kind in ("tool_use", "tool_result"):
+                    hint = (
+                        "Anthropic's messages are not read: write calls as tool_calls, results as messages of role tool"
+                    )
+                raise InputError(f"holds a part {what} that is not text", field=field, hint=hint)
             self.unknown(row, ("type", key), field, lacks=not text)
             (thoughts if thought else texts).append(text)
         return "".join(texts), "\n".join(thoughts)
@@ -200,12 +205,6 @@ class _Reading:
         self.unknown(row, (*_CALL_KEYS, *known), "tool_calls", lacks=not arguments)
         self.unknown(body if nested else {}, _FUNCTION_KEYS, "tool_calls", lacks=not arguments)
         return ToolCall(name=body["name"], arguments=arguments, id=row.get("id"))
-
-
-def _part_hint(kind: Any) -> str:
-    if kind in ("tool_use", "tool_result"):
-        return "Anthropic's messages are not read: write calls as tool_calls, results as messages of role tool"
-    return "only text is supported"
 
 
 def read_arguments(name: str, arguments: Any) -> dict[str, Any]:

@@ -224,10 +224,8 @@ class AnswerReader:
         return 0.0, math.log(self.vocabulary) / 2
 
     def _stop_id(self, choice: Choice) -> int:
-        for candidate in (choice.stop_reason, self._tokenizer.eos_token_id):
-            if isinstance(candidate, int) and candidate in self.stop_ids:
-                return candidate
-        return min(self.stop_ids)
+        named = (choice.stop_reason, self._tokenizer.eos_token_id)
+        return next((each for each in named if isinstance(each, int) and each in self.stop_ids), min(self.stop_ids))
 
 
 def _check_sampled(request: GenerationRequest, ids: list[int], counted: int | None, *, stopped: bool) -> None:

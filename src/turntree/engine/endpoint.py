@@ -196,15 +196,15 @@ class EndpointEngine(ServerEngine):
         if model is not None:
             raise TurntreeError("a completions server cannot take new weights: it can be profiled, but not trained")
         check_idle(self.in_flight)
-        self._version = policy_version
+        self.policy_version = policy_version
 
     async def _complete(self, request: GenerationRequest) -> Completion:
         async with self._server.places:
             answer = await self._server.ask({**self._fields(request), "return_token_ids": True})
-        completion = self._reader.read(request, answer, self._version)
+        completion = self._reader.read(request, answer, self.policy_version)
         if answer.model not in (None, asked := self._server.model):
             self._warn_once(f"asked for the model {asked!r}, it answers with {one_line(repr(answer.model))}")
-        if self._version and not (self.exact and self._reader.reported):  # its weights change: it is trained
+        if self.policy_version and not (self.exact and self._reader.reported):  # its weights change: it is trained
             hint = "train with a vLLM server"
             raise InputError("gives no token ids or log-probabilities to train on", path=self._server.url, hint=hint)
         if not self.exact:

@@ -92,12 +92,8 @@ class RemoteEngine(ABC):
     ) -> None:
         self.stop_ids, self.max_context = frozenset(stop_ids), max_context
         self._vocabulary, self._patience = vocabulary, patience
-        self._version, self._next = 0, 0
+        self.policy_version, self._next = 0, 0
         self._open: dict[int, tuple[GenerationRequest, Future[Any]]] = {}
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
 
     @property
     def in_flight(self) -> int:

@@ -216,7 +216,7 @@ class TinkerEngine(RemoteEngine):
     def update_weights(self, model: TinkerAdapter, policy_version: int) -> None:
         check_idle(self.in_flight)
         self._sampler = model.publish()
-        self._version = policy_version
+        self.policy_version = policy_version
 
     def _send(self, request: GenerationRequest) -> Any:
         types, sampling = self._session.sdk.types, request.sampling
@@ -251,7 +251,7 @@ class TinkerEngine(RemoteEngine):
             logprobs=tuple(logprobs),
             entropies=tuple(min(max(0.0, -logprob), math.log(self._vocabulary)) for logprob in logprobs),
             finish="stop" if stopped else "length",
-            policy_version=self._version,
+            policy_version=self.policy_version,
             cost=cost_of(request, decoded=len(tokens), prefilled=len(request.prompt_ids), seconds=seconds),
         )
         return Finished(ticket=ticket, completion=completion)

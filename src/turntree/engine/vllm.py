@@ -298,7 +298,7 @@ class VllmServers(ServerEngine):
                 continue
             finally:
                 self._router.open[server] -= 1
-            completion = self._reader.read(request, answer, self._version)
+            completion = self._reader.read(request, answer, self.policy_version)
             if not (self.exact and self._reader.reported):
                 problem = "the server does not report the id and the log-probability of every token"
                 raise InputError(problem, path=server.url, hint="use vLLM")
@@ -374,7 +374,7 @@ class VllmServers(ServerEngine):
                 continue
             if weights is self._weights:
                 server.up, self._gone_since = True, None
-                notice(f"{server.url} is back, with the weights of version {self._version}")
+                notice(f"{server.url} is back, with the weights of version {self.policy_version}")
 
 
 class VllmEngine(VllmServers):
@@ -434,7 +434,7 @@ class VllmEngine(VllmServers):
         """Send the weights to every server that is up, and check them there. A server that comes back later gets them
         then."""
         check_idle(self.in_flight)
-        self._policy, self._version = model, policy_version
+        self._policy, self.policy_version = model, policy_version
         self._write()
         self._run(self._spread()).result()
         while len(self._sent) > self._keep:
@@ -477,8 +477,8 @@ class VllmEngine(VllmServers):
                 scored, largest = await asyncio.to_thread(score, self._policy, prompt, ids, temperature)
             worst = max(worst, _largest([theirs for theirs, _ in statistics], scored))
             if not number and temperature == 1.0:
-                told = self._weights, prompt, tuple(ids), tuple(largest)
-                self._served = Served(self._version, *told, self._tolerance, self.max_context, self._reader.mixture)
+                told = self._weights, prompt, tuple(ids), tuple(largest), self._tolerance, self.max_context
+                self._served = Served(self.policy_version, *told, self._reader.mixture)
         return worst
 
 
@@ -491,7 +491,7 @@ class VllmFollower(VllmServers):
     def update_weights(self, model: Any, policy_version: int) -> None:
         """Of a `Served`, once each server was seen to have it."""
         check_idle(self.in_flight)
-        self._served, self._weights, self._version = model, model.weights, policy_version
+        self._served, self._weights, self.policy_version = model, model.weights, policy_version
         self._tolerance, self.max_context, self._reader.mixture = model.tolerance, model.max_context, model.mixture
         self._run(self._spread()).result()
 

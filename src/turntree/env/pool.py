@@ -117,7 +117,13 @@ def checked(observation: Any) -> Observation:
     if not isinstance(observation, Observation):
         raise EnvironmentFault(f"answered {type(observation).__name__} instead of an observation")
     messages: Any = observation.messages
-    if not isinstance(messages, tuple) or not all(map(_is_message, messages)):
+    if not isinstance(messages, tuple) or not all(
+        isinstance(each, Message)
+        and each.role in ROLES
+        and isinstance(each.content, str)
+        and isinstance(each.tool_calls, tuple)
+        for each in messages
+    ):
         raise EnvironmentFault("answered something that is not a tuple of messages")
     done = given_truth("done", observation.done)
     if not messages and not done:
@@ -129,13 +135,4 @@ def checked(observation: Any) -> Observation:
         progress=None if observation.progress is None else given_number("progress", observation.progress),
         reward=None if observation.reward is None else given_number("reward", observation.reward),
         metrics={name: given_number(f"metric {name!r}", value) for name, value in observation.metrics.items()},
-    )
-
-
-def _is_message(value: Any) -> bool:
-    return (
-        isinstance(value, Message)
-        and value.role in ROLES
-        and isinstance(value.content, str)
-        and isinstance(value.tool_calls, tuple)
     )

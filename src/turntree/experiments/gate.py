@@ -30,8 +30,8 @@ from turntree.experiments.paired import (
     write_experiment,
 )
 from turntree.run.folder import RunDirectory
+from turntree.run.means import mean
 from turntree.run.statistics import clustered_wilson
-from turntree.run.wilson import mean
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.train_online import GATE_LOG
 

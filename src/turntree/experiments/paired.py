@@ -16,10 +16,9 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.engine.checkpoint import load_model, policy_hash
 from turntree.run.files import json_line, read_json, write_json
-from turntree.run.folder import RunDirectory
+from turntree.run.folder import HELD_OUT, RunDirectory
 from turntree.run.jsonl import replacing
 from turntree.run.statistics import crossed_interval, sign_flip, t_interval
-from turntree.stages import held_out
 from turntree.stages.policy import policy_name, resolve
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 
@@ -43,23 +42,12 @@ Outcomes = Mapping[str, float]
 OUTCOMES = "outcomes.jsonl"
 
 
-def held_out_checks(folder: Path) -> dict[int, dict[str, float]]:
-    """Success by task at every check of a run, by its iteration or step; tasks without an outcome are left out."""
-    found: dict[int, dict[str, float]] = {}
-    for row in RunDirectory(folder).rows(held_out.FILE_NAME):
-        tasks = found.setdefault(row["iteration"], {})
-        if row["rewards"]:
-            tasks[row["task"]] = sum(row["rewards"]) / len(row["rewards"])
-    return found
-
-
 def held_out_outcomes(folder: Path) -> dict[str, float]:
     """Success by task at the last check of a run. Raises `InputError` where a run kept none."""
-    checks = held_out_checks(folder)
+    checks = RunDirectory(folder).outcomes()
     if not checks:
-        raise InputError(
-            "has no outcomes by task", path=folder / held_out.FILE_NAME, hint="run this arm again in a new folder"
-        )
+        hint = "run this arm again in a new folder"
+        raise InputError("has no outcomes by task", path=folder / HELD_OUT, hint=hint)
     return checks[max(checks)]
 
 
@@ -68,7 +56,7 @@ def write_experiment(out: Path, summary: Mapping[str, Any], seeds: Sequence[int]
     `out/outcomes.jsonl`, success by task with a row for each arm, seed and check."""
     with replacing(out / OUTCOMES) as file:
         for seed, arm in itertools.product(seeds, arms):
-            for check, tasks in held_out_checks(arm_folder(out, seed, arm)).items():
+            for check, tasks in RunDirectory(arm_folder(out, seed, arm)).outcomes().items():
                 row = {"arm": arm, "seed": seed, "check": check, "success": tasks}
                 file.write(json_line(row).encode())
     write_json(out / "summary.json", summary)

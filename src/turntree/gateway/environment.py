@@ -252,8 +252,6 @@ class AgentPlayer:
         [judgement] = judged([_endings(task, sessions, merged)], self._rewards)
         rewards = replace(judgement, completions=merged.rewards.completions)
         rewards.check(merged.tree)
-        self.usage.groups += 1
-        self.usage.rollouts += len(sessions)
         return GrownGroup(index=group.index, task=task, tree=merged.tree, rewards=rewards, seconds=seconds)
 
     def _over_with(self, task: Environment, answered: bool, reason: str) -> None:
@@ -269,12 +267,6 @@ class AgentPlayer:
         if not self.rendered and len(self._silent) >= groups:
             hint = "run the command by hand against turntree gateway"
             raise InputError(self._silent[0], field="environment", hint=hint)
-
-    @property
-    def judges_alone(self) -> bool:
-        """Whether reward functions judge sessions to which the agent gave no reward: none of them asks for that."""
-        functions = () if self._rewards is None else self._rewards.functions
-        return bool(functions) and not any(one.function in OF_THE_ENVIRONMENT for one in functions)
 
 
 def _endings(task: AgentTask, sessions: Iterable[Session], merged: Merged) -> dict[int, Ending]:
@@ -369,7 +361,8 @@ class _Playing:
                 success, reason = _success(said.success, said.reward), said.reason or "the agent's last line"
                 by_call = said.call_rewards or {}
                 return replace(session, reward=said.reward, success=success, reason=reason, call_rewards=by_call)
-            if self.player.judges_alone:  # a reward of the user's functions takes its place
+            functions = () if self.player._rewards is None else self.player._rewards.functions
+            if functions and not any(one.function in OF_THE_ENVIRONMENT for one in functions):  # theirs takes its place
                 return replace(session, reward=0.0, success=None, reason="the agent ended")
         if live.limit and exit_.stopped is None and self.player._settings.limit_reward is not None:
             return replace(session, reward=self.player._settings.limit_reward, success=False, reason=live.limit)

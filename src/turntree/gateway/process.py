@@ -29,7 +29,6 @@ class Exit:
     """How a program ended. `stopped` says why it was killed by us."""
 
     code: int
-    seconds: float
     stopped: str | None = None
     last_line: str = ""  # of standard output
     last_error: str = ""  # the last line on standard error
@@ -115,7 +114,7 @@ def run_agent(
                 start_new_session=True,
             )
         except OSError as error:
-            return Exit(code=127, seconds=0.0, stopped=f"the agent cannot be started ({error})")
+            return Exit(code=127, stopped=f"the agent cannot be started ({error})")
         try:
             guarded(process.pid)
             wait = _LOOK
@@ -132,7 +131,6 @@ def run_agent(
             process.wait()
     return Exit(
         code=process.returncode,
-        seconds=time.monotonic() - started,
         stopped=reason,
         last_line=_last_line(paths[0]),
         last_error=_last_line(paths[1])[:300],

@@ -63,7 +63,9 @@ class Gateway:
     """The application of `sessions`. `admin_key` opens and rewards sessions; `model` is the name that is served."""
 
     def __init__(self, sessions: Sessions, *, model: str, admin_key: str) -> None:
-        self.sessions, self.model, self._admin = sessions, _public(model), digest(admin_key)
+        local = model.startswith(("/", ".", "~")) or Path(model).exists()  # where a folder lies is nobody's business
+        self.model = (Path(model).name or "policy") if local else model
+        self.sessions, self._admin = sessions, digest(admin_key)
         agents = [
             *(
                 Route(path, self._guarded(partial(self.answer, one), one), methods=["POST"])
@@ -325,12 +327,6 @@ def _key(request: Request) -> str:
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     bearer = key.strip() if scheme.lower() == "bearer" else ""
     return bearer or request.headers.get("x-api-key", "")  # Anthropic's clients use either
-
-
-def _public(model: str) -> str:
-    """The name of a model in answers: of a folder its last part, because where it lies is nobody's business."""
-    local = model.startswith(("/", ".", "~")) or Path(model).exists()
-    return (Path(model).name or "policy") if local else model
 
 
 def _worth(session: LiveSession) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from turntree.core import seeds
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree.pivots.rows import Row, samples_of
 from turntree.rollout.continuations import Continuation, PlayOn
@@ -27,30 +25,20 @@ _SIDES = ("accepted", "refused")
 _LEAST_VARIANCE = 1e-3  # of a difference between two outcomes that are exact
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A mixed state with one of its accepted actions and one of its refused ones."""
-
-    state: TurnState
-    accepted: Message
-    refused: Message
-
-
-def choose(state: TurnState, row: Row, seed: int) -> Choice | None:
-    """A sample above and one below the mean reward of a profiled state, drawn by `seed` as often as they were sampled;
-    None where the state is not mixed."""
+def choose(state: TurnState, row: Row, seed: int) -> list[Continuation]:
+    """How episodes shall go on from a sample above and from one below the mean reward of a profiled state, drawn by
+    `seed` as often as they were sampled; nothing where the state is not mixed."""
     mean = row["reward_mean"]
     actions = samples_of({**row, "samples": range(len(row["actions"])), "faults": {}})
-    drawn: dict[str, Message] = {}
+    sides: list[Continuation] = []
     for name in _SIDES:
-        on_side = [_on_side(name, each["reward"], mean) for each in row["actions"]]
-        weights = [each["count"] * one for each, one in zip(row["actions"], on_side, strict=True)]
+        weights = [each["count"] * _on_side(name, each["reward"], mean) for each in row["actions"]]
         if not sum(weights):
-            return None
+            return []
         (sample,) = seeds.generator(seed, "importance", state.id, name).choices(actions, weights)
         assert sample.action is not None  # `actions` of a row hold no fault
-        drawn[name] = sample.action
-    return Choice(state, **drawn)
+        sides.append(Continuation(state, sample.action, name))
+    return sides
 
 
 def _on_side(name: str, reward: float | None, mean: float | None) -> bool:
@@ -59,28 +47,19 @@ def _on_side(name: str, reward: float | None, mean: float | None) -> bool:
     return reward > mean if name == "accepted" else reward < mean
 
 
-def measure(choices: Sequence[Choice], play_on: PlayOn, *, seed: int) -> tuple[list[Importance], Cost]:
-    """Continuations to the end from each action of each choice, played together. A state that cannot be rebuilt, and
-    one whose continuations all failed, has no importance, with the reason. Raises `InputError` for traces that do not
-    say how to build their environment."""
-    sides = [Continuation(choice.state, getattr(choice, name), name) for choice in choices for name in _SIDES]
-    play_on(sides, seeds.derive(seed, "importance"))
-    pairs = zip(sides[::2], sides[1::2], strict=True)
-    cost = sum((side.cost for side in sides), NO_COST)
-    return [_difference(*pair) for pair in pairs], cost
-
-
 def weigh(
     states: Sequence[TurnState], rows: Sequence[Row | None], play_on: PlayOn, *, seed: int
 ) -> tuple[list[Importance | None], Cost]:
-    """The importance of every state, given its row of a profile. None where the state has no row or is not mixed: there
-    are no two actions to compare. Raises as `measure` does."""
+    """The importance of every state, given its row of a profile: continuations to the end from an accepted and from a
+    refused action of each, played together. None where the state has no row or is not mixed: there are no two actions
+    to compare. A state that cannot be rebuilt, and one whose continuations all failed, has no importance, with the
+    reason. Raises `InputError` for traces that do not say how to build their environment."""
     pairs = zip(states, rows, strict=True)
-    chosen = [None if row is None else choose(state, row, seed) for state, row in pairs]
-    choices = [choice for choice in chosen if choice is not None]
-    measured, cost = measure(choices, play_on, seed=seed)
-    found = iter(measured)
-    return [None if choice is None else next(found) for choice in chosen], cost
+    chosen = [[] if row is None else choose(state, row, seed) for state, row in pairs]
+    sides = [side for both in chosen for side in both]
+    play_on(sides, seeds.derive(seed, "importance"))
+    cost = sum((side.cost for side in sides), NO_COST)
+    return [_difference(*both) if both else None for both in chosen], cost
 
 
 def shrunk(kinds: Sequence[str], measured: Sequence[Row | None]) -> list[float]:

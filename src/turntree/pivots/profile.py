@@ -14,13 +14,11 @@ from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.protocols import TurnState, TurnVerifier
-from turntree.pivots.rows import SCHEMA, CandidateProfile, Judgement, Stop, StoredProfile
+from turntree.pivots.rows import CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.pivots.samples import Sample, Sampler
 from turntree.pivots.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
 from turntree.rollout.local import CutTurns, Prompted, judge_demonstrated, judge_turns, rule_name
 from turntree.run.artifacts import MOST_ROLLOUTS
-
-__all__ = ["SCHEMA", "Draft", "Judge", "ProfileConfig", "profile_wave"]
 
 _REASONS = 3  # the most distinct reasons for which actions were not judged that are said; the others are only counted
 

@@ -26,9 +26,8 @@ from turntree.core.protocols import TurnState
 from turntree.pivots.samples import Sample
 from turntree.run.artifacts import PROFILE, policy_of
 from turntree.run.identity import fingerprint
-from turntree.run.wilson import wilson
+from turntree.run.means import wilson
 
-SCHEMA = PROFILE.schema
 PUBLISHED = "published"  # the policy of a profile that was made of published pass rates
 
 Row = Mapping[str, Any]
@@ -161,9 +160,8 @@ class StoredProfile:
         self._places: dict[tuple[str, int], int] = {}
         for place, row in enumerate(rows, start=1):
             if row.get("samples") is None:
-                published = self.header["policy_hash"] == PUBLISHED
-                why = "its pass rates are published ones" if published else "an older version made it"
-                raise InputError(f"holds no samples: {why}", path=path, hint="profile with a policy")
+                problem = "holds no samples: its pass rates are published ones"
+                raise InputError(problem, path=path, hint="profile with a policy")
             self._places[row["trace_id"], row["turn"]] = place
         self._offsets = array("Q")  # of the header, then of the rows
         offset = 0

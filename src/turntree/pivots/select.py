@@ -20,9 +20,7 @@ from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.pivots.importance import shrunk
 from turntree.pivots.rows import Row, classify
-from turntree.run.artifacts import PIVOTS
 
-SCHEMA = PIVOTS.schema
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are previewed
 _LEAST = 0.05  # importance of a state, as a share of the highest
 

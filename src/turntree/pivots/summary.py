@@ -42,13 +42,10 @@ class ProfileSummary:
                 self._accepted += share
                 self._missed += share * (action["strict"] == 0.0)
         if self._adaptive is not None and row["stop"] == Stop.AUDITED:
-            self._audit(row, self._adaptive)
+            rewards = [a["reward"] for a in row["actions"] if a["reward"] is not None for _ in range(a["count"])]
+            agreed = way_of(rewards, self._adaptive.threshold) == row["audit"]["forecast"]
+            self._sums.update(audited=1, audit_disagreed=not agreed)
         self._cost.update(row["cost"])
-
-    def _audit(self, row: Row, config: AdaptiveConfig) -> None:
-        rewards = [a["reward"] for a in row["actions"] if a["reward"] is not None for _ in range(a["count"])]
-        agreed = way_of(rewards, config.threshold) == row["audit"]["forecast"]
-        self._sums.update(audited=1, audit_disagreed=not agreed)
 
     @property
     def candidates(self) -> int:

@@ -18,7 +18,7 @@ from turntree.render.segments import rendered
 from turntree.render.template import ChatRenderer
 from turntree.render.tool_calls import ToolFormat
 from turntree.render.turns import Tools
-from turntree.run.jsonl import located, read_config
+from turntree.run.jsonl import placed, read_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,10 +72,8 @@ def renderer_of(
     """
     if tool_format is not None:
         return ChatRenderer(tokenizer, tool_format=tool_format)
-    try:
+    with placed(path=folder):
         return choose(tokenizer, folder).build(tokenizer)
-    except InputError as error:
-        raise located(error, path=folder) from error
 
 
 def choose(tokenizer: PreTrainedTokenizerBase, folder: Path | None = None) -> Choice:

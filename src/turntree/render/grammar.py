@@ -24,7 +24,10 @@ class Constraint:
 
     def __init__(self, matcher: Any, stop_ids: Collection[int], grammar: Mapping[str, Any]) -> None:
         self._matcher, self._stops, self.grammar = matcher, frozenset(stop_ids), grammar
-        self._end = _mask(self._stops)
+        end = bytearray(max(self._stops) // 8 + 1)
+        for token in self._stops:
+            end[token // 8] |= 1 << token % 8
+        self._end = bytes(end)
 
     def restart(self) -> None:
         self._matcher.reset()
@@ -118,10 +121,3 @@ def _plain_tokenizer(tokenizer: Any) -> str:
         hint = "use a folder with a tokenizer.json"
         raise InputError("the policy's tokenizer is not one of the package `tokenizers`", field="grammar", hint=hint)
     return json.dumps({**json.loads(backend.to_str()), "padding": None, "truncation": None})
-
-
-def _mask(tokens: Collection[int]) -> bytes:
-    mask = bytearray(max(tokens) // 8 + 1)
-    for token in tokens:
-        mask[token // 8] |= 1 << token % 8
-    return bytes(mask)

@@ -16,10 +16,9 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from turntree.pivots.rows import classify
-from turntree.report.columns import Curve
 from turntree.report.read import Row
 from turntree.report.wording import label, number, percent
 
@@ -72,6 +71,59 @@ _STYLE = {
     "hatch.linewidth": 0.7,
     "path.simplify": True,
 }
+
+
+# what a run logs (`metrics.jsonl`), as far as pages draw it: each column once, with its meaning; names with a dot lie
+# in a mapping of the row, and a column that the stage did not log has no figure
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A figure to draw from metrics. `key` may be dotted; a share or a reward gets an axis from 0 to 1."""
+
+    key: str
+    title: str
+    unit: str
+    kind: Literal["share", "reward", "amount"] = "amount"
+    size: tuple[float, float] = (3.9, 2.5)  # inches
+
+
+REWARD = Curve("reward_mean", "Training reward", "mean reward", "reward")
+SUCCESS = Curve("held_out_success", "Held-out success", "success (%)", "share")
+KL = Curve("kl", "KL to the reference", "nats per token")
+NORM = Curve("grad_norm", "Gradient norm before clipping", "L2 norm")
+ONLINE = (
+    REWARD,
+    Curve("success_share", "Training success", "rollouts (%)", "share"),
+    Curve("zero_variance_share", "Groups without a gradient", "groups (%)", "share"),
+    Curve("held_out_turns_per_episode", "Held-out turns (drift)", "turns per episode"),
+    KL,
+    NORM,
+)
+BRANCHING = (Curve("branching.structural_saving", "Structural saving s", "calls shared (%)", "share"),)
+SPENT = {  # since the start; before the first iteration nothing
+    "trees.calls_fresh": "fresh tool calls",
+    "spent.turns": "turns sampled in training",
+    "spent.decoded_tokens": "tokens sampled in training",
+}
+PIVOT = (
+    REWARD,
+    KL,
+    NORM,
+    Curve("mixed_groups", "Groups with mixed rewards", "share of groups (%)", "share"),
+    SUCCESS,
+    Curve("held_out_invalid_share", "Impossible commands (held-out)", "share of commands (%)", "share"),
+)
+ACCEPTANCE = "held_out_acceptance"  # by kind of demonstrated action
+SFT = (Curve("loss", "SFT loss", "nats per token"),)
+BY_STAGE = {
+    "train pivot": PIVOT,
+    "sft": SFT,
+    "train online": (*ONLINE, *BRANCHING),
+}  # by the name that a stage gives itself
+
+
+# figures
 
 
 @dataclass(frozen=True)
@@ -153,12 +205,6 @@ def plain_ticks(axes: Axes, which: str = "y", *, whole: bool = False) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}".replace("-", "\N{MINUS SIGN}")))
 
 
-def percent_ticks(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}")))
-
-
 def style(name: str, names: Sequence[str]) -> tuple[str, str]:
     """The colour and the marker of one of several lines or policies."""
     others = [other for other in names if other not in ARMS]
@@ -193,7 +239,7 @@ def lines(what: Curve, drawn: Mapping[str, Points], *, x: str = "training step",
         plain_ticks(axes, "x", whole=True)
         plain_ticks(axes, "y")
         if what.kind == "share":
-            percent_ticks(axes)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}".replace("-", "\N{MINUS SIGN}"))
         axes.set_ylim(bottom=min(0.0, *values))
         if what.kind == "reward" or (what.kind == "share" and max(values) > 0.5):
             axes.set_ylim(top=max(1.02, *values))
@@ -241,7 +287,7 @@ def reward_means(rows: Sequence[Row], threshold: float) -> Chart | None:
     A bar for every possible mean of K rewards of 0 or 1."""
     if not can_draw():
         return None
-    width = 1 / max(2, *(row.get("rollouts", 20) for row in rows))
+    width = 1 / max(2, *(row["rollouts"] for row in rows))
     counts = Counter(
         (classify(row, threshold), round(row["reward_mean"] / width)) for row in rows if row["reward_mean"] is not None
     )

@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from turntree.core.errors import InputError
 from turntree.core.progress import notice
-from turntree.pivots.rows import classify
-from turntree.report import browser, examples, figures, results
-from turntree.report.columns import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Curve
-from turntree.report.figures import Chart, lines, series, style
-from turntree.report.read import Arm, Row, Run, read_run, reading
+from turntree.pivots.rows import classify, message_text
+from turntree.pivots.select import is_pivot
+from turntree.report import browser, figures, results
+from turntree.report.figures import ACCEPTANCE, BY_STAGE, SPENT, SUCCESS, Chart, Curve, lines, series, style
+from turntree.report.read import Arm, Row, Run, Table, read_run, reading
 from turntree.report.wording import duration, templates
-from turntree.run.files import write_text
+from turntree.run.files import file_hash, write_text
+from turntree.traces.schema import Trace, read_traces
 
+EXAMPLES = 4
+ACTIONS = 8  # distinct sampled actions shown of one pivot
+CHARACTERS = 1200  # of one message
 SECTIONS = {  # a page has those that the folder has something for
     "results": "Results",
     "success": "Success for what was spent",
@@ -81,7 +86,7 @@ def view(run: Run) -> dict[str, Any]:
         "task_types": _by_row(task_types),
         "skills": _by_row(skills),
         "ledger": results.ledger(run),
-        "examples": examples.examples(run),
+        "examples": _examples(run),
         "configuration": _configurations(run),
     }  # fmt: skip
 
@@ -174,25 +179,95 @@ def _profile(run: Run) -> dict[str, Any]:
     threshold, rows, header = results.threshold(run), run.profile.rows, run.profile.header
     states: dict[tuple[str, str], Counter[str]] = {}  # by file and role, how many of each kind
     for name, table in (("pivots.jsonl", run.pivots), ("random.jsonl", run.random)):
-        for row in sorted(table.rows if table else (), key=lambda row: row.get("role", "pivot"), reverse=True):
-            states.setdefault((name, row.get("role", "pivot")), Counter())[row["kind"]] += 1
+        for row in sorted(table.rows if table else (), key=lambda row: row["role"], reverse=True):
+            states.setdefault((name, row["role"]), Counter())[row["kind"]] += 1
     preview = results.lambda_preview(run)
     return {
         "threshold": threshold,
         "chart": figures.reward_means(rows, threshold),
         "kinds": figures.kinds_by_mean(rows, threshold),
         "classes": dict(sorted(Counter(classify(row, threshold) for row in rows).items())),
-        "rollouts": max(row.get("rollouts", 0) for row in rows),
+        "rollouts": max(row["rollouts"] for row in rows),
         "candidates": len(rows),
-        "policy": header.get("policy_hash", "unknown"),
-        "verifier": header.get("verifier", "unknown"),
-        "miss_rate": header.get("summary", {}).get("miss_rate"),
-        "skipped": header.get("summary", {}).get("skipped_turns", {}),
+        "policy": header["policy_hash"],
+        "verifier": header["verifier"],
+        "miss_rate": header["summary"].get("miss_rate"),
+        "skipped": header["summary"].get("skipped_turns", {}),
         "states": states,
         "state_kinds": sorted({kind for kinds in states.values() for kind in kinds}),
         "preview": preview,
         "preview_kinds": sorted({kind for row in preview for kind in row["kinds"]}),
     }
+
+
+# a few example pivots: the state as the policy saw it, the demonstrated action, and the sampled actions
+
+
+def _examples(run: Run) -> dict[str, Any]:
+    """The most evenly mixed pivot of each of the most frequent action kinds, or why their states cannot be shown;
+    empty without a pivot."""
+    chosen = choose(run.profile.rows, results.threshold(run)) if run.profile is not None else []
+    if run.profile is None or not chosen:
+        return {}
+    path = _traces_path(run.path, run.profile)
+    if path is None:
+        absent = "The traces that were profiled were not found, so the states of pivots cannot be shown."
+        return {"shown": [], "absent": absent}
+    wanted = {row["trace_id"] for row in chosen}
+    traces = {trace.id: trace for trace in read_traces(path) if trace.id in wanted}
+    source = run.path / "profile.jsonl"
+    return {"shown": [_example(row, traces.get(row["trace_id"]), source) for row in chosen]}
+
+
+def choose(rows: Sequence[Row], below: float) -> list[Row]:
+    """One row a kind, frequent kinds first; within a kind the highest variance, then the most distinct actions."""
+    pivots = [row for row in rows if is_pivot(row, below) and row["actions"]]
+    frequent = Counter(row["kind"] for row in pivots)
+    kinds = sorted(frequent, key=lambda kind: (-frequent[kind], kind))[:EXAMPLES]
+
+    def rank(row: Row) -> tuple[float, int, str, int]:
+        return -row["reward_var"], -len(row["actions"]), str(row["trace_id"]), row["turn"]
+
+    return [min((row for row in pivots if row["kind"] == kind), key=rank) for kind in kinds]
+
+
+def _traces_path(folder: Path, profile: Table) -> Path | None:
+    """The traces of the run directory, else the file that the profile names: by its content only, because another
+    file of a relative name may lie in the current folder."""
+    named = Path(str(profile.header["config"]["traces"]))
+    places = (folder / "traces.jsonl", folder / named.name, named)
+    wanted = profile.header["traces_hash"]
+    return next((place for place in places if place.is_file() and file_hash(place) == wanted), None)
+
+
+def _example(row: Row, trace: Trace | None, path: Path) -> dict[str, Any]:
+    """`task` is the first message of the trace, where it is not the last observation itself; `previous` the
+    demonstrated action before this turn."""
+    if trace is None or not 0 <= row["turn"] < len(trace.turn_positions):
+        raise InputError(f"names turn {row['turn']} of trace {row['trace_id']!r}, which the traces lack", path=path)
+    at = trace.turn_positions[row["turn"]]
+    history = trace.messages[:at]
+    before = next((message for message in reversed(history[:-1]) if message.role == "assistant"), None)
+    actions = row["actions"]
+    return {
+        "kind": row["kind"],
+        "turn": row["turn"],
+        "trace": row["trace_id"],
+        "task": _clipped(message_text(history[0])) if len(history) > 1 else "",
+        "previous": "" if before is None else _clipped(message_text(before)),
+        "observation": _clipped(message_text(history[-1])) if history else "",
+        "demonstration": _clipped(message_text(trace.labels.get(row["turn"]) or trace.messages[at])),
+        "samples": sum(action["count"] for action in actions),
+        "successes": sum(action["count"] for action in actions if action["reward"]),
+        "actions": actions[:ACTIONS],
+        "more_actions": len(actions[ACTIONS:]),
+        "more_samples": sum(action["count"] for action in actions[ACTIONS:]),
+    }
+
+
+def _clipped(text: str) -> str:
+    cut = len(text) - CHARACTERS
+    return text if cut <= 0 else f"{text[:CHARACTERS]} … ({cut:,} more characters)"
 
 
 # the trees, and what everything was made with

@@ -7,16 +7,15 @@ Everything is optional: a folder with only a profile, only an evaluation, or a s
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.pivots.profile import SCHEMA as PROFILE_SCHEMA
-from turntree.pivots.select import SCHEMA as PIVOTS_SCHEMA
-from turntree.run.files import read_json, read_table
+from turntree.run import artifacts
+from turntree.run.artifacts import PIVOTS, PROFILE
+from turntree.run.files import parse_line, read_json
 from turntree.run.jsonl import read_lines
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
@@ -31,7 +30,7 @@ class Table:
     """A JSONL table of the project: its header and its rows."""
 
     header: Row
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,9 @@ def read_run(path: Path) -> Run:
     run = Run(
         name=path.resolve().name,
         path=path,
-        profile=_table(path / "profile.jsonl", PROFILE_SCHEMA),
-        pivots=_table(path / "pivots.jsonl", PIVOTS_SCHEMA),
-        random=_table(path / "random.jsonl", PIVOTS_SCHEMA),
+        profile=_table(path / "profile.jsonl", PROFILE),
+        pivots=_table(path / "pivots.jsonl", PIVOTS),
+        random=_table(path / "random.jsonl", PIVOTS),
         arms=_arms(path, _quickstart_arms(summary, path / "summary.json")),
         summary=summary,
         config=_optional_json(path / "config.json"),
@@ -109,23 +108,8 @@ def _optional_json(path: Path) -> Any:
     return read_json(path) if path.exists() else None
 
 
-def _table(path: Path, schema: str) -> Table | None:
-    """Every figure relies on the fields that are checked here."""
-    if not path.exists():
-        return None
-    header, rows = read_table(path, schema)
-    kinds = {
-        "trace_id": str,
-        "turn": int,
-        "kind": str,
-        **dict.fromkeys(("reward_mean", "reward_var"), float | int | None),
-    }
-    for number, row in enumerate(rows, start=2):
-        with reading(path, number):
-            for key, kind in kinds.items():
-                if not isinstance(row[key], kind):
-                    raise TypeError(f"{key} is {row[key]!r}")
-    return Table(header, tuple(rows))
+def _table(path: Path, of: artifacts.Table) -> Table | None:
+    return Table(*of.read(path)) if path.exists() else None
 
 
 def _quickstart_arms(summary: Any, path: Path) -> list[str]:
@@ -174,11 +158,7 @@ def read_metrics(path: Path) -> tuple[Row, ...]:
     """What a training stage logged, one row a step. Raises `InputError` naming the line that cannot be read."""
     rows: list[Row] = []
     for number, line in read_lines(path):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # bytes that are no text, too
-            problem = " ".join(str(getattr(error, "msg", error)).split())[:200]
-            raise InputError(f"is not JSON ({problem})", path=path, line=number, hint="delete that line") from error
+        row = parse_line(line, path, number)
         with reading(path, number):
             if not isinstance(row["step"], int):
                 raise TypeError(f"step is {row['step']!r}")

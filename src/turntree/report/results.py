@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from turntree.pivots.select import THRESHOLDS, SelectConfig, preview
 from turntree.report.read import Arm, Row, Run, reading
 from turntree.report.wording import count, label, percent, plural, points, span
-from turntree.run import jsonl
+from turntree.run.folder import HELD_OUT, RunDirectory
 from turntree.run.statistics import paired_bootstrap
 
 COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
@@ -19,7 +19,6 @@ COMPARED = (
     *(("own", other) for other in ("base", "sft", "pivotrl")),
     *(("pivotrl", other) for other in ("base", "sft", "random")),
 )
-HELD_OUT = "held_out.jsonl"  # a name given by the stage of online training, which lies beside this floor
 
 
 @dataclass(frozen=True)
@@ -187,9 +186,9 @@ def online_headline(arm: Arm) -> list[str]:
         told = f"Held-out success is {percent(checks[0])}; it was looked at once." if checks else ""
         return [f"{made}.", told or "No check on held-out tasks was logged, so this page says nothing about success."]
     success = f"Held-out success went from {percent(checks[0])} to {percent(checks[-1])}"
-    outcomes: dict[int, dict[str, float]] = {}
-    for iteration, task, reward in _held_out((arm.folder or Path()) / HELD_OUT):
-        outcomes.setdefault(iteration, {})[task] = reward
+    folder = RunDirectory(arm.folder or Path())
+    with reading(folder.path / HELD_OUT):
+        outcomes = {iteration: tasks for iteration, tasks in folder.outcomes().items() if tasks}
     before, after = (outcomes.get(at(outcomes, default=0), {}) for at in (min, max))
     gain = paired({"outcomes": dict(sorted(after.items()))}, {"outcomes": before}) if len(outcomes) > 1 else None
     if gain is None:
@@ -199,15 +198,6 @@ def online_headline(arm: Arm) -> list[str]:
     return [f"{made}.", f"{success}{points(gain.low)} to {points(gain.high)}, which {verdict})."]
 
 
-def _held_out(path: Path) -> Iterator[tuple[int, str, float]]:
-    """Iteration, task and mean reward of every outcome of the checks."""
-    for number, line in jsonl.read_lines(path) if path.exists() else ():
-        row = jsonl.parse_json(line, path, number)
-        with reading(path, number):
-            if row["rewards"]:
-                yield row["iteration"], row["task"], sum(row["rewards"]) / len(row["rewards"])
-
-
 # the ledger
 
 
@@ -215,7 +205,7 @@ def ledger(run: Run) -> list[dict[str, Any]]:
     """What every stage cost that wrote it down, in the order in which a run takes them, and their sum at the end.
     `rho` is flat / unique trained tokens."""
     rows: list[dict[str, Any]] = []
-    if run.profile is not None and "cost" in run.profile.header.get("summary", {}):
+    if run.profile is not None and "cost" in run.profile.header["summary"]:
         header = run.profile.header
         rows.append(_ledger_row("profile", {**header["summary"]["cost"], "timing": header.get("timing", {})}))
     for arm in run.arms:
@@ -256,13 +246,12 @@ def mean_rho(metrics: Sequence[Row]) -> float | None:
 
 def threshold(run: Run) -> float:
     """The lambda of the run's selection; without one the default of `turntree select`."""
-    config = run.pivots.header.get("config", {}) if run.pivots else {}
-    return float(config.get("threshold", SelectConfig().threshold))
+    return float(run.pivots.header["config"]["threshold"] if run.pivots else SelectConfig().threshold)
 
 
 def lambda_preview(run: Run) -> list[Row]:
     """What each lambda keeps, as the selection recorded it, else computed from the profile."""
-    if run.pivots is not None and run.pivots.header.get("summary", {}).get("preview"):
+    if run.pivots is not None and run.pivots.header["summary"].get("preview"):
         return list(run.pivots.header["summary"]["preview"])
     return list(preview(run.profile.rows, THRESHOLDS)) if run.profile is not None else []
 
@@ -272,7 +261,7 @@ def disagreements(run: Run) -> list[str]:
     found: list[str] = []
     tables: Mapping[str, Any] = {"pivots.jsonl": run.pivots, "random.jsonl": run.random}
     for name, table in tables.items():
-        if table and run.profile and table.header.get("policy_hash") != run.profile.header.get("policy_hash"):
+        if table and run.profile and table.header["policy_hash"] != run.profile.header["policy_hash"]:
             found.append(f"{name} was selected from a profile of another policy than the one in profile.jsonl")
     played = [[arm.evaluation["config"].get(key) for key in PLAYED] for arm in run.arms if arm.evaluation]
     if any(settings != played[0] for settings in played):

@@ -71,17 +71,8 @@ class Usage:
     """The scheduler's use of time, over all its runs. Seconds are wall-clock."""
 
     seconds: float = 0.0  # while a run was being advanced (not while its caller held a group)
-    engine_seconds: float = 0.0  # of those, in the engine
     gate_seconds: float = 0.0  # of those, in the gate
     request_seconds: float = 0.0  # summed over rollouts: time with a generation in flight
-    groups: int = 0
-    cut: int = 0
-    rollouts: int = 0
-    forked: int = 0  # of those, rollouts that a brancher made
-    refilled: int = 0  # of those, fresh rollouts for leaves that it did not use
-    unfilled: int = 0  # such leaves that were left out
-    retries: int = 0
-    cancelled: int = 0  # rollouts given up for a limit of time
     places: int = 0  # max_live_rollouts
 
     @property

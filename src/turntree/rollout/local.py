@@ -192,13 +192,6 @@ def cut_turns_of(name: str) -> CutTurns:
     return "judge" if name.endswith(_JUDGED) else "fail"
 
 
-def score_local(
-    tree: RolloutTree, state: TurnState, verifier: TurnVerifier, *, cut_turns: CutTurns = "fail"
-) -> Rewards:
-    """The verdict on every leaf, as `judge_turn` gives it. Equal actions are judged once."""
-    return score_wave([(tree, state)], verifier, cut_turns=cut_turns)[0]
-
-
 def score_wave(
     grown: Sequence[tuple[RolloutTree, TurnState]],
     verifier: TurnVerifier,
@@ -206,7 +199,8 @@ def score_wave(
     cut_turns: CutTurns = "fail",
     seed: int = 0,
 ) -> list[Rewards]:
-    """`score_local` of every tree, all actions judged together. `seed`: of what a verifier draws."""
+    """The verdict on every leaf of every tree, as `judge_turn` gives it: all actions are judged together, and equal
+    ones of a tree once. `seed`: of what a verifier draws."""
     asked: dict[tuple[int, str], tuple[TurnState, Message]] = {}
     keys: list[dict[int, str | Verdict]] = []  # of each tree: the key of a leaf's action, or the verdict on a fault
     for number, (tree, state) in enumerate(grown):

@@ -76,12 +76,10 @@ class Places:
         place.started = now
         self.playing[place] = None
         self._by_session[place.session] = place
-        self._usage.rollouts += 1
 
     def queue(self, group: Group, rollout: LiveRollout, session: Session) -> None:
         """Queue a branch for a place."""
         self.branches[Place(group, rollout.key, session, 0.0, rollout)] = None
-        self._usage.forked += 1
 
     def release(self, place: Place) -> None:
         """Free a place and cancel its request or call, whose cost is charged to the rollout."""
@@ -156,10 +154,8 @@ class Places:
 
     def _timed(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
         """Wait for one of the two, and account for the time."""
-        usage, started = self._usage, self._clock()
+        started = self._clock()
         requests = 0 if poll == self._pool.poll else self._engine.in_flight
         found = poll(timeout)
-        seconds = self._clock() - started
-        usage.request_seconds += requests * seconds
-        usage.engine_seconds += seconds if requests else 0.0
+        self._usage.request_seconds += requests * (self._clock() - started)
         return found

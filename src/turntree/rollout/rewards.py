@@ -26,7 +26,7 @@ from turntree.core.progress import notice
 from turntree.core.protocols import Observation
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
-from turntree.run.wilson import mean
+from turntree.run.means import mean
 
 WEIGHT = "weight"
 _Weight = Annotated[float, Between(-scalars.MOST_WEIGHT, scalars.MOST_WEIGHT)]
@@ -87,13 +87,9 @@ class RewardSum:
         self.functions = tuple(functions)
         self._reported: set[str] = set()
 
-    def judge(self, episode: Episode, verdict: Verdict) -> Verdict:
-        """The environment's `verdict` with the sum in place of its reward, and each value apart (None: it failed)."""
-        return self.judge_all([episode], [verdict])[0]
-
     def judge_all(self, episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[Verdict]:
-        """`judge` of many. A function that waits for a server says in `concurrency` how many episodes it judges at the
-        same time."""
+        """The environment's `verdicts` with the sum in place of their rewards, and each value apart (None: it failed).
+        A function that waits for a server says in `concurrency` how many episodes it judges at the same time."""
         found = [_each(one.function, episodes) for one in self.functions]
         return [self._summed(*each) for each in zip(episodes, verdicts, zip(*found, strict=True), strict=True)]
 

@@ -227,8 +227,6 @@ class _Run:
                 self._complete(group)
             if group.over:
                 del self._groups[group]
-                self._usage.groups += 1
-                self._usage.unfilled += group.unfilled
                 self._done.append(group.grown(self._clock(), self._scheduler.rewards))
 
     def _complete(self, group: Group) -> None:
@@ -247,7 +245,6 @@ class _Run:
         else:
             group.refills += fresh
         if group.started < group.wanted:
-            self._usage.refilled += group.wanted - group.started
             self._places.refilling[group] = None
 
     def _ask_gate(self, group: Group) -> None:
@@ -270,7 +267,6 @@ class _Run:
             group.record("gate", None, action, decision.reason, {"turn": group.asked, **decision.numbers})
             if decision.cut:
                 group.cut = group.asked
-                self._usage.cut += 1
                 self._turns.stop(group)
 
     def _expire(self) -> None:
@@ -295,7 +291,6 @@ class _Run:
         for place in places:
             ending = cancelled(what, limit)
             place.group.record("scheduler", place.key, "cancel", ending.verdict.reason, {"limit_seconds": limit})
-            self._usage.cancelled += 1
             self._turns.end(place, ending)
 
     def _patience(self) -> float:
@@ -415,7 +410,6 @@ class _Turns:
         place.failures += 1
         if place.failures > self._config.max_retries:
             return self.end(place, Ending(stop, Verdict(None, why)))
-        self._scheduler.usage.retries += 1
         turn = 0 if place.rollout is None else place.rollout.turns + 1
         numbers: dict[str, float] = {"failures": place.failures, "turn": turn}
         place.group.record("scheduler", place.key, "retry", why, numbers)

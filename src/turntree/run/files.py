@@ -94,14 +94,9 @@ def json_line(row: dict[str, Any], *, allow_nan: bool = True) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def read_table(path: Path, schema: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The header and rows of a table of the given schema. Raises `InputError` naming file and line."""
-    header, rows = stream_table(path, schema)
-    return header, list(rows)
-
-
 def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """`read_table` as an iterator. The header is checked at once, each row when it is reached."""
+    """The header and the rows of a table of this schema: the header is checked at once, each row when it is reached.
+    Raises `InputError` naming file and line."""
     if not path.exists():
         raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})")
     lines = (parse_line(line, path, number) for number, line in read_lines(path))

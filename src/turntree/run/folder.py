@@ -23,7 +23,8 @@ from turntree.run.jsonl import read_lines
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`run.loggers`)
-_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", "held_out.jsonl")  # of all stages
+HELD_OUT = "held_out.jsonl"  # outcomes of the held-out tasks
+_LOGS = ("rollouts.jsonl", "trees.jsonl", "gate.jsonl", HELD_OUT)  # of all stages
 _OWN = ("config.json", "metrics.jsonl", "cost.json", "model", "best", LOGGER_MARKS)
 
 Logged = dict[str, int]  # by file name: its bytes
@@ -67,6 +68,15 @@ class RunDirectory:
         """The rows of one of `logs` so far; none where nothing was appended. Raises as `metrics` does."""
         path = self.path / name
         return [files.parse_line(text, path, number) for number, text in read_lines(path)] if path.exists() else []
+
+    def outcomes(self) -> dict[int, dict[str, float]]:
+        """Success by task at every held-out check, by its iteration or step; tasks without an outcome are left out."""
+        found: dict[int, dict[str, float]] = {}
+        for row in self.rows(HELD_OUT):
+            tasks = found.setdefault(row["iteration"], {})
+            if row["rewards"]:
+                tasks[row["task"]] = sum(row["rewards"]) / len(row["rewards"])
+        return found
 
     def logged(self) -> Logged:
         """The length of every log, for the checkpoint that is being saved."""

@@ -83,10 +83,8 @@ def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a file that are not blank, with their numbers from 1. Raises `InputError`."""
     path, number = Path(path), 0
     with opened(path) as file:
-        try:
+        with placed(line=1):
             beginning = file.peek(16)
-        except InputError as error:
-            raise located(error, line=1) from error
         _refuse_binary(beginning, path)
         try:
             while line := file.readline(LONGEST + 1):
@@ -222,6 +220,15 @@ def located(
     if inside is not None:
         field = inside if field is None or field == inside.partition("[")[0] else f"{inside}.{field}"
     return InputError(error.problem, path=path or error.path, line=line or error.line, field=field, hint=error.hint)
+
+
+@contextlib.contextmanager
+def placed(*, path: str | Path | None = None, line: int | None = None, inside: str | None = None) -> Iterator[None]:
+    """Errors of the block with their place filled in (`located`)."""
+    try:
+        yield
+    except InputError as error:
+        raise located(error, path=path, line=line, inside=inside) from error
 
 
 def _refuse_binary(beginning: bytes, path: str | Path | None) -> None:

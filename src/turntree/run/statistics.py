@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turntree.run.distributions import binomial, share_of_tail, student
-from turntree.run.wilson import Z95, wilson
+from turntree.run.means import Z95, wilson
 
 
 def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tuple[float, float]:

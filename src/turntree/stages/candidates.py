@@ -13,7 +13,7 @@ from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
 from turntree.run.artifacts import PIVOTS
 from turntree.run.files import file_hash
-from turntree.run.jsonl import located
+from turntree.run.jsonl import placed
 from turntree.traces.candidates import candidates, skipped_turns
 from turntree.traces.schema import read_traces
 
@@ -47,10 +47,8 @@ def survey(traces: str, split: str) -> Survey:
             hint = "give a group one split, or what is trained on is tested on"
             raise InputError(f"{problem} {splits[trace.group]!r}", path=traces, field="split", hint=hint)
         if split in ("", trace.split):
-            try:
+            with placed(path=traces):
                 reasons = skipped_turns(trace)
-            except InputError as error:
-                raise located(error, path=traces) from error
             found += len(trace.turn_positions) - len(reasons)
             skipped.update(reasons.values())
     if not found:
@@ -66,11 +64,9 @@ def stream_candidates(traces: str, split: str, chosen: Collection[int] | None = 
     return (state for place, state in enumerate(states) if chosen is None or place in chosen)
 
 
-def read_candidates(traces: str, split: str, limit: int, seed: int) -> tuple[list[TurnState], Counter[str]]:
-    """The candidates of a split, at most `limit` drawn by `seed` (0: all), and, by reason, the turns that are not
-    candidates. Raises `InputError` when nothing is left."""
-    surveyed = survey(traces, split)
-    return list(stream_candidates(traces, split, surveyed.draw(limit, seed))), surveyed.skipped
+def read_candidates(traces: str, split: str, limit: int, seed: int) -> list[TurnState]:
+    """The candidates of a split, at most `limit` drawn by `seed` (0: all). Raises `InputError` when nothing is left."""
+    return list(stream_candidates(traces, split, survey(traces, split).draw(limit, seed)))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
+from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.live import CutTurns, EpisodeConfig
-from turntree.stages.cluster import ClusterConfig
 from turntree.traces.schema import Split
 from turntree.train.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
 
@@ -110,7 +110,7 @@ class Training:
     loggers: tuple[Part, ...] = ()
     """Log to tensorboard, trackio or wandb as well, or to your own module:object (repeatable)."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    cluster: WorkersConfig = field(default_factory=WorkersConfig)
     device: Device = field(default_factory=Device)
 
 

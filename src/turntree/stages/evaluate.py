@@ -29,7 +29,7 @@ from turntree.rollout.rewards import RewardSum, build_rewards, figures
 from turntree.rollout.rewards import identity as reward_identity
 from turntree.run.files import write_json
 from turntree.run.jsonl import write_lines
-from turntree.run.wilson import mean, wilson
+from turntree.run.means import mean, wilson
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.gradients import remedy
 from turntree.stages.policy import Policy, load_policy, policy_name

@@ -114,7 +114,20 @@ def bundle_of(config: ExportConfig) -> Bundle:
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
         raise InputError(f"holds no pivot to export ({counted})", path=config.pivots, hint="name another --verifier")
     write = _writer(config.model)
-    pivots = [_exported(one, write) for one in kept]
+    pivots = [
+        ExportedPivot(
+            state=one.state,
+            group=one.group,
+            kind=one.row["kind"],
+            role=one.row["role"],
+            pass_rate=one.row["reward_mean"],
+            reward_var=one.row["reward_var"],
+            prompt=write.prompt(one.state),
+            text=write.text(one.state),
+            weight=one.row.get("weight", 1.0),
+        )
+        for one in kept
+    ]
     notes, spelled = list(write.notes), sum(write.spells(one) for one in pivots)
     if spelled:
         notes.append(
@@ -174,20 +187,6 @@ class _Writer:
         state = pivot.state
         words = [message.content for message in state.history if message.role != "assistant"]
         return any(self.hide(text) != text for text in (*words, json.dumps(state.tools, ensure_ascii=False)))
-
-
-def _exported(one: SelectedState, write: _Writer) -> ExportedPivot:
-    return ExportedPivot(
-        state=one.state,
-        group=one.group,
-        kind=one.row["kind"],
-        role=one.row["role"],
-        pass_rate=one.row["reward_mean"],
-        reward_var=one.row["reward_var"],
-        prompt=write.prompt(one.state),
-        text=write.text(one.state),
-        weight=one.row.get("weight", 1.0),
-    )
 
 
 def _writer(model: str) -> _Writer:

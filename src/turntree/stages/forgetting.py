@@ -17,7 +17,7 @@ from typing import Any
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError, TurntreeError
 from turntree.run.files import write_json
-from turntree.run.wilson import Z95
+from turntree.run.means import Z95
 from turntree.stages.config import ForgettingConfig
 from turntree.stages.policy import load_policy
 

@@ -20,7 +20,7 @@ from turntree.core.tree import RolloutTree
 from turntree.env.tasks import DEV, TRAIN, TaskSet, identity, open_tasks, options_of_record
 from turntree.rollout.live import CutTurns
 from turntree.run.files import read_json, write_json
-from turntree.run.folder import RunDirectory
+from turntree.run.folder import HELD_OUT, RunDirectory
 from turntree.stages.config import EvaluateConfig, SuccessConfig
 from turntree.stages.evaluate import Evaluation, Evaluator
 from turntree.stages.policy import Policy
@@ -28,7 +28,6 @@ from turntree.traces.schema import Trace
 from turntree.train.loop import Algorithm, Checked, Row
 from turntree.train.success import FALSE_ALARMS, Look, best, change, counts, fall, fewest_lost
 
-FILE_NAME = "held_out.jsonl"
 BEST = "best"  # the folder of the weights of the highest success
 _STEP = "step.json"  # in it
 _USUAL_TASKS = 64  # a collapse from one success in five is seen in 64 tasks (`train.success.has_fallen`)
@@ -213,11 +212,7 @@ class SuccessCheck:
 
     def looks(self, row: Row | None = None) -> list[Look]:
         """The checks so far; `row` is that of the step of the last one, where it was not logged yet."""
-        outcomes: dict[int, dict[str, float]] = {}
-        for each in self._run.rows(FILE_NAME):
-            rewards = [reward for reward in each["rewards"] if reward is not None]
-            if rewards:
-                outcomes.setdefault(each["iteration"], {})[each["task"]] = sum(rewards) / len(rewards)
+        outcomes = self._run.outcomes()
         rows = [*self._run.metrics(), *([row] if row else [])]
         first = next((each["reward_mean"] for each in rows if each.get("reward_mean") is not None), None)
         found: list[Look] = []
@@ -268,7 +263,7 @@ def _kinds(tree: RolloutTree) -> Iterator[str]:
 def keep_outcomes(run: RunDirectory, step: int, played: Evaluation) -> None:
     """Append the outcome of every task at the check after `step`."""
     outcomes = played.summary["outcomes"]
-    run.append(FILE_NAME, [{"iteration": step, "task": each["task"], "rewards": each["rewards"]} for each in outcomes])
+    run.append(HELD_OUT, [{"iteration": step, "task": each["task"], "rewards": each["rewards"]} for each in outcomes])
 
 
 def held_out_figures(played: Evaluation, *names: str) -> Row:

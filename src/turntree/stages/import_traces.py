@@ -13,7 +13,7 @@ from turntree.core.config import Between, Part
 from turntree.core.errors import InputError
 from turntree.core.progress import progress
 from turntree.run.files import require_writable, write_json, writing
-from turntree.run.jsonl import located, parse_json, read_text
+from turntree.run.jsonl import parse_json, placed, read_text
 from turntree.traces.chat import ImportReport, stream_chat
 from turntree.traces.formats.row import chat_tools
 from turntree.traces.readers import AUTO
@@ -104,13 +104,11 @@ def _tools(file: str) -> list[dict[str, Any]]:
         raise InputError(
             "is not a list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
         )
-    try:
+    with placed(path=file):
         declared = chat_tools(tools, Counter())
         check_tools(declared)
         check_schemas(declared)
-    except InputError as error:
-        raise located(error, path=file) from error
-    return declared
+        return declared
 
 
 def _split(

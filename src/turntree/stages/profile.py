@@ -32,8 +32,8 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.run.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.run.files import file_hash
+from turntree.run.means import wilson
 from turntree.run.wave_log import WaveLog, open_log
-from turntree.run.wilson import wilson
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig
 from turntree.stages.gradients import remedy

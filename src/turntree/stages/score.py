@@ -19,7 +19,7 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.rollout.local import judge_turns
 from turntree.run.files import read_json
-from turntree.run.jsonl import parse_json, read_lines
+from turntree.run.jsonl import parse_json, placed, read_lines
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
 from turntree.traces.formats.responses import EVERY_ITEM
@@ -131,11 +131,9 @@ def _episode(
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         hint = "write {messages: [...], tools?}, as `turntree traces import` does; one a line"
         raise InputError("is no episode", path=path, line=line, field="messages", hint=hint)
-    try:
+    with placed(path=path, line=line):
         tools = _tools(row["tools"], "tools") if row.get("tools") else declared
         return tuple(map(Message.from_chat, cast("list[Any]", row["messages"]))), tools
-    except InputError as error:
-        raise InputError(error.problem, path=path, line=line, field=error.field, hint=error.hint) from error
 
 
 def run_audit(config: AuditConfig) -> dict[str, Any]:
@@ -155,10 +153,8 @@ def run_audit(config: AuditConfig) -> dict[str, Any]:
 def read_actions(path: Path) -> Iterator[Line]:
     """The actions of a JSONL file. Raises `InputError` with the line that is not an action."""
     for _, number, row in _rows(path):
-        try:
+        with placed(path=path, line=number):
             yield _line(row)
-        except InputError as error:
-            raise InputError(error.problem, path=path, line=number, field=error.field, hint=error.hint) from error
 
 
 def _rows(path: Path) -> Iterator[tuple[Path, int, Any]]:

@@ -17,13 +17,11 @@ from turntree.core.progress import notice
 from turntree.core.protocols import Renderer
 from turntree.run import loggers
 from turntree.run.files import file_hash
-from turntree.run.folder import open_run
-from turntree.stages import held_out
-from turntree.stages.cluster import on_ranks
+from turntree.run.folder import HELD_OUT, open_run
 from turntree.stages.config import SFTStageConfig
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.policy import Policy, load_policy
-from turntree.stages.training import finish, run_algorithm
+from turntree.stages.training import on_ranks, run_algorithm
 from turntree.traces.schema import Trace, read_traces
 from turntree.train.loop import Checked, Row
 from turntree.train.ranks import SINGLE, ProcessGroup
@@ -52,13 +50,13 @@ def run_sft(
         tasks = stack.enter_context(open_held_out(config.check, trained_on, policy))
         if tasks is not None:
             inputs |= {"check": tasks.identity}
-        logs = (held_out.FILE_NAME,)
-        run = stack.enter_context(open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, logs=logs))
+        run = stack.enter_context(
+            open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,))
+        )
         algorithm = policy.imitation(learned.examples, config.sft, group)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         check = None if success is None else partial(_check, policy, success)
         trained = run_algorithm(run, policy, algorithm, config, shown=("loss",), check=check)
-        finish(run, policy, trained)
         last = run.metrics()[-1]
     return {
         "model": str(run.model),

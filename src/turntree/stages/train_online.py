@@ -35,15 +35,13 @@ from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.service import EpisodeGroup, Parts, RolloutService, S
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
-from turntree.run.folder import RunDirectory, open_run
-from turntree.stages import held_out
-from turntree.stages.cluster import on_ranks
+from turntree.run.folder import HELD_OUT, RunDirectory, open_run
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import Evaluator, opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import held_out_figures, keep_outcomes
 from turntree.stages.policy import Policy, Speaker, load_policy, load_renderer, open_speaker, policy_name
-from turntree.stages.training import finish, run_algorithm
+from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, check_servers, open_crew
 from turntree.train.loop import Checked, Row
@@ -51,7 +49,7 @@ from turntree.train.online import OnlineGRPO
 from turntree.train.ranks import SINGLE, ProcessGroup
 
 GATE_LOG = "gate.jsonl"
-LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, held_out.FILE_NAME)
+LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 
 
 @on_ranks
@@ -104,7 +102,6 @@ def run_train_online(
             check=_check(run, policy, playing.opened, config, overlap),
             warnings=_never_forks,
         )
-        finish(run, policy, trained)
     rows = run.metrics()
     require_rewards(rows)
     last = rows[-1]

@@ -39,17 +39,15 @@ from turntree.rollout.spread import labelled
 from turntree.run import loggers
 from turntree.run.artifacts import POLICY, policy_of
 from turntree.run.files import file_hash
-from turntree.run.folder import RunDirectory, open_run
-from turntree.run.wilson import mean_by_kind
-from turntree.stages import held_out
+from turntree.run.folder import HELD_OUT, RunDirectory, open_run
+from turntree.run.means import mean_by_kind
 from turntree.stages.candidates import SelectedState, read_candidates, read_selected
-from turntree.stages.cluster import on_ranks
 from turntree.stages.config import TrainPivotConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.own_path import episodes_of, open_own_path
 from turntree.stages.policy import Policy, Speaker, load_policy
-from turntree.stages.training import finish, run_algorithm
+from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
@@ -91,7 +89,7 @@ def run_train_pivot(
             **({} if own is None else own.identity),
             **({} if tasks is None else {"check": tasks.identity}),
         }
-        logs = (trees.FILE_NAME, held_out.FILE_NAME)
+        logs = (trees.FILE_NAME, HELD_OUT)
         run = stack.enter_context(
             open_run(out, "train pivot", to_mapping(config), inputs, overwrite=overwrite, logs=logs)
         )
@@ -110,7 +108,6 @@ def run_train_pivot(
             keep=partial(_keep, run, config),
             check=_together([check for check in checks if check is not None]),
         )
-        finish(run, policy, trained)
         rows = run.metrics()
         require_rewards(rows)
     last = rows[-1]
@@ -174,7 +171,7 @@ def _given(
         header, verifier, traces, split = None, config.verifier, config.traces, "train"
         if config.states == "own" or traces is None:
             return _Given(verifier)
-        drawn, _ = read_candidates(traces, split, 0, config.train.seed)
+        drawn = read_candidates(traces, split, 0, config.train.seed)
         states = [SelectedState({"kind": action_kind(s.demonstration), "role": "random"}, s, "") for s in drawn]
         hashes = {"traces_hash": file_hash(Path(traces))}
     pivots, dropped = _pivots(states, policy, config)
@@ -233,22 +230,20 @@ def _keep(
     """Append the trees of a step that is kept."""
     if not trees.is_kept(step, config.train.steps, config.keep_trees):
         return
-    labelled = enumerate(zip(groups, credits, strict=True))
-    run.append(trees.FILE_NAME, (_kept_tree(step, number, *pair).to_json() for number, pair in labelled))
-
-
-def _kept_tree(step: int, number: int, group: PivotGroup, credit: Credit | None) -> KeptTree:
-    state = group.pivot.prompted.state
-    return KeptTree(
-        id=f"{step}.{number}",
-        iteration=step,
-        tree=group.tree,
-        rewards=group.rewards,
-        credit=credit,
-        task_type=group.pivot.kind,
-        tools=tuple(state.tools),
-        meta={"role": group.pivot.role, "demonstrated": action_text(state.demonstration)},
-    )
+    kept = [
+        KeptTree(
+            id=f"{step}.{number}",
+            iteration=step,
+            tree=group.tree,
+            rewards=group.rewards,
+            credit=credit,
+            task_type=group.pivot.kind,
+            tools=tuple(group.pivot.prompted.state.tools),
+            meta={"role": group.pivot.role, "demonstrated": action_text(group.pivot.prompted.state.demonstration)},
+        )
+        for number, (group, credit) in enumerate(zip(groups, credits, strict=True))
+    ]
+    run.append(trees.FILE_NAME, (tree.to_json() for tree in kept))
 
 
 def _pivots(
@@ -325,7 +320,7 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
     """Acceptance at held-out states of the traces, as many as can be sampled."""
     if not config.check.states:
         return None
-    states, _ = read_candidates(traces, "dev", config.check.states, config.check.task_seed)
+    states = read_candidates(traces, "dev", config.check.states, config.check.task_seed)
     context = policy.engine.max_context
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
     prompted = _held_out(states, policy.renderer, sampled)

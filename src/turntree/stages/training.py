@@ -1,11 +1,14 @@
-"""What the stages that train have in common: their policy, the run from its checkpoint to its results, and held-out
-tasks."""
+"""What the stages that train have in common: the ranks, and the run from its checkpoint to its results."""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.progress import notice, progress
 from turntree.run import loggers
@@ -15,6 +18,7 @@ from turntree.stages.gradients import GradientWatch
 from turntree.stages.policy import Policy
 from turntree.train.checkpoints import resume
 from turntree.train.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, train
+from turntree.train.ranks import SINGLE
 
 Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
 
@@ -30,8 +34,8 @@ def run_algorithm(
     check: Callable[[int, Row], Checked] | None = None,
     warnings: Callable[[Row], Iterable[str]] = lambda row: (),
 ) -> Trained:
-    """Train from the run's current state to its end. `warnings` are those of a row; the bar shows its figures `shown`.
-    Write the stage's results after it, and call `finish`."""
+    """Train from the run's current state to its end, and write the model and last the cost, which marks the run as
+    finished. `warnings` are those of a row; the bar shows its figures `shown`."""
     checkpoints, done = resume(run, config.checkpoints)
     watch = None
     if isinstance(algorithm, RolloutAlgorithm):
@@ -52,10 +56,30 @@ def run_algorithm(
         notice(warning)
     if trained.stopped:
         notice(f"stopped early: {trained.stopped}")
+    policy.save(run.model)
+    run.write_cost(trained.cost, checks=trained.checks, bill=policy.bill(trained.cost + trained.checks))
     return trained
 
 
-def finish(run: RunDirectory, policy: Policy, trained: Trained) -> None:
-    """Write the model, and last the cost, which marks the run as finished."""
-    policy.save(run.model)
-    run.write_cost(trained.cost, checks=trained.checks, bill=policy.bill(trained.cost + trained.checks))
+def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`stage(config, out, overwrite=..., group=...)` on all ranks that a launcher started: rank 0 runs it, the others
+    take part in its updates, and all return its result. A carrier trains on its own machines, without ranks."""
+
+    @functools.wraps(stage)
+    def run(config: Any, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+        if config.device.carrier is not None:
+            if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
+                problem = "trains on its own machines, and this is one of several ranks"
+                raise ConfigError(problem, field="device.carrier", hint="start the command once, without a launcher")
+            return stage(config, out, overwrite=overwrite, group=SINGLE)
+        from turntree.train.launch import open_ranks
+        from turntree.train.trainer import end, follow
+
+        with open_ranks(config.device.name) as group:
+            if group.rank > 0:
+                return follow(group)
+            result = stage(config, out, overwrite=overwrite, group=group)
+            end(group, result)
+            return result
+
+    return run

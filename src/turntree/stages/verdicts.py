@@ -24,7 +24,7 @@ from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.local import judge_turns
 from turntree.rollout.teachers import labelled
-from turntree.run.wilson import mean_by_kind
+from turntree.run.means import mean_by_kind
 from turntree.stages.config import RecordConfig, TrainOnlineConfig
 from turntree.stages.policy import Policy
 from turntree.stages.record import require_labels, trace_of

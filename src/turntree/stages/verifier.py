@@ -17,16 +17,11 @@ if TYPE_CHECKING:  # torch comes with it, and verifiers are opened where there i
     from turntree.stages.policy import Policy, Speaker
 
 
-def is_registered(verifier: Part) -> bool:
-    """Whether the name is of an installed verifier, so that using it runs no code of the current folder."""
-    return verifier.name in parts.names("verifiers")
-
-
 def chosen_verifier(given: Part | None, header: dict[str, Any], path: str) -> Part:
     """The named verifier, or that of the profile. Code runs only if the user names it: code that is named only by a
     file is refused, without importing anything."""
     source = Part.from_value(header["verifier_source"], "verifier_source")
-    if given is None and not is_registered(source):
+    if given is None and source.name not in parts.names("verifiers"):
         raise InputError(
             f"were profiled with {source.name!r}, which is not installed, and a file does not decide what code runs",
             path=path,

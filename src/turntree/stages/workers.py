@@ -19,10 +19,10 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Rewards
 from turntree.core.tree import RolloutTree
 from turntree.engine.vllm import VllmEngine
+from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.cluster.pool import UnitLost, WorkerPool
 from turntree.rollout.cluster.worker import fetched
 from turntree.rollout.spread import lost, unlabelled
-from turntree.stages.cluster import ClusterConfig
 from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.policy import Policy, Speaker, load_policy, open_served
 
@@ -34,7 +34,7 @@ VLLM = "vllm"
 def open_crew(stage: str, config: Any, policy: Policy, **settings: Any) -> Iterator[WorkerPool | None]:
     """The workers of the stage in module `stage`; None where rollouts run in this process. They must load this policy.
     `settings` are what they need beside the stage's configuration."""
-    cluster: ClusterConfig = config.cluster
+    cluster: WorkersConfig = config.cluster
     if not cluster.workers:
         yield None
         return

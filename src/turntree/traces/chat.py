@@ -17,7 +17,7 @@ from typing import Any, Literal
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.run.identity import fingerprint
-from turntree.run.jsonl import located
+from turntree.run.jsonl import located, placed
 from turntree.traces.assemble import Assembled, assemble, count_turns
 from turntree.traces.formats.chat import UnknownKeys
 from turntree.traces.formats.row import ChatRow, RowRefused, Rule
@@ -51,16 +51,6 @@ class ImportReport:
 
     def to_json(self) -> dict[str, Any]:
         return {key: dict(sorted(v.items())) if isinstance(v, Counter) else v for key, v in vars(self).items()}
-
-    def summary(self) -> str:
-        """A summary in two lines."""
-        return "\n".join(
-            f"{name}: {kept} of {read} kept" + "".join(f", {n} {reason}" for reason, n in sorted(dropped.items()))
-            for name, kept, read, dropped in (
-                ("traces", self.traces_kept, self.traces_read, self.dropped_traces),
-                ("turns", self.turns_kept, self.turns_read, self.dropped_turns),
-            )
-        )
 
 
 def stream_chat(
@@ -106,11 +96,9 @@ class _Import:
     """Groups by their names (`ChatRow.thread`)."""
 
     def file(self, file: SourceFile) -> None:
-        try:
+        with placed(path=file.shown):  # as the user named the file: inside an archive the actual path differs
             for row in self.readers.rows(file):
                 self._row(row, file)
-        except InputError as error:  # names the file as the user did: inside an archive the actual path differs
-            raise located(error, path=file.shown) from error
 
     def _row(self, row: SourceRow, file: SourceFile) -> None:
         place = {"line": row.line} if row.line else {"index": row.index} if row.index else {}

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.run.jsonl import located, parse_json, read_lines, write_lines
+from turntree.run.jsonl import parse_json, placed, read_lines, write_lines
 
 FILE_SCHEMA = "turntree.traces/1"
 TRACE_SCHEMA = "turntree.trace/1"
@@ -126,14 +126,12 @@ def read_traces(path: str | Path, split: str = "") -> Iterator[Trace]:
     header: dict[str, Any] | None = None
     for number, text in read_lines(path):
         value = parse_json(text, path, number)
-        try:
+        with placed(path=path, line=number):
             if header is None:
                 header = _object(value, None)
                 _check_schema(header.get("schema"), FILE_SCHEMA)
                 continue
             trace = Trace.from_json(value)
-        except InputError as error:
-            raise located(error, path=path, line=number) from error
         _check_unique(trace.id, ids, number, path)
         if split in ("", trace.split):
             yield trace
@@ -285,12 +283,10 @@ def _label(turn: str, value: Any) -> tuple[int, Message]:
 
 def _message(value: Any, inside: str) -> Message:
     row = _object(value, inside)
-    try:
+    with placed(inside=inside):
         check_keys(row, MESSAGE_KEYS)
         _typed(row, "cut", bool, False)
         message = Message.from_chat(row)
-    except InputError as error:
-        raise located(error, inside=inside) from error
     check_message(message, inside)
     return message
 

@@ -127,8 +127,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         )
         precision = self.service.monitor.precision()
         return {
-            "redistributed_weight": sum(credit.redistributed for credit in trained),
-            "uncounted_leaves": sum(credit.uncounted for credit in trained),
             "biased_forks": sum(credit.biased_forks for credit in trained),
             **group_figures(grown, amplifies=not unmoved),
             **({"gate_precision": precision} if precision else {}),

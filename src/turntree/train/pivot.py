@@ -23,7 +23,7 @@ from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import censored
 from turntree.credit.checked import credit_of, over_batch
 from turntree.rollout.local import Prompted, occurrences_of, sample_local, score_wave
-from turntree.run.wilson import mean
+from turntree.run.means import mean
 from turntree.train.config import PivotConfig
 from turntree.train.loop import RolloutAlgorithm, Row, StepResult, Trainee
 from turntree.train.sampler import PivotSampler
@@ -216,17 +216,16 @@ def _traces(pivots: Sequence[Pivot]) -> list[str]:
 
 
 def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
-    """Mean reward, overall, by role and by kind of demonstrated action; mixed groups; censored rollouts."""
-    by_role: dict[str, list[float]] = defaultdict(list)
+    """Mean reward, overall and by kind of demonstrated action; mixed groups; censored rollouts."""
+    everything: list[float] = []
     by_kind: dict[str, list[float]] = defaultdict(list)
     reasons = censored(verdict for group in groups for verdict in group.rewards.verdicts.values())
     cut = 0
     for group in groups:
         scored = list(group.rewards.scored().values())
-        by_role[group.pivot.role] += scored
+        everything += scored
         by_kind[group.pivot.kind] += scored
         cut += sum(group.tree.stop_reason(leaf) is StopReason.MAX_TOKENS for leaf in group.rewards.verdicts)
-    everything = [reward for scored in by_role.values() for reward in scored]
     return {
         "reward_mean": mean(everything),
         "reward_std": statistics.pstdev(everything) if everything else None,  # of the batch (paper, Figure 3)
@@ -235,6 +234,5 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
         "censored": sum(reasons.values()),
         "censored_reasons": reasons,
         "cut_turns": cut,
-        "reward_by_role": {role: mean(scored) for role, scored in sorted(by_role.items())},
         "reward_by_kind": {kind: mean(scored) for kind, scored in sorted(by_kind.items())},
     }

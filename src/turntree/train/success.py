@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from turntree.run.distributions import at_least
+from turntree.run.means import mean
 from turntree.run.statistics import Interval, t_interval
-from turntree.run.wilson import mean
 
 FALSE_ALARMS = 0.04  # chance that a run ends although success is what it was, over all its looks
 FEWEST_SCORED = 0.9  # of the tasks that the start has an outcome of; a look with fewer says nothing about success

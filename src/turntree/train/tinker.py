@@ -216,7 +216,6 @@ class TinkerLearner:
             "rows": float(sum(len(window.rows) for window in windows)),
             "trained_tokens": float(sent),
             "zero_variance_fraction": sum(credit.zero_variance for credit in credits) / len(credits),
-            "sampler_difference": differences[0],
         }
         return {**counted, **metrics}, cost
 
@@ -259,17 +258,16 @@ class TinkerLearner:
         for number, row in enumerate(made):
             scale = self.trainers.reduction.factor(len(row) - 1, count) / divisor
             pushed = np.asarray(row.advantages[1:])
-            pulled = self._pull(row, pulls[number]) if pulls else np.zeros(len(row) - 1)
+            pulled = np.zeros(len(row) - 1)
+            if pulls:
+                d, weight = np.asarray(pulls[number][1:]), self.loss.kl_coefficient * np.asarray(row.multiplicities[1:])
+                pulled = -weight * (d if self.loss.kl == "k2" else -np.expm1(-d))
             old = row.logprobs[1:]
             whole = pushed if apart else pushed + pulled
             clipped.append(self.trainers.datum(row.tokens, logprobs=old, advantages=whole * scale))
             if apart:
                 free.append(self.trainers.datum(row.tokens, logprobs=old, advantages=pulled * scale))
         return clipped, free
-
-    def _pull(self, row: Row, distance: Sequence[float]) -> Any:
-        d, weight = np.asarray(distance[1:]), self.loss.kl_coefficient * np.asarray(row.multiplicities[1:])
-        return -weight * (d if self.loss.kl == "k2" else -np.expm1(-d))
 
     def _figures(self, window: _Window, passed: Any) -> Figures:
         """Ratios of a pass over the trained tokens, and how far the log-probabilities were from the sampler's."""

@@ -6,7 +6,6 @@ arguments act and are compared as they are declared. A verifier's option `kinds`
 
 from __future__ import annotations
 
-import functools
 import re
 import shlex
 from collections.abc import Mapping
@@ -71,7 +70,8 @@ def kind_of(call: ToolCall, more: Mapping[str, Kind] | None = None) -> Kind:
     command is another tool."""
     kind = more.get(call.name) if more else None
     if kind is None:
-        kind = _known_kind(call.name)
+        plain = call.name.lower().replace("_", "").replace("-", "").replace(".", "")
+        kind = _KIND_OF.get(plain, "other")
     if kind == "other":
         return kind
     if kind == "shell" and "code" in call.arguments and not _SHELL_NAME.search(call.name):
@@ -81,11 +81,6 @@ def kind_of(call: ToolCall, more: Mapping[str, Kind] | None = None) -> Kind:
     if kind == "edit" and call.arguments.get("command") == "view":
         return "read"
     return kind
-
-
-@functools.lru_cache(maxsize=4096)
-def _known_kind(name: str) -> Kind:
-    return _KIND_OF.get(name.lower().replace("_", "").replace("-", "").replace(".", ""), "other")
 
 
 # what a tool of a kind must be told: an `insert` without a path inserts something else

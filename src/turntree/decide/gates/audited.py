@@ -11,7 +11,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.decide.gates.divergence import PrefixDivergenceGate, turns_reached, unable
 from turntree.decide.gates.signals import PRINTED, SIGNALS, prefix_edit_distance_mean
-from turntree.run.wilson import wilson
+from turntree.run.means import wilson
 
 
 def build_gate(

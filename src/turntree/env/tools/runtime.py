@@ -16,7 +16,7 @@ from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentGone, described
 from turntree.core.messages import ToolCall
-from turntree.env.tools.tool import Tool, ToolOutput, ToolResult, ToolSource, ToolStatus
+from turntree.env.tools.tool import Tool, ToolOutput, ToolResult, ToolStatus
 from turntree.verify.arguments import SchemaUnusable, rules_of
 
 _UNKNOWN = "(unknown)"  # where the ledger counts calls of tools that do not exist: a policy may make up any name
@@ -91,15 +91,6 @@ class ToolRuntimeConfig:
             raise ConfigError(f"impossible tool runtime {self}", hint="concurrent and output_chars >= 1")
 
 
-@dataclass(frozen=True)
-class _Ended:
-    """How a call ended, shared by all its callers."""
-
-    text: str
-    failed: bool
-    final: bool
-
-
 class ToolRuntime:
     """Calls tools for any number of threads at once.
 
@@ -124,7 +115,7 @@ class ToolRuntime:
             self._tools[tool.spec.name] = tool
         self._slots = threading.BoundedSemaphore(self.config.concurrent)
         self._lock = threading.Lock()
-        self._answers: OrderedDict[str, Future[_Ended]] = OrderedDict()  # least recently used first
+        self._answers: OrderedDict[str, Future[ToolResult]] = OrderedDict()  # least recently used first
 
     @property
     def schemas(self) -> tuple[dict[str, Any], ...]:
@@ -134,24 +125,20 @@ class ToolRuntime:
     def call(self, call: ToolCall) -> ToolResult:
         """Answer one call, waiting for it. Never raises for errors of a policy or a tool, but `EnvironmentGone` where
         there is no tool any more."""
-        started = time.perf_counter()
         tool = self._tools.get(call.name)
         try:
             mistake = self._mistake(tool, call)
         except SchemaUnusable as error:
             self.ledger.add(call.name, ToolCounts(calls=1, refused=1, failures=1))
-            return ToolResult(text=f"{call.name}: {error}", status=ToolStatus.FAILED, source=ToolSource.NOTHING)
+            return ToolResult(f"{call.name}: {error}", ToolStatus.FAILED)
         if tool is None or mistake is not None:
             self.ledger.add(call.name if tool else _UNKNOWN, ToolCounts(calls=1, refused=1))
-            return ToolResult(text=mistake or "", status=ToolStatus.REFUSED, source=ToolSource.NOTHING)
+            return ToolResult(mistake or "", ToolStatus.REFUSED)
         arguments = _with_integers(tool, call.arguments)
         if tool.pure:
-            ended, source = self._shared(tool, arguments)
-        else:
-            self.ledger.add(call.name, ToolCounts(calls=1, misses=1))
-            ended, source = self._execute(tool, arguments, retries=0), ToolSource.FRESH
-        status = ToolStatus.FAILED if ended.failed else ToolStatus.ANSWERED
-        return ToolResult(text=ended.text, status=status, source=source, seconds=time.perf_counter() - started)
+            return self._shared(tool, arguments)
+        self.ledger.add(call.name, ToolCounts(calls=1, misses=1))
+        return self._execute(tool, arguments, retries=0)[0]
 
     def _mistake(self, tool: Tool | None, call: ToolCall) -> str | None:
         if tool is None:
@@ -163,7 +150,7 @@ class ToolRuntime:
             problem = f"{error}"
         return None if problem is None else self._capped(call.name, f"error: wrong arguments: {problem}")
 
-    def _shared(self, tool: Tool, arguments: Mapping[str, Any]) -> tuple[_Ended, ToolSource]:
+    def _shared(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
         """The kept answer, or that of the call under way, or that of this call, which others may then join."""
         name, key = tool.spec.name, _key(tool, arguments)
         with self._lock:
@@ -173,21 +160,22 @@ class ToolRuntime:
         if earlier is not None:
             hit = earlier.done()
             self.ledger.add(name, ToolCounts(calls=1, hits=int(hit), joined=int(not hit)))
-            return earlier.result(), ToolSource.HIT if hit else ToolSource.JOINED
+            return earlier.result()
         self.ledger.add(name, ToolCounts(calls=1, misses=1))
-        ended = _Ended("the caller was interrupted", failed=True, final=False)
+        ended, final = ToolResult("the caller was interrupted", ToolStatus.FAILED), False
         try:
-            ended = self._execute(tool, arguments, retries=self.config.retries)
+            ended, final = self._execute(tool, arguments, retries=self.config.retries)
         finally:
             with self._lock:
-                if not ended.final:
+                if not final:
                     self._answers.pop(key, None)
                 elif len(self._answers) > self.config.cached_answers:
                     self._answers.popitem(last=False)
             future.set_result(ended)
-        return ended, ToolSource.FRESH
+        return ended
 
-    def _execute(self, tool: Tool, arguments: Mapping[str, Any], retries: int) -> _Ended:
+    def _execute(self, tool: Tool, arguments: Mapping[str, Any], retries: int) -> tuple[ToolResult, bool]:
+        """How a call ended, and whether that may be kept."""
         reasons: list[str] = []
         for attempt in range(retries + 1):
             if attempt:
@@ -195,11 +183,11 @@ class ToolRuntime:
                 self.ledger.add(tool.spec.name, ToolCounts(retries=1))
             output = self._attempt(tool, arguments)
             if isinstance(output, ToolOutput):
-                return _Ended(self._capped(tool.spec.name, output.text), failed=False, final=output.final)
+                return ToolResult(self._capped(tool.spec.name, output.text), ToolStatus.ANSWERED), output.final
             reasons.append(output)
         self.ledger.add(tool.spec.name, ToolCounts(failures=1))
         tried = f" ({len(reasons)} times)" if len(reasons) > 1 else ""
-        return _Ended(f"{tool.spec.name}: {reasons[-1]}{tried}", failed=True, final=False)
+        return ToolResult(f"{tool.spec.name}: {reasons[-1]}{tried}", ToolStatus.FAILED), False
 
     def _attempt(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput | str:
         """The output, or why there is none. The tool runs in its own thread to enforce the limit: one that does not

@@ -60,23 +60,12 @@ class ToolStatus(StrEnum):
     FAILED = "failed"  # not the policy's mistake: the rollout is censored
 
 
-class ToolSource(StrEnum):
-    """What a call cost. Only `FRESH` executed something."""
-
-    FRESH = "fresh"
-    HIT = "hit"  # answered before
-    JOINED = "joined"  # the same call was under way; it waited for that answer
-    NOTHING = "nothing"  # refused
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ToolResult:
-    """`text` is the answer for the policy; for a failure, the reason. `seconds` is how long the caller waited."""
+    """`text` is the answer for the policy; for a failure, the reason."""
 
     text: str
     status: ToolStatus
-    source: ToolSource
-    seconds: float = 0.0
 
     def observation(self) -> str:
         """The text, for the conversation. Raises `ToolFailed` for a failure: an environment lets it pass, its pool

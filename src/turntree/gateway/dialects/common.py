@@ -117,17 +117,12 @@ def joined_turns(messages: Sequence[Message]) -> list[Message]:
     turns: list[Message] = []
     for spoken, run in itertools.groupby(messages, lambda message: message.role == "assistant"):
         said = list(run)
-        turns += [_one_turn(said)] if spoken else said
+        if spoken:
+            content, reasoning = ("".join(getattr(each, name) for each in said) for name in ("content", "reasoning"))
+            calls = tuple(call for message in said for call in message.tool_calls)
+            said = [replace(said[0], content=content, reasoning=reasoning, tool_calls=calls)]
+        turns += said
     return turns
-
-
-def _one_turn(said: Sequence[Message]) -> Message:
-    return replace(
-        said[0],
-        content="".join(message.content for message in said),
-        reasoning="".join(message.reasoning for message in said),
-        tool_calls=tuple(call for message in said for call in message.tool_calls),
-    )
 
 
 def read_tools(given: list[Any]) -> Tools:

@@ -79,7 +79,9 @@ def _as_chat(item: Any, index: int) -> dict[str, Any]:
     kind = row.get("type") or "message"
     lacking = _NEEDED.get(kind) if isinstance(kind, str) else None
     if lacking and lacking not in row:
-        raise InputError("is missing", field=f"input[{index}].{lacking}", hint=_other_keys(row))
+        others = ", ".join(sorted(row.keys() - _CALL_KEYS - {"role"})) or "no key"
+        hint = f"what stands under {others} is not read as it"
+        raise InputError("is missing", field=f"input[{index}].{lacking}", hint=hint)
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content")}
     if kind == "function_call":
@@ -93,10 +95,6 @@ def _as_chat(item: Any, index: int) -> dict[str, Any]:
         return {"role": "assistant", "reasoning_content": row.get("content") or row.get("summary") or ""}
     hint = "message, function_call, function_call_output and reasoning are read"
     raise InputError(f"is of type {kind!r}", field=f"input[{index}]", hint=hint)
-
-
-def _other_keys(row: dict[str, Any]) -> str:
-    return f"what stands under {', '.join(sorted(row.keys() - _CALL_KEYS - {'role'})) or 'no key'} is not read as it"
 
 
 def body(call: Call, model: str, request: Request) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from turntree.core.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersConfig:
-    """Processes on a Ray cluster that hold the engine, the environments and the verifiers."""
+    """Processes on a Ray cluster that hold the engine, the environments and the verifiers. No result depends on this
+    beyond rounding, so a run may go on with other numbers."""
 
     workers: int = 0
     """Rollout workers on a Ray cluster (0: rollouts run in this process). Needs turntree[ray]."""
@@ -35,3 +36,6 @@ class WorkersConfig:
         at_least(self, workers=0)
         if self.address is not None and not self.address:
             raise ConfigError("is empty", field="address", hint="use local, HOST:PORT, auto or ray://HOST:PORT")
+        if self.address is not None and self.workers == 0:
+            hint = "set cluster.workers to the number of rollout workers"
+            raise ConfigError("names a cluster, and nothing would run there", field="address", hint=hint)

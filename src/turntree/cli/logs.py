@@ -1,19 +1,25 @@
-"""`turntree gate calibrate`: what a mid-rollout gate would have done to finished groups."""
+"""`turntree gate calibrate | audit`: what rollout logs of any framework tell of a gate, and where the budget went."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from turntree.cli.common import LOG_OPTIONS, counted, finish
 from turntree.cli.options import StageCommand, short
 
+if TYPE_CHECKING:
+    from turntree.logs.rows import ReadReport
+
 REFUSED = 3  # exit code: the data were read, but support no operating point
 HEAD = ("threshold", "cut", "TP", "FP", "precision", "recall", "safe", "raw", "L2")
 WIDTHS = (9, 10, 10, 8, 15, 15, 15, 15, 15)
+PROGRESS_SECONDS = 5.0
 
 
 @click.group(short_help="What a mid-rollout gate would have cut.")
@@ -87,3 +93,41 @@ def _verdict(result: dict[str, Any]) -> list[str]:
         f"recommended: {point['rule']}: cuts {live['cut']} running groups, {live['tp']} truly, precision "
         f"{_shown(live['precision'])} (lower bound {_shown(live['precision_low'])}), safe {_shown(live['safe'])}",
     ]
+
+
+@click.command(
+    cls=StageCommand,
+    config="turntree.audit.config:AuditConfig",
+    options={"--epochs": "epochs", **LOG_OPTIONS},
+    short_help="What your rollout logs bought.",
+)
+@click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", default="audit.html", show_default=True, type=click.Path(path_type=Path), help="The page.")
+def audit(config: Any, logs: tuple[Path, ...], out: Path, json_path: str | None) -> None:
+    """Audit rollout logs of turntree, verl, TRL, prime-rl and verifiers, SkyRL, slime and miles, rLLM, AReaL, Agent
+    Lightning, NeMo Gym, JSONL lines with `group` and `reward`, or a format of your own (docs/audit.md).
+
+    \b
+    Example: turntree audit checkpoints/rollout_data --out audit.html
+             turntree audit my_rollouts.jsonl --json -
+    """
+    from turntree.audit.audit import run_audit
+    from turntree.report.audit import build_audit_page, sentences, suspicion
+
+    result = run_audit(logs, config, _progress())
+    build_audit_page(result, out)
+    lines = [result["headline"], *sentences(result), *filter(None, [suspicion(result)]), *counted(result["log"])]
+    finish(result, json_path, [*lines, f"-> {out}"])
+
+
+def _progress() -> Callable[[ReadReport], None]:
+    """A line on standard error every five seconds; a log that is read faster prints none."""
+    last = time.monotonic()
+
+    def show(report: ReadReport) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_SECONDS:
+            last = time.monotonic()
+            print(f"{report.lines:,} lines read, {report.groups:,} groups taken in", file=sys.stderr, flush=True)
+
+    return show
