@@ -513,7 +513,7 @@ def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
         header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")
         bills.append((header["importance"] if name == "weighed" else header["summary"])["cost"])
     records = [read_json(folder / "stages" / f"{name}.{seed}.json") for name in (arm, *NEEDED.get(arm, ()))]
-    counts = (float(sum(bill.get(key) or 0 for bill in bills)) for key in BILLED)
+    counts = (float(sum(bill[key] for bill in bills)) for key in BILLED)
     spent = (*counts, sum(record.get("cpu_seconds", math.nan) for record in records))
     return tuple(one + other for one, other in zip(before, spent, strict=True))
 
