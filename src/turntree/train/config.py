@@ -164,8 +164,7 @@ class PivotConfig(ReinforcedConfig):
     states: int = 32
     """States of one step, the paper's B."""
     per_trace: int = 1
-    """States that a step draws in each trace: what they share is prefilled and trained on once (1: in any trace, the
-    paper's draw)."""
+    """States that a step draws in each trace: what they share is prefilled and trained on once (1: in any trace)."""
     group_size: int = 8
     """Rollouts of one state, the paper's G."""
     check_every: int | None = None
