@@ -109,8 +109,9 @@ def differences(one: Any, other: Any, place: str = "") -> Iterator[str]:
         for number, pair in enumerate(zip(one, other, strict=True)):
             yield from differences(*pair, f"{place}[{number}]")
     elif isinstance(one, float) and isinstance(other, float):
-        sampled = place.startswith(".trees.jsonl")  # of single tokens, by kernels over batches of another shape
-        if abs(one - other) > (1e-4 if sampled else 1e-5) * max(1.0, abs(one)):
+        # of single tokens, by kernels over batches of another shape
+        single = place.startswith(".trees.jsonl") or place.endswith(".ratio_max")
+        if abs(one - other) > (1e-4 if single else 1e-5) * max(1.0, abs(one)):
             yield f"{place}: {one} {other}"
     elif one != other:
         yield f"{place}: {str(one)[:60]} {str(other)[:60]}"
