@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -183,6 +183,14 @@ def test_merged_trees_hold_every_term_once_on_its_own_path(seed: int, most: int,
     assert not dense or sum(len(one) ** 2 for one in together) <= sum(len(one) ** 2 for one in apart)
     assert sum(one.flat_tokens for one in together) == sum(one.flat_tokens for one in apart)
     assert sorted(share for one in together for share in one.shares) == [(n, 1.0) for n in range(5)]
+
+
+@pytest.mark.parametrize("routed", [{0}, {1}, {0, 1}])
+def test_trees_with_routes_stay_apart_because_versions_may_route_one_prefix_differently(routed: set[int]) -> None:
+    made = [group((1,) * 9 + (n,), (5,), (6,)) for n in (2, 3)]
+    found = [segment for n, pair in enumerate(made) if (segment := tree_segment(*pair, n))]
+    found = [replace(one, routes=("AA==",) * len(one)) if n in routed else one for n, one in enumerate(found)]
+    assert merged(found, 99) == found
 
 
 def terms(segment: Segment) -> list[tuple[Any, ...]]:

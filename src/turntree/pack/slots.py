@@ -166,7 +166,8 @@ def _segment(
 def merged(segments: Sequence[Segment], most: int, *, dense: bool = False) -> list[Segment]:
     """Segments that begin alike, in one of at most `most` slots. One that shares less than `ALIKE` of its slots stays
     apart: what little it shares would not pay for its place in a longer row. Under a `dense` mask, which costs the
-    square of a row, they are merged only while they have no more query-key pairs together than apart."""
+    square of a row, they are merged only while they have no more query-key pairs together than apart. Those with routes
+    stay apart: two policy versions may have sent one prefix to different experts."""
     found: list[Segment] = []
     together: list[Segment] = []
     trie = _Trie()
@@ -174,7 +175,8 @@ def merged(segments: Sequence[Segment], most: int, *, dense: bool = False) -> li
         before = len(trie.tokens)
         trie.add(segment)
         after, pairs = len(trie.tokens), sum(len(each) ** 2 for each in [*together, segment])
-        alike = before + len(segment) - after >= ALIKE * len(segment)
+        routed = any(each.routes for each in [*together[:1], segment])
+        alike = before + len(segment) - after >= ALIKE * len(segment) and not routed
         if together and not (alike and after <= most and (not dense or after**2 <= pairs)):
             found.append(_joined(together))
             together, trie = [], _Trie()
@@ -186,16 +188,13 @@ def merged(segments: Sequence[Segment], most: int, *, dense: bool = False) -> li
 def _joined(segments: Sequence[Segment]) -> Segment:
     if len(segments) == 1:
         return segments[0]
-    trie, routes = _Trie(), dict[int, str]()
+    trie = _Trie()
     actions: list[Action] = []
     for segment in segments:
         entries = trie.add(segment)
         actions += [replace(action, slots=tuple(entries[slot] for slot in action.slots)) for action in segment.actions]
-        for entry, route in zip(entries, segment.routes, strict=False):
-            if route is not None:
-                routes.setdefault(entry, route)
     shares = tuple(share for segment in segments for share in segment.shares)
-    return _numbered(trie, actions, routes, shares, sum(segment.flat_tokens for segment in segments))
+    return _numbered(trie, actions, {}, shares, sum(segment.flat_tokens for segment in segments))
 
 
 def _numbered(
