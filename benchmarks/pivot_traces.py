@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     given = parser.parse_args()
     renderer = load_policy(given.model, Device()).renderer
-    states, _ = read_candidates(given.traces, "", 0, 0)
+    states = read_candidates(given.traces, "", 0, 0)
     prompted = [item for item in (render(state, renderer) for state in states) if len(item.prompt_ids) <= given.longest]
     traces = [item.state.trace_id for item in prompted]
     length = median(len(item.prompt_ids) for item in prompted)

@@ -381,7 +381,7 @@ class Recipe:
             chosen |= {"candidates": options.outcome_states}
         if arm in ("own-important", "own-kept"):
             chosen |= {"forks": options.forks, "measured": options.measured}
-        if arm in ("own-kept", "own-balanced", "own-lean", "lean-shared"):
+        if arm == "own-kept" or arm in BALANCED:
             chosen |= {"keep": 0.5}
         if arm == "lean-shared":
             command += words("--set", "train.per_trace=4")

@@ -106,30 +106,35 @@ class _Trie:
     parents: list[int] = field(default_factory=list[int])
     children: dict[int, dict[int, int]] = field(default_factory=lambda: {-1: {}})
 
-    def child(self, at: int, token: int) -> int:
-        """The entry of `token` below `at`, which is added if it is new."""
-        below = self.children[at]
-        if token not in below:
-            below[token] = len(self.tokens)
-            self.children[len(self.tokens)] = {}
-            self.tokens.append(token)
-            self.parents.append(at)
-        return below[token]
-
     def extend(self, at: int, token_ids: Iterable[int]) -> list[int]:
         """Walk down from `at`, adding what is new; the entry of every token."""
         entries: list[int] = []
         for token in token_ids:
-            at = self.child(at, token)
+            below = self.children[at]
+            if token not in below:
+                below[token] = len(self.tokens)
+                self.children[len(self.tokens)] = {}
+                self.tokens.append(token)
+                self.parents.append(at)
+            at = below[token]
             entries.append(at)
         return entries
 
     def add(self, segment: Segment) -> list[int]:
         """All slots of a segment; the entry of each."""
         entries: list[int] = []
-        for token, before in zip(segment.tokens, segment.predecessors, strict=True):
-            entries.append(self.child(-1 if before < 0 else entries[before], token))
+        for start, end in chains(segment.last):
+            before = segment.predecessors[start]
+            entries += self.extend(-1 if before < 0 else entries[before], segment.tokens[start:end])
         return entries
+
+    def shared(self, segment: Segment) -> int:
+        """The slots of a segment that are there."""
+        entries: list[int | None] = []
+        for token, before in zip(segment.tokens, segment.predecessors, strict=True):
+            at = -1 if before < 0 else entries[before]
+            entries.append(None if at is None else self.children[at].get(token))
+        return len(entries) - entries.count(None)
 
     def depth_first(self) -> list[int]:
         """The entries in depth-first order, first arrivals first."""
@@ -169,32 +174,30 @@ def merged(segments: Sequence[Segment], most: int, *, dense: bool = False) -> li
     square of a row, they are merged only while they have no more query-key pairs together than apart. Those with routes
     stay apart: two policy versions may have sent one prefix to different experts."""
     found: list[Segment] = []
-    together: list[Segment] = []
+    together: list[tuple[Segment, list[int]]] = []  # with the entry of every slot
     trie = _Trie()
     for segment in sorted(segments, key=lambda segment: segment.tokens):  # who begin alike are neighbours
-        before = len(trie.tokens)
-        trie.add(segment)
-        after, pairs = len(trie.tokens), sum(len(each) ** 2 for each in [*together, segment])
-        routed = any(each.routes for each in [*together[:1], segment])
-        alike = before + len(segment) - after >= ALIKE * len(segment) and not routed
-        if together and not (alike and after <= most and (not dense or after**2 <= pairs)):
-            found.append(_joined(together))
+        shared = trie.shared(segment)
+        after = len(trie.tokens) + len(segment) - shared
+        apart = [segment, *(each for each, _ in together)]
+        fits = after <= most and (not dense or after**2 <= sum(len(each) ** 2 for each in apart))
+        if together and (shared < ALIKE * len(segment) or not fits or any(each.routes for each in apart)):
+            found.append(_joined(trie, together))
             together, trie = [], _Trie()
-            trie.add(segment)
-        together.append(segment)
-    return [*found, _joined(together)] if together else found
+        together.append((segment, trie.add(segment)))
+    return [*found, _joined(trie, together)] if together else found
 
 
-def _joined(segments: Sequence[Segment]) -> Segment:
-    if len(segments) == 1:
-        return segments[0]
-    trie = _Trie()
-    actions: list[Action] = []
-    for segment in segments:
-        entries = trie.add(segment)
-        actions += [replace(action, slots=tuple(entries[slot] for slot in action.slots)) for action in segment.actions]
-    shares = tuple(share for segment in segments for share in segment.shares)
-    return _numbered(trie, actions, {}, shares, sum(segment.flat_tokens for segment in segments))
+def _joined(trie: _Trie, together: Sequence[tuple[Segment, list[int]]]) -> Segment:
+    if len(together) == 1:
+        return together[0][0]
+    actions = [
+        replace(action, slots=tuple(entries[slot] for slot in action.slots))
+        for segment, entries in together
+        for action in segment.actions
+    ]
+    shares = tuple(share for segment, _ in together for share in segment.shares)
+    return _numbered(trie, actions, {}, shares, sum(segment.flat_tokens for segment, _ in together))
 
 
 def _numbered(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from turntree.core import seeds
@@ -61,37 +62,33 @@ class PivotSampler:
         """Indices of the next `count` pivots, with repeats where there are fewer."""
         live = self._live()
         if self._per_trace > 1 or len({self._weights[index] for index in live}) > 1:
-            return self._draw_by_weight(live, count, step)
+            draws = self._by_trace if self._per_trace > 1 else self._by_weight
+            self._epoch += 1
+            rng = seeds.generator(self._seed, "weighted", step, self._epoch - 1)
+            return list(itertools.islice(draws(live, rng), count))
         drawn: list[int] = []
         while len(drawn) < count:
             if not self._queue:
-                following = list(live)
-                seeds.generator(self._seed, "epoch", self._epoch).shuffle(following)
-                self._queue = following
+                self._queue = list(live)
+                seeds.generator(self._seed, "epoch", self._epoch).shuffle(self._queue)
                 self._epoch += 1
             drawn.append(self._queue.pop(0))
         return drawn
 
-    def _draw_by_weight(self, live: Sequence[int], count: int, step: int) -> list[int]:
-        rng = seeds.generator(self._seed, "weighted", step, self._epoch)
-        self._epoch += 1
-        drawn: list[int] = []
-        while len(drawn) < count:
-            if self._per_trace > 1:
-                drawn += self._draw_by_trace(live, rng)
-            else:
-                left = [index for index in live if index not in drawn] or live
-                drawn += _order({index: self._weights[index] for index in left}, rng)
-        return drawn[:count]
+    def _by_weight(self, live: Sequence[int], rng: random.Random) -> Iterator[int]:
+        """Every pivot before any comes again."""
+        while True:
+            yield from _order({index: self._weights[index] for index in live}, rng)
 
-    def _draw_by_trace(self, live: Sequence[int], rng: random.Random) -> list[int]:
-        """Pivots of every trace, trace by trace."""
-        of_trace: dict[str, dict[int, float]] = {}
+    def _by_trace(self, live: Sequence[int], rng: random.Random) -> Iterator[int]:
+        """Pivots of every trace before any trace comes again."""
+        of_trace: dict[str, list[int]] = {}
         for index in live:
-            of_trace.setdefault(self._traces[index], {})[index] = self._weights[index]
-        order = _order({trace: sum(pivots.values()) for trace, pivots in of_trace.items()}, rng)
-        drawn = [rng.choices(list(of_trace[t]), list(of_trace[t].values()), k=self._per_trace) for t in order]
-        return [index for of_one in drawn for index in of_one]
+            of_trace.setdefault(self._traces[index], []).append(index)
+        weights = {trace: [self._weights[index] for index in of_trace[trace]] for trace in of_trace}
+        while True:
+            for trace in _order({trace: sum(each) for trace, each in weights.items()}, rng):
+                yield from rng.choices(of_trace[trace], weights[trace], k=self._per_trace)
 
     def _live(self) -> list[int]:
         return [index for index, weight in enumerate(self._weights) if weight > 0]
