@@ -5,7 +5,7 @@ traces). The settings were chosen on development tasks with seed 100 (docs/LOG.m
 every policy. The tables of what is there come at the end, and with `--table` nothing else is done.
 
   base              the policy itself
-  sft               the expert's traces
+  sft               the expert's traces (sft-clean: of an expert that does not slip)
   all               GRPO at every turn of the expert's, without a profile; strict-all: rewarded by exact match
   random            ... at as many turns as there are pivots, drawn blindly
   filter            PivotRL with the paper's rule alone (at lambda 0.6): no cap, pivots drawn alike
@@ -25,11 +25,14 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
+  grpo-short        ... for a sixth of the iterations: of hard games it then costs what `lean-shared` costs
   own-grpo          own-balanced, and from there half of grpo's iterations
   lean-grpo         own-lean, and from there three quarters of them: together grpo's decoded tokens at hard games
   third             lean-shared, and from there a sixth of them: at most a third of grpo's whole bill at hard games
   union             lean-shared, and from there three quarters of them: at most grpo's whole bill at hard games
   judged            ... with verdicts on the turns that the episodes took
+  dapo, reinforce   DAPO and REINFORCE++ in its place, with as many tool calls
+  arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
                       (docs/results/hard.md)
@@ -63,8 +66,9 @@ HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
-    "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept", "own-balanced",
-    "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long", "judged", "own-grpo", "lean-grpo", "third", "union",
+    "sft-clean", "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept",
+    "own-balanced", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long", "grpo-short", "judged", "own-grpo",
+    "lean-grpo", "third", "union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -86,6 +90,12 @@ COMPARED = (
     ("lean-shared", BASE), ("lean-shared", "sft"), ("lean-shared", "own-lean"), ("lean-shared", "grpo"),
     ("third", BASE), ("third", "sft"), ("third", "lean-shared"), ("third", "grpo"), ("union", BASE), ("union", "sft"),
     ("union", "lean-shared"), ("union", "own-grpo"), ("union", "grpo"),
+    ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
+    ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
+    ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
+    ("balanced-clean", "sft-clean"), ("lean-shared", "balanced-clean"),
+    ("arpo", "grpo"), ("arpo", "dapo"), ("arpo", "reinforce"), ("arpo", BASE), ("dapo", "grpo"),
+    ("reinforce", "grpo"), ("dapo", BASE), ("reinforce", BASE),
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
@@ -94,6 +104,12 @@ WEIGHTS = {
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4),
+}  # fmt: skip
+WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
+    "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
+    "dapo": (0.6, words("--filter", "dapo", "--set", "filters.0.refill_cap=2", "--set", "train.loss.clip_high=0.28")),
+    "reinforce": (1.0, words("--set", "train.credit.advantages=reinforce_pp")),
+    "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
 BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared")  # by the defaults of `select`
@@ -304,10 +320,10 @@ class Recipe:
             return None
         if arm in CONTINUED:
             return self.model(arm, seed, self.whole(arm, seed), start=self.trained(CONTINUED[arm][0], seed))
-        if arm in ("grpo", "grpo-long", "judged"):
+        if arm in WHOLE:
             return self.model(arm, seed, self.whole(arm, seed))
         traces = self.traces(seed, clean="clean" in arm)
-        if arm == "sft":
+        if arm.startswith("sft"):
             command = words(
                 "sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4, "--set", "check.tasks=0"
             )
@@ -390,9 +406,8 @@ class Recipe:
     def whole(self, arm: str, seed: int) -> tuple[str, ...]:
         options, world = self.settings, self.world
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
-        iterations = options.iterations * 4 if arm == "grpo-long" else options.iterations
-        iterations = round(iterations * CONTINUED[arm][1]) if arm in CONTINUED else iterations
-        command += words("--iterations", iterations, "--groups", options.groups)
+        share, more = WHOLE.get(arm, (CONTINUED.get(arm, (BASE, 1.0))[1], ()))
+        command += more + words("--iterations", round(options.iterations * share), "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.online_rate, "--kl", options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
         command += _set("train", {"check_every": 0})
@@ -427,7 +442,7 @@ def _set(section: str, values: Mapping[str, Any]) -> tuple[str, ...]:
 
 KEYS = ("sampled", "greedy")
 Played = Mapping[int, Mapping[str, Path]]  # the evaluations of an arm by seed and part
-BILLED = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens")
+BILLED = ("turns", "tool_calls", "decoded_tokens", "prefilled_tokens", "trained_tokens")
 NEEDED = {
     **dict.fromkeys(("expert", "capped", "strict", "filter", "balanced"), ("profile",)),
     **dict.fromkeys(("clean", "balanced-clean"), ("clean-profile",)),
@@ -496,7 +511,8 @@ def _names(seeds: Iterable[int]) -> str:
 
 def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
     """Of making the policy, its profile and forks included (not the traces): the mean over the seeds."""
-    rows = ["| arm | turns | decoded tokens | prefilled | trained | seconds of a processor |", "|---" * 6 + "|"]
+    rows = ["| arm | turns | tool calls | decoded tokens | prefilled | trained | seconds of a processor |"]
+    rows.append("|---" * 7 + "|")
     for arm, runs in arms.items():
         bills = [_bill(folder, arm, seed) for seed in runs if arm != BASE]
         cells = [f"{fmean(column):,.0f}" for column in zip(*bills, strict=True)]
@@ -526,6 +542,8 @@ def world_of(given: argparse.Namespace) -> World:
     else:
         generated = World(settings=DIFFICULT[given.difficulty], difficulty=given.difficulty)
         world = Questions() if given.world == "questions" else generated
+    if given.iterations:
+        world = replace(world, settings=replace(world.settings, iterations=given.iterations))
     if not given.smoke:
         return world
     lean = {key: int(SMOKE.get(key, value)) for key, value in LEAN.items()}
@@ -542,6 +560,7 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS), help=f"(default: %(default)s; also {', '.join(MORE)})")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="(default: %(default)s)")
     parser.add_argument("--games", type=int, default=1000, help="generated test games (default: %(default)s)")
+    parser.add_argument("--iterations", type=int, help="of whole episodes, in place of the world's")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
     parser.add_argument("--table", action="store_true", help="print the tables of what is there, and run none")

@@ -11,7 +11,7 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN
-from turntree.experiments.config import COMMAND, household_own, household_pivots, household_selection
+from turntree.experiments.config import COMMAND
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
 from turntree.rollout.live import EpisodeConfig
@@ -20,6 +20,28 @@ from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineCo
 from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
+
+
+def household_selection() -> SelectConfig:
+    """The selection of docs/results/quickstart.md at easy games."""
+    return SelectConfig(threshold=1.0, max_per_kind=0.4, anchor_share=0.0, per_duplicate=0)
+
+
+def household_own() -> OwnPathConfig:
+    """The vetted search for own states of the embedded household policy (docs/results/own-states.md)."""
+    chosen = SelectConfig(threshold=1.0, weight="both", max_per_kind=1.0, anchor_share=0.0)
+    return OwnPathConfig(refresh=15, keep=0.5, tasks=192, greedy=0.5, max_turns=16, forks=2, measured=96, select=chosen)
+
+
+def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
+    """The vetted PivotRL settings of the embedded household policy at easy games."""
+    return PivotConfig(
+        steps=steps,
+        check_every=check_every,
+        sampling=COMMAND,
+        loss=LossConfig(kl_coefficient=0.02),
+        optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
+    )
 
 
 def check_once(**lists: tuple[Any, ...]) -> None:

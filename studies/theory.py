@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import theory_finite
-from configs import TheoryConfig
+from configs import TheoryConfig, household_pivots
 from numpy.typing import NDArray
 from ranks import spearman
 from theory_finite import slope_of_groups
@@ -44,7 +44,7 @@ from turntree.core.outcome import is_zero_variance
 from turntree.core.protocols import TurnVerifier
 from turntree.credit.comparisons import Advantages, grpo_advantages, rloo
 from turntree.credit.config import Normalizer
-from turntree.experiments.config import COMMAND, household_pivots
+from turntree.experiments.config import COMMAND
 from turntree.rollout.local import sample_local, score_wave
 from turntree.run.files import write_json
 from turntree.stages.policy import Policy, load_policy

@@ -41,20 +41,20 @@ def test_differences_are_paired_and_games_without_a_score_are_left_out():
 
 
 def test_profiling_is_billed_to_pivotrl_and_to_nobody_else():
-    header = {"summary": {"cost": {"turns": 80, "decoded_tokens": 400}}, "timing": {"engine_seconds": 5.0}}
+    profiled = {"turns": 80, "decoded_tokens": 400, "prefilled_tokens": 900}
+    header = {"summary": {"cost": profiled}, "timing": {"engine_seconds": 5.0}}
     timing = {"engine_seconds": 1.0, "environment_seconds": 0.0, "training_seconds": 2.0}
-    cost = {"turns": 10, "decoded_tokens": 50, "trained_tokens": 7, "timing": timing}
-    arms = [Arm("base"), *(Arm(name, cost=cost) for name in ("random", "pivotrl"))]
-    base, random, pivotrl = (row["bill"] for row in arm_rows(run_of(*arms, profile=Table(header, ()))))
+    cost = {"turns": 10, "decoded_tokens": 50, "prefilled_tokens": 100, "trained_tokens": 7, "timing": timing}
+    arms = [Arm("base"), *(Arm(name, cost=cost) for name in ("grpo", "pivotrl"))]
+    base, grpo, pivotrl = (row["bill"] for row in arm_rows(run_of(*arms, profile=Table(header, ()))))
     assert base is None
-    assert list(random.values()) == [10, 50, 7, 3.0]
-    assert list(pivotrl.values()) == [90, 450, 7, 8.0]
+    assert list(grpo.values()) == [10, 50, 100, 7, 3.0]
+    assert list(pivotrl.values()) == [90, 450, 1000, 7, 8.0]
 
 
 def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
-    """The figures of seed 0, whose gain is sampled only."""
     arm = {"success": 0.5, "low": 0.4, "high": 0.6, "greedy_success": 0.5, "retention_change": 0.0}
-    arm |= {"turns": 1, "tokens": 1, "seconds": 1.0}
+    arm |= {"turns": 1, "tokens": 1, "prefilled_tokens": 20, "trained_tokens": 300, "seconds": 1.0}
     base = {"mean": 0.11, "low": 0.052, "high": 0.17, "games": 400}
     base |= {"greedy_mean": -0.032, "greedy_low": -0.088, "greedy_high": 0.02}
     sft = {"mean": 0.038, "low": -0.018, "high": 0.095, "games": 400}
@@ -65,8 +65,9 @@ def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
         "wall_seconds": 1.0,
         "report": "r.html",
     }
-    first, second, *_ = table(summary)
-    assert first.startswith("PivotRL (the paper's, kinds capped) minus base") and " minus SFT" in second
+    first, second, *rows = table(summary)
+    assert sum(" 321 " in row for row in rows) == len(ARMS)  # what each arm cost in all
+    assert first.startswith("PivotRL, kinds balanced minus base") and " minus SFT" in second
     assert "+11.0 points [+5.2, +17.0] (better) sampled, -3.2 points [-8.8, +2.0] (not told apart) greedy" in first
     assert "+3.8 points [-1.8, +9.5] (not told apart) sampled, -7.5 points [-13.0, -2.0] (worse) greedy" in second
 
@@ -87,4 +88,9 @@ def test_no_seed_trains_on_games_that_another_trains_on_or_that_it_is_tested_on(
 def test_own_states_come_from_the_games_of_the_demonstrator():
     stage, shown = own_stage(2), parts.resolve("demonstrators", demonstrator(2)).options
     assert stage.environment is not None and stage.environment.options["offset"] == shown["games"]["offset"] == 2000
-    assert stage.own.count == round(shown["games"]["count"] * (1 - shown["dev"])) == 560
+    assert (
+        stage.environment.options["difficulty"]
+        == shown["games"]["difficulty"]
+        == TEST.environment.options["difficulty"]
+    )
+    assert stage.own.count == int(shown["games"]["count"] * (1 - shown["dev"])) == 102

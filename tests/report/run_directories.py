@@ -22,7 +22,7 @@ GAMES = 20
 
 
 def write_complete_run(path: Path) -> Path:
-    """Four arms: the base wins 5 of 20 games, SFT 7, random pivots 8, PivotRL 15."""
+    """Four arms: the base wins 5 of 20 games, SFT 7, a run of the name "random" 8, PivotRL 15."""
     path.mkdir(parents=True)
     write_trace_file(path / "traces.jsonl")
     write_profile(path)
@@ -99,18 +99,18 @@ def write_profile(path: Path, rows: Sequence[Any] | None = None) -> None:
 
 
 def write_selections(path: Path) -> None:
-    for name, config in (("pivots", SelectConfig()), ("random", SelectConfig(rule="random"))):
-        chosen = select(candidates(), config)
-        header = {
-            "schema": "turntree.pivots/2",
-            "config": {"threshold": config.threshold},
-            "policy_hash": POLICY,
-            **HASHES,
-            **{"verifier": "household-functional/2", "verifier_source": "household", "split": "train"},
-            **{"traces": "traces.jsonl", "traces_hash": "none", "sampling": to_mapping(Sampling()), "cut": 0},
-            "summary": {"selected": len(chosen.rows), "preview": preview(candidates(), (0.3, 0.6, 1.01))},
-        }
-        write_table(path / f"{name}.jsonl", header, chosen.rows)
+    config = SelectConfig()
+    chosen = select(candidates(), config)
+    header = {
+        "schema": "turntree.pivots/2",
+        "config": {"threshold": config.threshold},
+        "policy_hash": POLICY,
+        **HASHES,
+        **{"verifier": "household-functional/2", "verifier_source": "household", "split": "train"},
+        **{"traces": "traces.jsonl", "traces_hash": "none", "sampling": to_mapping(Sampling()), "cut": 0},
+        "summary": {"selected": len(chosen.rows), "preview": preview(candidates(), (0.3, 0.6, 1.01))},
+    }
+    write_table(path / "pivots.jsonl", header, chosen.rows)
 
 
 def pivot_metrics(last: float) -> list[Any]:

@@ -62,7 +62,18 @@ def test_a_seed_is_finished_before_the_next_and_more_games_are_all_that_is_playe
 
 
 def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> None:
-    arms = (*recipe.ARMS, "all", "strict-all", "grpo", "judged", "own-lean", "lean-shared", "third")
+    arms = (
+        *recipe.ARMS,
+        "all",
+        "strict-all",
+        "grpo",
+        "judged",
+        "own-lean",
+        "lean-shared",
+        "third",
+        "dapo",
+        "arpo",
+    )
     run(recipe, tmp_path, arms=arms)
 
     def command(name: str) -> set[str]:
@@ -76,6 +87,8 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
     assert command("judged") - command("grpo") == labels - {"household"} and not command("grpo") - command("judged")
     assert command("lean-shared") ^ command("own-lean") == {"train.per_trace=4"}
     assert command("third") - command("grpo") == {"--model", "lean-shared.0/model"}
+    assert "--filter" in command("dapo") - command("grpo")
+    assert {"entropy", "brancher.probe_tokens=2"} <= command("arpo") - command("grpo")
     assert command("strict-all") ^ command("all") == {"strict", "household"}
     assert not (tmp_path / "stages" / "pivots-all.0.json").exists()
     trained = {arm: command(arm) for arm in ("random", "capped", "expert", "expert-important")}
@@ -105,9 +118,9 @@ def test_two_arms_are_compared_on_the_games_and_seeds_that_both_have_played(reci
 
 def test_a_stage_that_was_killed_after_its_result_was_written_has_no_known_seconds(recipe, tmp_path) -> None:
     """Its record ends with its beginning; the tables of everything else are printed all the same."""
-    write_json(tmp_path / "sft.0" / "cost.json", {"turns": 0, "decoded_tokens": 5, "prefilled_tokens": 0, "trained_tokens": 0})
+    write_json(tmp_path / "sft.0" / "cost.json", dict.fromkeys(recipe.BILLED, 5))
     write_json(tmp_path / "stages" / "sft.0.json", {"command": ["sft"], "key": "k", "finished": False})
-    assert recipe.costs(tmp_path, {"sft": {0: {}}})[-1] == "| sft | 0 | 5 | 0 | 0 | nan |"
+    assert recipe.costs(tmp_path, {"sft": {0: {}}})[-1] == "| sft | 5 | 5 | 5 | 5 | 5 | nan |"
 
 
 def test_profiles_without_pivots_agree_and_few_pivots_may_be_missing_from_a_resample(recipe) -> None:

@@ -8,11 +8,10 @@ from typing import Literal
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.pivots.select import SelectConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.config import OwnPathConfig, TrainOnlineConfig
-from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
+from turntree.stages.config import TrainOnlineConfig
+from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig
 
 GateArm = Literal["none", "gate", "random"]
 COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is some six tokens
@@ -61,25 +60,3 @@ class GateExperimentConfig(TrainOnlineConfig):
     @property
     def online(self) -> TrainOnlineConfig:
         return TrainOnlineConfig(**{each.name: getattr(self, each.name) for each in fields(TrainOnlineConfig)})
-
-
-def household_selection() -> SelectConfig:
-    """The vetted selection of the embedded household policy (docs/results/quickstart.md)."""
-    return SelectConfig(threshold=1.0, max_per_kind=0.4, anchor_share=0.0, per_duplicate=0)
-
-
-def household_own() -> OwnPathConfig:
-    """The vetted search for own states of the embedded household policy (docs/results/own-states.md)."""
-    chosen = SelectConfig(threshold=1.0, weight="both", max_per_kind=1.0, anchor_share=0.0)
-    return OwnPathConfig(refresh=15, keep=0.5, tasks=192, greedy=0.5, max_turns=16, forks=2, measured=96, select=chosen)
-
-
-def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
-    """The vetted PivotRL settings of the embedded household policy (docs/results/quickstart.md)."""
-    return PivotConfig(
-        steps=steps,
-        check_every=check_every,
-        sampling=COMMAND,
-        loss=LossConfig(kl_coefficient=0.02),
-        optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
-    )

@@ -27,15 +27,19 @@ def arm_folder(out: Path, seed: int, arm: str) -> Path:
     return out / f"seed{seed}" / arm
 
 
-def claim_policy(out: Path, online: TrainOnlineConfig) -> None:
-    """Write down the weights that all arms of a folder start from. Raises `InputError` where they are other ones."""
-    policy = resolve(policy_name(online.model, online.environment))
-    identity = {"policy_hash": policy_hash(load_model(policy, dtype=online.device.dtype))}
+def claim(out: Path, identity: Mapping[str, Any]) -> None:
+    """Write down what the results of a folder were made from. Raises `InputError` where that is something else."""
     file = out / "identity.json"
     if file.exists() and read_json(file) != identity:
         raise InputError("holds results of another configuration or policy", path=out, hint="use a new folder")
     out.mkdir(parents=True, exist_ok=True)
     write_json(file, identity)
+
+
+def claim_policy(out: Path, online: TrainOnlineConfig) -> None:
+    """Claim a folder for the weights that all its arms start from."""
+    policy = resolve(policy_name(online.model, online.environment))
+    claim(out, {"policy_hash": policy_hash(load_model(policy, dtype=online.device.dtype))})
 
 
 Outcomes = Mapping[str, float]

@@ -177,10 +177,9 @@ def _profile(run: Run) -> dict[str, Any]:
     if run.profile is None or not run.profile.rows:
         return {}
     threshold, rows, header = results.threshold(run), run.profile.rows, run.profile.header
-    states: dict[tuple[str, str], Counter[str]] = {}  # by file and role, how many of each kind
-    for name, table in (("pivots.jsonl", run.pivots), ("random.jsonl", run.random)):
-        for row in sorted(table.rows if table else (), key=lambda row: row["role"], reverse=True):
-            states.setdefault((name, row["role"]), Counter())[row["kind"]] += 1
+    states: dict[str, Counter[str]] = {}  # by role, how many of each kind
+    for row in sorted(run.pivots.rows if run.pivots else (), key=lambda row: row["role"], reverse=True):
+        states.setdefault(row["role"], Counter())[row["kind"]] += 1
     preview = results.lambda_preview(run)
     return {
         "threshold": threshold,
@@ -282,7 +281,7 @@ def _trees(trees: Mapping[str, tuple[Path, browser.Groups]], page: Path) -> dict
 
 def _configurations(run: Run) -> dict[str, str]:
     """By file, the configuration of everything that records how it was made."""
-    tables = {"profile.jsonl": run.profile, "pivots.jsonl": run.pivots, "random.jsonl": run.random}
+    tables = {"profile.jsonl": run.profile, "pivots.jsonl": run.pivots}
     found: dict[str, Any] = {} if run.config is None else {"config.json": run.config}
     for name, table in tables.items():
         if table is not None:

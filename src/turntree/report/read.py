@@ -20,7 +20,7 @@ from turntree.run.jsonl import read_lines
 
 EVALUATION_SCHEMA = "turntree.evaluation/1"  # written by the stage of that name, which lies beside this floor
 QUICKSTART_SCHEMA = "turntree.quickstart/1"  # of summary.json
-ARMS = ("base", "sft", "random", "pivotrl", "own")  # the order of the quickstart; other arms follow by name
+ARMS = ("base", "sft", "pivotrl", "own", "grpo")  # the order of the quickstart; other arms follow by name
 
 Row = Mapping[str, Any]
 
@@ -55,7 +55,6 @@ class Run:
     path: Path
     profile: Table | None = None
     pivots: Table | None = None
-    random: Table | None = None
     arms: tuple[Arm, ...] = ()
     summary: Row | None = None
     config: Any = None  # what the pipeline that made the whole folder wrote down
@@ -80,12 +79,11 @@ def read_run(path: Path) -> Run:
         path=path,
         profile=_table(path / "profile.jsonl", PROFILE),
         pivots=_table(path / "pivots.jsonl", PIVOTS),
-        random=_table(path / "random.jsonl", PIVOTS),
         arms=_arms(path, _quickstart_arms(summary, path / "summary.json")),
         summary=summary,
         config=_optional_json(path / "config.json"),
     )
-    if not (run.profile or run.pivots or run.random or run.arms):
+    if not (run.profile or run.pivots or run.arms):
         hint = "name a run directory: profile.jsonl, evaluation/*.json, or a training run with config.json"
         raise InputError("holds nothing that a report can show", path=path, hint=hint)
     return run

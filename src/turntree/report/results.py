@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from turntree.run.statistics import paired_bootstrap
 
 COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
 PLAYED = ("environment", "count", "split", "task_seed", "temperature", "max_turns", "max_tokens", "max_context")
+BILLED = ("turns", "tokens", "prefilled_tokens", "trained_tokens", "seconds")  # what making a policy cost
 COMPARED = (
-    *(("own", other) for other in ("base", "sft", "pivotrl")),
-    *(("pivotrl", other) for other in ("base", "sft", "random")),
+    *(("own", other) for other in ("base", "grpo", "sft", "pivotrl")),
+    *(("pivotrl", other) for other in ("base", "sft")),
 )
 
 
@@ -81,14 +82,15 @@ def arm_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _bill(run: Run, arm: Arm) -> dict[str, Any] | None:
-    """PivotRL's has its profile in it; random turns need none."""
+    """By `BILLED`; "tokens" are those decoded. PivotRL's has its profile in it."""
     if arm.cost is None:
         return None
     profile = run.profile.header if arm.name == "pivotrl" and run.profile is not None else {}
     costs, timing = [arm.cost, profile.get("summary", {}).get("cost", {})], profile.get("timing", {})
-    turns, tokens = (sum(cost.get(key, 0) for cost in costs) for key in ("turns", "decoded_tokens"))
+    counted = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens")
+    counts = [sum(cost.get(key, 0) for cost in costs) for key in counted]
     seconds = round(sum(arm.cost.get("timing", {}).values()) + sum(timing.values()), 1)
-    return {"turns": turns, "tokens": tokens, "trained_tokens": arm.cost.get("trained_tokens", 0), "seconds": seconds}
+    return dict(zip(BILLED, (*counts, seconds), strict=True))
 
 
 def differences(run: Run) -> list[Difference]:
@@ -155,12 +157,11 @@ def _made(run: Run, arm: Arm | None) -> str:
         return f"This run profiled {_candidates(run)}." if run.profile is not None else ""
     steps = f" for {plural(arm.metrics[-1]['step'], 'step')}" if arm.metrics else ""
     who = label(arm.name) if label(arm.name) != arm.name else f"Run “{arm.name}” ({arm.stage})"
-    states, table = "", run.random if arm.name == "random" else run.pivots
+    states = ""
     if arm.stage == "train pivot" and (arm.config or {}).get("states") == "own":
         states = " at states of its own play"
-    elif arm.stage == "train pivot" and table is not None:
-        how = "drawn at random from" if arm.name == "random" else "selected from"
-        states = f" on {count(len(table.rows))} turns {how} {_candidates(run)}"
+    elif arm.stage == "train pivot" and run.pivots is not None:
+        states = f" on {count(len(run.pivots.rows))} turns selected from {_candidates(run)}"
     return f"{who} trained policy “{(arm.config or {}).get('model', '')}”{steps}{states}."
 
 
@@ -259,10 +260,8 @@ def lambda_preview(run: Run) -> list[Row]:
 def disagreements(run: Run) -> list[str]:
     """Contradictions between two files of the run, of which one then belongs to another run."""
     found: list[str] = []
-    tables: Mapping[str, Any] = {"pivots.jsonl": run.pivots, "random.jsonl": run.random}
-    for name, table in tables.items():
-        if table and run.profile and table.header["policy_hash"] != run.profile.header["policy_hash"]:
-            found.append(f"{name} was selected from a profile of another policy than the one in profile.jsonl")
+    if run.pivots and run.profile and run.pivots.header["policy_hash"] != run.profile.header["policy_hash"]:
+        found.append("pivots.jsonl was selected from a profile of another policy than the one in profile.jsonl")
     played = [[arm.evaluation["config"].get(key) for key in PLAYED] for arm in run.arms if arm.evaluation]
     if any(settings != played[0] for settings in played):
         problem = "the arms were not evaluated on the same tasks at the same settings"

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 ABSENT = "–"
 MINUS = "\N{MINUS SIGN}"
-LABELS = {"base": "Base", "sft": "SFT", "random": "Random turns", "pivotrl": "PivotRL", "own": "Own states"}
+LABELS = {"base": "Base", "sft": "SFT", "pivotrl": "PivotRL", "own": "Own states", "grpo": "GRPO"}
 
 
 def label(arm: str) -> str:

@@ -13,7 +13,7 @@ the histories and a resumed run repeats it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from turntree.core import seeds
@@ -22,7 +22,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.core.protocols import Filter, FinishedGroup
 
-SCHEMA = "turntree.greso/1"
+SCHEMA = "turntree.greso/2"
 LEAST, MOST, STEP = 0.05, 0.95, 0.01  # bounds of an exploration chance, and what it changes by after an iteration
 
 
@@ -60,14 +60,11 @@ class TaskHistory:
 
     outcome: GroupOutcome | None = None
     streak: int = 0
-    observed: int = 0
-    censored: int = 0
 
     def after(self, outcome: GroupOutcome) -> TaskHistory:
         if outcome is GroupOutcome.CENSORED:
-            return replace(self, censored=self.censored + 1)
-        streak = self.streak + 1 if outcome is self.outcome else 1
-        return replace(self, outcome=outcome, streak=streak, observed=self.observed + 1)
+            return self
+        return TaskHistory(outcome=outcome, streak=self.streak + 1 if outcome is self.outcome else 1)
 
 
 class Greso(Filter):
