@@ -55,8 +55,6 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "paper's B.": (PIVOTRL, "Algorithm 1", "\\{s_b\\}_{b=1}^B"),
     "paper's G.": (PIVOTRL, "Algorithm 1", "rollout group size  $G$"),
     "paper's domain": (PIVOTRL, "A.2", "domain-specific verifier"),
-    "paper's: an expert's states": (PIVOTRL, "section 2", "we condition the policy on intermediate expert states"),
-    "paper's, kinds capped": OURS,
     "PivotRL paper's. ## Own states": OURS,
     "paper's random pivots": (PIVOTRL, "A.1", "which uses all pivot candidates"),
     "paper's D_cand": (PIVOTRL, "A.3.1", "no filtering"),
