@@ -56,6 +56,9 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "paper's G.": (PIVOTRL, "Algorithm 1", "rollout group size  $G$"),
     "paper's domain": (PIVOTRL, "A.2", "domain-specific verifier"),
     "PivotRL paper's. ## Own states": OURS,
+    "(the paper gives no lambda). 30": (PIVOTRL, "Eq. 5", "not \\lambda_{\\text{diff}} ="),
+    "in the paper (tau2)": (PIVOTRL, "Tables 1 and 4", "44.35\t58.44\t63.81"),
+    "the paper has them above SFT": (PIVOTRL, "Table 6", "random pivots already improve over SFT (59.68 vs. 58.44)"),
     "paper's random pivots": (PIVOTRL, "A.1", "which uses all pivot candidates"),
     "paper's D_cand": (PIVOTRL, "A.3.1", "no filtering"),
     "(paper, Figure 3)": (PIVOTRL, "Figure 3", "reward standard deviation during RL training"),
@@ -90,7 +93,13 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "paper's 1.16": (GATE, "section 4.3", "rises by 1.16"),
     "paper's +2.5 +- 3.4": (GATE, "Table 5", "+2.5 \\pm 3.4"),
     "paper's reading": (GATE, "section 1", "raises the effective per-step gradient signal-to-noise"),
+    "as in the paper and saves as much": (GATE, "Table 5", "groups cut by gate (of 600)"),
+    "paper's 7 B model": (GATE, "Table 5", "39.5 \\pm 3.0"),
+    "as in the paper (28%": (GATE, "Figure 3", "14 all-succeed groups and 10 are from the 25 all-fail groups"),
+    "paper's threshold is 0.12": (GATE, "section 3.5", "We pick d_L = 0.12"),
+    "here | in the paper |": (GATE, "Tables 3 to 5", "Rollout-phase A/B"),
     # ARPO
+    "paper's trajectory-level rollouts": (ARPO, "ablations", "Drops ~4% avg."),
     "The paper gives r_M": (ARPO, "design 3", "If the model produces a correct answer in the correct format"),
     "paper's r_M": (ARPO, "design 3", "it receives an additional reward \\(r_M\\)"),
     "in the paper; that Python leaves": (ARPO, "pilot", "token entropy spikes sharply"),
@@ -99,6 +108,9 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "(the paper's rule), `arpo_released`": (ARPO, "design 1", "is triggered to derive"),
     # others
     "papers' forms that differ": OURS,
+    "papers' ablation": OURS,
+    "papers' own tables": OURS,
+    "paper's, 0.82 (22": OURS,
     "in the paper z-scores": OURS,  # Tree-GRPO
     "papers' statements about groups": OURS,
 }
