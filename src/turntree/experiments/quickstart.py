@@ -66,13 +66,12 @@ OWN = replace(PIVOTRL, steps=20, per_trace=4, check_every=10)
 SEARCH = OwnPathConfig(refresh=7, keep=0.5, tasks=32, greedy=0.5, max_turns=LONGEST, candidates=300, rollouts=4)
 GRPO = OnlineConfig(
     iterations=4,  # of 24 in the table: about the tokens of own states
-    check_every=2,
+    check_every=0,
     rollouts=SchedulerConfig(group_size=8, episodes=EpisodeConfig(max_turns=16, sampling=COMMAND)),
     loss=LOSS,
     optimizer=replace(_RATE, learning_rate=3e-4),
 )
-CHECKED = 32  # held-out games of a look while an arm trains
-CHECK = CheckConfig(states=150, tasks=CHECKED, max_turns=LONGEST, max_tokens=COMMAND.max_tokens, stops=False)
+CHECK = CheckConfig(states=150, tasks=32, max_turns=LONGEST, max_tokens=COMMAND.max_tokens, stops=False)
 TEST = EvaluateConfig(count=200, max_turns=LONGEST, max_tokens=COMMAND.max_tokens, skills_per_kind=100)
 TEST = replace(TEST, environment=Part("household", HARD))
 
@@ -188,8 +187,7 @@ def own_stage(seed: int) -> TrainPivotConfig:
 
 def _grpo(seed: int, out: Path) -> None:
     environment, count = _played(seed)
-    train = replace(GRPO, seed=seed)
-    stage = TrainOnlineConfig(environment=environment, count=count, held_out_count=CHECKED, train=train)
+    stage = TrainOnlineConfig(environment=environment, count=count, held_out_count=0, train=replace(GRPO, seed=seed))
     train_online.run_train_online(stage, out / "grpo", overwrite=True)
     _evaluate(seed, str(out / "grpo" / "model"), out / "evaluation" / "grpo.json")
 
