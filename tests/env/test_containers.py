@@ -1,6 +1,7 @@
 """Containers that fork, on real ones (`TURNTREE_CONTAINERS=1`): a fork is what a replay is, nothing is left behind, and
 no program in a container reaches another one, the host or its reward."""
 
+import contextlib
 import gc
 import itertools
 import json
@@ -272,8 +273,28 @@ def ran(shell, commands):
     return [(done.output, done.code) for done in map(shell.run, commands)]
 
 
+@pytest.mark.parametrize(
+    ("below", "above", "together"),
+    [
+        ({"/x": 1}, {"/x": 2}, {}),
+        ({"/d": 1, "/d/f": 1}, {"/d": 2}, {}),
+        ({"/d": 0, "/d/f": 1, "/e": 1}, {"/d": 2}, {"/d": 2, "/e": 1}),
+        ({"/x": 1}, {"/x": 0}, {"/x": 1}),
+        ({"/x": 2}, {"/x": 1}, {"/x": 0}),
+        ({"/x": 0}, {"/x": 2}, {"/x": 2}),
+    ],
+)
+def test_the_changes_of_two_layers_are_those_of_one(below, above, together):
+    """Added 1, changed 0, deleted 2: what was added below and deleted above leaves nothing, with all that was in it."""
+    shell = object.__new__(ContainerShell)
+    shell._lock, shell._paths = contextlib.nullcontext(), below
+    shell._container = SimpleNamespace(diff=lambda: [{"Path": path, "Kind": kind} for path, kind in above.items()])
+    shell._host = SimpleNamespace(call=lambda asked: asked())
+    assert shell.changed() == together
+
+
 @containers
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", sorted({*range(HISTORIES), 6, 14, 34, 42, 51, 64}))  # these add, fork and delete
 def test_a_fork_is_what_a_replay_is_and_neither_sees_the_other(host, base, seed):
     draw = random.Random(seed)
     history = [draw.choice(PARTS)(draw) for _ in range(draw.randint(2, 8))]

@@ -221,7 +221,14 @@ class ContainerShell:
         """Paths that were changed (0), added (1) and deleted (2) since the first image of the shell."""
         with self._lock:
             found = self._host.call(self._container.diff) if self._container is not None else None
-            return self._paths | {each["Path"]: int(each["Kind"]) for each in found or ()}
+            paths = dict(self._paths)
+            for path, kind in ((each["Path"], int(each["Kind"])) for each in found or ()):
+                before = paths.pop(path, None)  # in the layers below
+                if kind == _DELETED:  # with all that was in it
+                    paths = {name: known for name, known in paths.items() if not name.startswith(f"{path}/")}
+                if kind != _DELETED or before != _ADDED:
+                    paths[path] = before if before == _ADDED else 0 if before == _DELETED != kind else kind
+            return paths
 
     def restart(self) -> None:
         """End every process, and keep the files."""
@@ -234,8 +241,9 @@ class ContainerShell:
         """What the shell's commands left: changed files by a digest of their kinds, rights, owners and contents (no
         times, no bytecode), working folder, exported variables. Equal for shells from one image in equal states."""
         with self._lock:
-            paths = sorted(path for path in self.changed() if "/__pycache__" not in path)
-            digests = [self._digest(paths[at : at + 500]) for at in range(0, len(paths), 500)]
+            kinds = {path: kind for path, kind in sorted(self.changed().items()) if "/__pycache__" not in path}
+            digests = [self._digest(list(kinds)[at : at + 500]) for at in range(0, len(kinds), 500)]
+            paths = [path for path, kind in kinds.items() if kind != _ADDED]  # what was added and is gone left nothing
             lines = [line for line in self._state.splitlines() if line.startswith(("cd -- ", "declare -x "))]
             known = [line for line in lines if not line.startswith(("declare -x OLDPWD", "declare -x SHLVL"))]
             return {"paths": paths, "files": digests, "shell": known, "background": self.background}
@@ -299,6 +307,7 @@ class ContainerShell:
 
 
 # git's index holds times
+_ADDED, _DELETED = 1, 2
 _DIGEST = r"""
 for path; do
   if [ -L "$path" ]; then stat -c "%n %F %u %g" -- "$path"; readlink -- "$path"

@@ -171,8 +171,7 @@ def _own(seed: int, out: Path) -> None:
 
 
 def own_stage(seed: int) -> TrainPivotConfig:
-    """The policy plays as many games as the other arms train on: the first of the demonstrator's. (The others leave out
-    its development split, which is drawn by a hash.)"""
+    """The policy plays as many games as the others train on: the first of the demonstrator's, not those of a hash."""
     environment, count = _played(seed)
     return TrainPivotConfig(
         states="own",
@@ -193,8 +192,7 @@ def _grpo(seed: int, out: Path) -> None:
 
 
 def _played(seed: int) -> tuple[Part, int]:
-    games = games_of(seed)
-    return Part("household", {"offset": games["offset"], **HARD}), int(games["count"] * (1 - SHARE_OF_DEV))
+    return Part("household", {"offset": GAMES_PER_SEED * seed, **HARD}), int(GAMES * (1 - SHARE_OF_DEV))
 
 
 def _evaluate(seed: int, model: str, path: Path) -> None:
