@@ -148,11 +148,11 @@ def _together(workers: int, jobs: Sequence[Job]) -> None:
 
 
 def _base_and_sft(seed: int, out: Path) -> None:
-    _evaluate(seed, "default", out / "evaluation" / "base.json")
+    _evaluate(seed, out, "base")
     traces, training = str(out / "traces.jsonl"), replace(SFT, seed=seed)
     stage = SFTStageConfig(traces=traces, sft=training, check=SuccessConfig(tasks=0))
     sft.run_sft(stage, out / "sft", overwrite=True)
-    _evaluate(seed, str(out / "sft" / "model"), out / "evaluation" / "sft.json")
+    _evaluate(seed, out, "sft")
 
 
 def _profile_and_train(seed: int, out: Path) -> None:
@@ -162,12 +162,12 @@ def _profile_and_train(seed: int, out: Path) -> None:
     select.run_select(out / "profile.jsonl", SelectConfig(threshold=1.0, seed=seed), out / "pivots.jsonl")
     training = TrainPivotConfig(pivots=str(out / "pivots.jsonl"), train=replace(PIVOTRL, seed=seed), check=CHECK)
     train_pivot.run_train_pivot(training, out / "pivotrl", overwrite=True)
-    _evaluate(seed, str(out / "pivotrl" / "model"), out / "evaluation" / "pivotrl.json")
+    _evaluate(seed, out, "pivotrl")
 
 
 def _own(seed: int, out: Path) -> None:
     train_pivot.run_train_pivot(own_stage(seed), out / "own", overwrite=True)
-    _evaluate(seed, str(out / "own" / "model"), out / "evaluation" / "own.json")
+    _evaluate(seed, out, "own")
 
 
 def own_stage(seed: int) -> TrainPivotConfig:
@@ -188,15 +188,16 @@ def _grpo(seed: int, out: Path) -> None:
     environment, count = _played(seed)
     stage = TrainOnlineConfig(environment=environment, count=count, held_out_count=0, train=replace(GRPO, seed=seed))
     train_online.run_train_online(stage, out / "grpo", overwrite=True)
-    _evaluate(seed, str(out / "grpo" / "model"), out / "evaluation" / "grpo.json")
+    _evaluate(seed, out, "grpo")
 
 
 def _played(seed: int) -> tuple[Part, int]:
     return Part("household", {"offset": GAMES_PER_SEED * seed, **HARD}), int(GAMES * (1 - SHARE_OF_DEV))
 
 
-def _evaluate(seed: int, model: str, path: Path) -> None:
-    evaluate.evaluate(replace(TEST, model=model, seed=seed), path)
+def _evaluate(seed: int, out: Path, arm: str) -> None:
+    model = "default" if arm == "base" else str(out / arm / "model")
+    evaluate.evaluate(replace(TEST, model=model, seed=seed), out / "evaluation" / f"{arm}.json")
 
 
 def summarise(out: Path) -> dict[str, Any]:
