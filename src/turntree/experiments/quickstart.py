@@ -156,8 +156,7 @@ def _base_and_sft(seed: int, out: Path) -> None:
 
 
 def _profile_and_train(seed: int, out: Path) -> None:
-    settings = replace(PROFILE, seed=seed)
-    stage = ProfileStageConfig(traces=str(out / "traces.jsonl"), limit=600, profile=settings)
+    stage = ProfileStageConfig(traces=str(out / "traces.jsonl"), limit=600, profile=replace(PROFILE, seed=seed))
     profile.run_profile(stage, out / "profile.jsonl")
     select.run_select(out / "profile.jsonl", SelectConfig(threshold=1.0, seed=seed), out / "pivots.jsonl")
     training = TrainPivotConfig(pivots=str(out / "pivots.jsonl"), train=replace(PIVOTRL, seed=seed), check=CHECK)
