@@ -80,7 +80,7 @@ def main() -> None:
                     list(pool.map(lambda twin: twin.run(TURN), twins))
 
                 row(f"{many} forks of one moment, all ready", [timed(all_at_once)])
-            sizes = [twin.written() for twin in twins[:8]]
+            sizes = [twin.written() or 0 for twin in twins[:8]]
             print(f"\n{many} forks: {statistics.mean(sizes) / 1024:.0f} KiB a fork in its own layer\n")
             for twin in twins:
                 twin.close()

@@ -12,6 +12,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   capped            PivotRL at mixed states of the expert's, no kind of action above a share: the quickstart's arm
   strict            ... rewarded by exact match
   clean             every mixed turn of an expert that does not slip, no cap: `traces`, `select`, `train` untuned
+  clean-matched     ... profiled and rewarded by the paper's match of strings
   balanced-clean    ... balanced as `select` does by itself: 30% a kind of action, 30% mastered turns
   balanced          the same of an expert with slips: the defaults of today
   expert            ... without a cap, drawn by variance
@@ -39,6 +40,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   --world alfworld    ALFWorld's own games: --source json_2.1.1 (or packed files), --base a policy for them
                       (docs/results/alfworld-pivotrl.md says how it is made)
   --world questions   generated questions with search and Python, and the embedded policy for them
+  --world containers  Harbor's tasks: --source has the folders `train` and `held`, --base a policy for them
+                      (docs/results/containers.md)
 
 Every stage is one command, and its record lies in `stages` of FOLDER: kill the recipe at any time, the same command
 goes on. Generated games are played in parts of 250, so `--games 1000` after `--games 500` plays 500 more, and `--seeds`
@@ -66,9 +69,9 @@ HERE = Path(__file__).resolve().parent
 BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
-    "sft-clean", "all", "strict-all", "filter", "strict", "clean", "balanced-clean", "balanced", "own-kept",
-    "own-balanced", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long", "grpo-short", "judged", "own-grpo",
-    "lean-grpo", "third", "union", "dapo", "reinforce", "arpo",
+    "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
+    "balanced", "own-kept", "own-balanced", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long", "grpo-short",
+    "judged", "own-grpo", "lean-grpo", "third", "union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -81,7 +84,9 @@ COMPARED = (
     ("own-kept", "capped"), ("own-kept", "expert"), ("own-kept", "expert-important"), ("own-kept", "own"),
     ("own-kept", "own-important"), ("sft", BASE), ("grpo", "sft"), ("own-kept", "grpo"), ("judged", "sft"),
     ("judged", "grpo"), ("judged", "own-kept"), ("own-kept", "grpo-long"), ("grpo-long", "sft"),
-    ("clean", BASE), ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
+    ("clean", BASE), ("clean-matched", BASE), ("clean", "clean-matched"), ("clean", "sft-clean"),
+    ("clean-matched", "sft-clean"), ("clean", "grpo"), ("grpo", "sft-clean"),
+    ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
     ("balanced", BASE), ("balanced", "sft"), ("own-balanced", BASE), ("own-balanced", "sft"), ("own-balanced", "own"),
     ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("balanced", "grpo"), ("own-balanced", "grpo"),
     ("grpo", BASE), ("own-lean", BASE), ("own-lean", "sft"), ("own-lean", "own-balanced"), ("own-lean", "grpo"),
@@ -112,6 +117,7 @@ WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what 
     "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
+PROFILES = {"clean": "clean-profile", "balanced-clean": "clean-profile", "clean-matched": "matched-profile"}
 BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared")  # by the defaults of `select`
 
 
@@ -296,6 +302,40 @@ class Questions(World):
 
 
 @dataclass(frozen=True)
+class Containers(World):
+    """Harbor's tasks, played in containers; a turn is accepted if it has the effect of the solution's."""
+
+    settings: Settings = field(
+        default_factory=lambda: Settings(
+            games=180, candidates=120, rollouts=6, steps=12, max_turns=8, max_tokens=160, part=40, iterations=6,
+            groups=6, constant=0.0,
+        )
+    )  # fmt: skip
+    verifier: str = "executed"
+    fresh: bool = False
+    source: Path = Path()
+
+    def demonstrated(self, seed: int, slips: float) -> tuple[str, ...]:
+        """Solutions have no slips."""
+        return words("traces", "gold", *self.played, "--count", self.settings.games, "--seed", seed)
+
+    @property
+    def played(self) -> tuple[str, ...]:
+        held = f"environment.held_out={self.source / 'held'}"
+        return words("--environment", f"harbor:{self.source / 'train'}", "--set", held)
+
+    @property
+    def judged(self) -> tuple[str, ...]:
+        return ("--verifier", self.verifier, *self.played)
+
+    def sets(self, games: int) -> dict[str, list[str]]:
+        return {"test tasks": ["test"]}
+
+    def tested(self, part: str) -> tuple[str, ...]:
+        return words(*self.played, "--count", self.settings.part)
+
+
+@dataclass(frozen=True)
 class Recipe:
     book: Book
     world: World
@@ -330,12 +370,15 @@ class Recipe:
             return self.model(arm, seed, command, traces)
         if arm.startswith(("own", "lean")):
             return self.model(arm, seed, self.own(arm, seed), traces)
-        judged = ("--verifier", "strict") if arm.startswith("strict") else self.world.judged
+        judged = ("--verifier", "strict") if arm.startswith("strict") else self.judged(arm)
         if arm in ("all", "strict-all"):  # without a profile no file names the verifier
             judged = judged or ("--verifier", self.world.verifier)
             return self.model(arm, seed, self.reinforced("--traces", traces.result, *judged), traces)
         pivots = self.pivots(arm, seed, traces)
         return self.model(arm, seed, self.reinforced(pivots.result, *judged), pivots)
+
+    def judged(self, arm: str) -> tuple[str, ...]:
+        return ("--verifier", "paper") if arm == "clean-matched" else self.world.judged
 
     def model(self, arm: str, seed: int, command: tuple[str, ...], *needs: Stage, start: Stage | None = None) -> Stage:
         """From the policy that all arms start from, or from another arm's."""
@@ -353,8 +396,8 @@ class Recipe:
         options = self.settings
         command = words("profile", "--traces", traces.result, "--limit", options.candidates, "--seed", seed)
         command += words("--rollouts", options.rollouts, "--max-tokens", options.max_tokens)
-        command += self.world.started + self.world.judged
-        source = self.file("clean-profile" if "clean" in arm else "profile", seed, command, traces)
+        command += self.world.started + self.judged(arm)
+        source = self.file(PROFILES.get(arm, "profile"), seed, command, traces)
         if arm == "expert-important":
             command = words("importance", source.result, "--environment", self.world.environment, "--seed", seed)
             command += words("--limit", options.expert_measured, "--forks", options.forks)
@@ -445,7 +488,7 @@ Played = Mapping[int, Mapping[str, Path]]  # the evaluations of an arm by seed a
 BILLED = ("turns", "tool_calls", "decoded_tokens", "prefilled_tokens", "trained_tokens")
 NEEDED = {
     **dict.fromkeys(("expert", "capped", "strict", "filter", "balanced"), ("profile",)),
-    **dict.fromkeys(("clean", "balanced-clean"), ("clean-profile",)),
+    **{arm: (profile,) for arm, profile in PROFILES.items()},
     "expert-important": ("profile", "weighed"),
 }
 
@@ -535,10 +578,11 @@ def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
 
 
 def world_of(given: argparse.Namespace) -> World:
-    if given.world == "alfworld":
+    if given.world in ("alfworld", "containers"):
         if given.source is None or given.base is None:
-            raise SystemExit("--world alfworld needs --source, its games, and --base, a policy for them")
-        world: World = Alfworld(model=str(given.base.resolve()), source=given.source.resolve())
+            raise SystemExit(f"--world {given.world} needs --source, its games, and --base, a policy for them")
+        kind = Alfworld if given.world == "alfworld" else Containers
+        world: World = kind(model=str(given.base.resolve()), source=given.source.resolve())
     else:
         generated = World(settings=DIFFICULT[given.difficulty], difficulty=given.difficulty)
         world = Questions() if given.world == "questions" else generated
@@ -553,9 +597,9 @@ def world_of(given: argparse.Namespace) -> World:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where everything goes")
-    parser.add_argument("--world", choices=("household", "alfworld", "questions"), default="household")
+    parser.add_argument("--world", choices=("household", "alfworld", "questions", "containers"), default="household")
     parser.add_argument("--difficulty", choices=tuple(DIFFICULT), default="easy", help="of generated games")
-    parser.add_argument("--source", type=Path, help="ALFWorld's games")
+    parser.add_argument("--source", type=Path, help="ALFWorld's games, or Harbor's tasks")
     parser.add_argument("--base", type=Path, help="the policy that plays them")
     parser.add_argument("--arms", default=",".join(ARMS), help=f"(default: %(default)s; also {', '.join(MORE)})")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="(default: %(default)s)")

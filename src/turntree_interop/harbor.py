@@ -16,7 +16,7 @@ import re
 import tarfile
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -269,7 +269,7 @@ def _harbor(folder: Path, strict: bool) -> ContainerTask:
         )
     commands = metadata.get("commands")
     tests = Tests(
-        folder=folder / "tests",
+        files=lambda: test_files(folder / "tests", "test.sh"),
         script="test.sh",
         seconds=_positive(verifier, "timeout_sec", 600.0, path),
         user=str(verifier.get("user") or "0"),
@@ -302,9 +302,8 @@ def _terminal_bench(folder: Path, strict: bool) -> ContainerTask:
         raise InputError("is missing", path=str(path), field="instruction")
     seconds = _positive(told, "max_test_timeout_sec", 60.0, path)
     tests = Tests(
-        folder=folder / "tests",
+        files=lambda: test_files(folder / "tests", "run-tests.sh", folder / "run-tests.sh"),
         script="run-tests.sh",
-        beside=folder / "run-tests.sh",
         seconds=seconds,
         environment={"TEST_DIR": _TESTS},
         strict=strict,
@@ -368,38 +367,34 @@ def _image(folder: Path, name: str | None) -> Any:
     return lambda host: host.build(folder, f"localhost/turntree-harbor:{tree_hash(folder)}")
 
 
+def test_files(folder: Path, script: str, beside: Path | None = None) -> dict[str, bytes]:
+    """Those of a folder, and one beside it, by their paths. Raises `InputError` where the script is not among them."""
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    found |= {beside.name: beside.read_bytes()} if beside is not None and beside.is_file() else {}
+    if script not in found:
+        raise InputError("is missing", path=str(folder), field=script)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tests:
     """The tests of a task. They are in its container only while they run, after the episode.
 
-    `folder` and `beside` are copied to /tests, and `script` is run there. The reward is in /logs/verifier (reward.json
-    or reward.txt); with `by_exit_code` it is 1 for exit code 0. Tests that take longer than `seconds` fail: the
-    solution passes in that time. Without a reward there is none (`EnvironmentFault`).
+    `files`, by their paths, are copied to /tests, and `script` is run there. The reward is in /logs/verifier
+    (reward.json or reward.txt); with `by_exit_code` it is 1 for exit code 0. Tests that take longer than `seconds`
+    fail: the solution passes in that time. Without a reward there is none (`EnvironmentFault`).
 
     Not paid, with the reason: an episode that changed the tests while they ran, whose processes write a reward where no
     test runs, and (`strict`) that changed what the tests run with. What it cannot see is in docs/containers.md.
     """
 
-    folder: Path
+    files: Callable[[], Mapping[str, bytes]]
     script: str
     seconds: float
-    beside: Path | None = None
     user: str = "0"
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     strict: bool = True
     by_exit_code: bool = False
-
-    def files(self) -> dict[str, bytes]:
-        """By their paths below /tests. Raises `InputError` where the script is not among them."""
-        found = {
-            str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()
-        }
-        found |= (
-            {self.beside.name: self.beside.read_bytes()} if self.beside is not None and self.beside.is_file() else {}
-        )
-        if self.script not in found:
-            raise InputError("is missing", path=str(self.folder), field=self.script)
-        return found
 
     def judge(self, shell: ContainerShell) -> Judged:
         files = self.files()

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
@@ -230,6 +231,35 @@ def test_a_command_is_stopped_at_its_limits_and_the_files_stay(host, shell):
     assert shell.run("python3 -c 'x = b\"a\" * (600 << 20)'").code not in (0, None), "more memory than there is"
     assert shell.run(":(){ :|:& };:; sleep 60", seconds=2).stopped is not None
     assert shell.run("cat /kept").output == "kept\n"
+
+
+@containers
+def test_a_command_whose_files_come_and_go_is_no_fault(shell):
+    """The daemon cannot count a layer in which a file vanishes meanwhile."""
+    code = "import os, time\nend = time.time() + 6\nwhile time.time() < end:\n"
+    code += " os.makedirs('/x', exist_ok=True)\n for n in range(200): open(f'/x/{n}', 'w').close()\n"
+    code += " for n in range(200): os.remove(f'/x/{n}')\n"
+    assert shell.run(f"python3 -c {shlex.quote(code)}; echo done").output == "done\n"
+
+
+def test_what_vanishes_while_it_is_counted_is_counted_again_and_other_faults_are_told():
+    def counted(*answers):
+        said = iter(answers)
+
+        def call(asked):
+            if isinstance(answer := next(said), EnvironmentFault):
+                raise answer
+            return [{"SizeRw": answer}]
+
+        shell = object.__new__(ContainerShell)
+        shell._container, api = SimpleNamespace(id="a"), SimpleNamespace(containers=None)
+        shell._host = SimpleNamespace(client=SimpleNamespace(api=api), call=call)
+        return shell.written()
+
+    gone = EnvironmentFault('Internal Server Error ("lstat /x/1: no such file or directory")')
+    assert counted(7) == 7 and counted(gone, gone, 7) == 7 and counted(gone, gone, gone) is None
+    with pytest.raises(EnvironmentFault):
+        counted(EnvironmentFault("no space left on device"))
 
 
 @containers

@@ -19,6 +19,7 @@ from turntree.env.container import DEEPEST, ContainerHost, ContainerLimits, Snap
 
 _FLOOD = 8 << 20  # bytes of output after which a command is stopped
 _KILL_SECONDS = 5.0  # until a command that was killed has ended
+_COUNTS = 3  # of a layer's bytes, where files vanish while the daemon counts them
 _STATE_CHARS, _ARGUMENT = 1_000_000, 100_000  # of a shell; the kernel takes 128 KiB an argument
 # Runs $1 in the state $2 (a script, in pieces), and writes the state afterwards to what was its standard error. The
 # state is saved at an `exit`, too. What is saved is quoted by bash itself.
@@ -193,11 +194,17 @@ class ContainerShell:
         self._host.call(lambda: self._container.restart(timeout=0))
         return True
 
-    def written(self) -> int:
-        """Bytes in the container's own layer."""
+    def written(self) -> int | None:
+        """Bytes in the container's own layer; None where its files vanish while they are counted, time after time."""
         listed = self._host.client.api.containers
-        found = self._host.call(lambda: listed(size=True, filters={"id": self._container.id}))
-        return int(found[0].get("SizeRw") or 0) if found else 0
+        for _ in range(_COUNTS):
+            try:
+                found = self._host.call(lambda: listed(size=True, filters={"id": self._container.id}))
+                return int(found[0].get("SizeRw") or 0) if found else 0
+            except EnvironmentFault as fault:
+                if "no such file" not in str(fault):
+                    raise
+        return None
 
     def put(self, archive: bytes, folder: str) -> None:
         """Unpack a tar archive into a folder, which exists."""
@@ -379,7 +386,7 @@ class _Watch:
                     self.stopped = SLOW
                 elif self._heard.total > _FLOOD:
                     self.stopped = LOUD
-                elif self._shell.written() > limits.disk_mb << 20:
+                elif (self._shell.written() or 0) > limits.disk_mb << 20:
                     self.stopped = _LARGE
                 if self.stopped is not None:
                     self.stopped = _RESTARTED if self._shell.stop(self._heard, self._ended) else self.stopped
