@@ -165,9 +165,9 @@ class ServerEngine(RemoteEngine):
             "prompt": list(request.prompt_ids),
             "max_tokens": min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             # what is left out, the generation_config.json of the model decides
-            "top_k": sampling.top_k or -1,  # -1 is all
+            "top_p": 1.0,
+            "top_k": -1,  # all
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "seed": request.seed & _SEED_BITS,
