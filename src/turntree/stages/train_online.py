@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core import parts
-from turntree.core.config import from_mapping, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
@@ -214,7 +214,7 @@ def open_player(
             scheduler = Scheduler(
                 policy.engine,
                 policy.renderer,
-                from_mapping(SchedulerConfig, unit["rollouts"]),
+                unit["rollouts"],
                 pool=playing.opened.pool,
                 gate=playing.gate,
                 brancher=None if playing.brancher is None else Listening(playing.brancher),
