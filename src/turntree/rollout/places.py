@@ -50,7 +50,7 @@ class Places:
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._pool, self._config, self._usage, self._clock = engine, pool, config, usage, clock
-        # generations between a call and its answer, where runs repeat: more would keep the rollouts of fast tools waiting
+        # generations between a call and its answer, where runs repeat: more keeps rollouts of fast tools waiting
         self._overlap = config.places // 8 if pool.waits else 0
         self._calls = self._generated = 0
         self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
