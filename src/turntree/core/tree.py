@@ -356,17 +356,7 @@ class RolloutTree:
     def from_json(cls, value: dict[str, Any]) -> RolloutTree:
         tree = cls(value["task_id"])
         for row in value["nodes"]:
-            tree.add(
-                row["parent"],
-                NodeKind(row["kind"]),
-                tuple(row["token_ids"]),
-                logprobs=None if row.get("logprobs") is None else tuple(row["logprobs"]),
-                entropies=None if row.get("entropies") is None else tuple(row["entropies"]),
-                policy_version=row.get("policy_version"),
-                messages=tuple(Message.from_chat(message) for message in row.get("messages", ())),
-                cost=Cost(**row.get("cost", {}), **row.get("timing", {})),
-                metrics=row.get("metrics"),
-            )
+            tree.add(row["parent"], NodeKind(row["kind"]), tuple(row["token_ids"]), **_facts_of(row))
         for leaf, reason in value["stops"].items():
             tree.stop(int(leaf), StopReason(reason), part_of=value["parts"].get(leaf))
         for node in value["roles"]:
@@ -376,6 +366,18 @@ class RolloutTree:
         for node, told in value.get("routes", {}).items():
             tree._routes[tree[int(node)].id] = tuple(told)
         return tree
+
+
+def _facts_of(row: dict[str, Any]) -> dict[str, Any]:
+    """What `RolloutTree.add` takes beside the place, the kind and the tokens of a node."""
+    return {
+        "logprobs": None if row.get("logprobs") is None else tuple(row["logprobs"]),
+        "entropies": None if row.get("entropies") is None else tuple(row["entropies"]),
+        "policy_version": row.get("policy_version"),
+        "messages": tuple(Message.from_chat(message) for message in row.get("messages", ())),
+        "cost": Cost(**row.get("cost", {}), **row.get("timing", {})),
+        "metrics": row.get("metrics"),
+    }
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:
