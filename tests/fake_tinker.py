@@ -143,7 +143,7 @@ class SamplingClient:
 
     def sample(self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams) -> Future[Any]:
         how = sampling_params
-        sampling = Sampling(temperature=how.temperature, max_tokens=how.max_tokens, top_p=how.top_p)
+        sampling = Sampling(temperature=how.temperature, max_tokens=how.max_tokens)
         request = GenerationRequest(prompt_ids=tuple(prompt.tokens), sampling=sampling, seed=how.seed)
         (found,) = PlainEngine(self.model, how.stop).generate([request])
         sequence = SimpleNamespace(

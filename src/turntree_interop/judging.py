@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TypedDict, cast, get_args
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
@@ -48,6 +48,14 @@ def unpack_state(text: str) -> TurnState:
         return TurnState(**row)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"is not a state of exported pivots ({error})", field="state", hint="export again") from error
+
+
+class Settings(TypedDict, total=False):
+    """What a reward function passes on to its `Judge`."""
+
+    options: Mapping[str, Any] | None
+    tool_format: ToolFormat
+    cut_turns: CutTurns
 
 
 class Judge:

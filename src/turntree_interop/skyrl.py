@@ -13,30 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack, cast
 
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped, parsed, read_each
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, step_of, text
-from turntree.render.tool_calls import ToolFormat
-from turntree_interop.judging import Judge, pack_state, required, write_reward
+from turntree_interop.judging import Judge, Settings, pack_state, required, write_reward
 from turntree_interop.rows import columns, rollout_of_text, write_parquet
 
 if TYPE_CHECKING:
-    from turntree.rollout.local import CutTurns
     from turntree.stages.export import Bundle
 
 ENVIRONMENT = "turntree_pivot"
 
 
-def pivot_environment(
-    verifier: str = "recommended",
-    *,
-    options: Mapping[str, Any] | None = None,
-    tool_format: ToolFormat = "hermes",
-    cut_turns: CutTurns = "fail",
-) -> type:
+def pivot_environment(verifier: str = "recommended", **settings: Unpack[Settings]) -> type:
     """The class of the environment, registered as `turntree_pivot` in `skyrl_gym`: one action, judged at the state of
     the row. SkyRL knows no missing reward: an action that is not judged stops the run, unless the environment's
     configuration says what stands in for it (`environment.skyrl_gym.turntree_pivot.unjudged`)."""
@@ -46,7 +38,7 @@ def pivot_environment(
         BaseTextEnvStepOutput,
     )
 
-    judge = Judge(verifier, options=options, tool_format=tool_format, cut_turns=cut_turns)
+    judge = Judge(verifier, **settings)
 
     class PivotEnvironment(BaseTextEnv):
         """One action at a pivot."""

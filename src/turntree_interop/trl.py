@@ -34,10 +34,10 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,14 +55,12 @@ from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped, parsed
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, parse_row
-from turntree.render.tool_calls import ToolFormat
 from turntree.run.jsonl import read_bytes
-from turntree_interop.judging import Judge, write_reward
+from turntree_interop.judging import Judge, Settings, write_reward
 from turntree_interop.rows import rollout_of_text, row_of, write_parquet
 
 if TYPE_CHECKING:  # an audit recognises every partner's log, and should not load what a trainer needs
     from turntree.pack.rows import Row
-    from turntree.rollout.local import CutTurns
     from turntree.rollout.service import EpisodeGroup, RolloutService
     from turntree.stages.export import Bundle, ExportedPivot
     from turntree.train.loss_config import LossConfig
@@ -73,12 +71,7 @@ auto: text where a model was named and pivots have tools."""
 
 
 def verifier_reward(
-    verifier: str = "recommended",
-    *,
-    options: Mapping[str, Any] | None = None,
-    tool_format: ToolFormat = "hermes",
-    cut_turns: CutTurns = "fail",
-    stop_ids: Collection[int] = (),
+    verifier: str = "recommended", *, stop_ids: Collection[int] = (), **settings: Unpack[Settings]
 ) -> Callable[..., list[float | None]]:
     """A reward function for TRL's trainers: `reward(prompts, completions, **columns)`, one reward per completion and
     None where the verifier does not judge.
@@ -87,7 +80,7 @@ def verifier_reward(
     a completion that was cut off gets 0 (`cut_turns`); without them TRL does not say which one was, and its text is
     judged.
     """
-    judge = Judge(verifier, options=options, tool_format=tool_format, cut_turns=cut_turns)
+    judge = Judge(verifier, **settings)
     ends = frozenset(stop_ids)
 
     def reward(

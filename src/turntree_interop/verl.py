@@ -13,32 +13,24 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from turntree.logs.generic import TextOptions
 from turntree.logs.rows import LoggedRow, RowRefused, count, facts_of, named_prompt, text
-from turntree.render.tool_calls import ToolFormat
-from turntree_interop.judging import Judge, pack_state, required, write_reward
+from turntree_interop.judging import Judge, Settings, pack_state, required, write_reward
 from turntree_interop.rows import columns, rollout_of_text, write_parquet
 
 if TYPE_CHECKING:
-    from turntree.rollout.local import CutTurns
     from turntree.stages.export import Bundle
 
 SOURCE = "turntree"
 
 
-def verifier_score(
-    verifier: str = "recommended",
-    *,
-    options: Mapping[str, Any] | None = None,
-    tool_format: ToolFormat = "hermes",
-    cut_turns: CutTurns = "fail",
-) -> Callable[..., dict[str, Any]]:
+def verifier_score(verifier: str = "recommended", **settings: Unpack[Settings]) -> Callable[..., dict[str, Any]]:
     """A `compute_score` for verl. verl knows no missing reward: an action that is not judged stops the run, unless
     `unjudged` (`reward.custom_reward_function.reward_kwargs.unjudged`) says what stands in for it. verl does not say
     whether the response was cut off."""
-    judge = Judge(verifier, options=options, tool_format=tool_format, cut_turns=cut_turns)
+    judge = Judge(verifier, **settings)
 
     def compute_score(
         data_source: str,

@@ -22,23 +22,22 @@ _TOKENS = "porter unicode61 remove_diacritics 2"
 _MAX_TERMS = 64
 _SNIPPET_TOKENS = 64  # the most that FTS5 gives
 _QUERY = """
-    SELECT id, title, text, snippet(documents, 2, '', '', '…', {tokens}), bm25(documents, 0.0, 2.0, 1.0) AS distance
-    FROM documents WHERE documents MATCH ? ORDER BY distance, rowid LIMIT ?
+    SELECT id, title, text, snippet(documents, 2, '', '', '…', {tokens})
+    FROM documents WHERE documents MATCH ? ORDER BY bm25(documents, 0.0, 2.0, 1.0), rowid LIMIT ?
 """
 
 
-_PAGE = "SELECT id, title, text, '', 0.0 FROM documents WHERE documents MATCH ? ORDER BY rowid"
+_PAGE = "SELECT id, title, text, '' FROM documents WHERE documents MATCH ? ORDER BY rowid"
 
 
 @dataclass(frozen=True)
 class Found:
-    """A document and the stretch of it that fits the query best; `score` is BM25, higher is better."""
+    """A document and the stretch of it that fits the query best."""
 
     id: str
     title: str
     text: str
     snippet: str
-    score: float
 
 
 class SearchBackend(Protocol):
@@ -134,9 +133,9 @@ class SearchIndex(contextlib.AbstractContextManager["SearchIndex"]):
         self._connections.clear()
 
     def _found(self, row: tuple[Any, ...]) -> Found:
-        if not all(isinstance(text, str) for text in row[:4]):
+        if not all(isinstance(text, str) for text in row):
             raise self._damaged("a document is not text")
-        return Found(*row[:4], score=-row[4])
+        return Found(*row)
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
         """Raises `InputError` where SQLite finds the file damaged, at whatever page."""

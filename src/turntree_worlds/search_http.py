@@ -46,7 +46,7 @@ class RetrievalServer:
     def page(self, title: str) -> Found | None:
         if title in self._shown and title.startswith(("http://", "https://")):
             text = read_page(title)
-            return Found(title, title, text, text, 0.0)
+            return Found(title, title, text, text)
         wanted = title.strip().casefold()
         return next((found for found in self.search(title, 10) if found.title.casefold() == wanted), None)
 
@@ -58,7 +58,7 @@ class RetrievalServer:
         title, text = str(document.get("title") or title).strip('" '), str(document.get("text") or text)
         place = str(document.get("url") or document.get("id") or title)
         shown = f"{text}\n({place})" if document.get("url") else text
-        return Found(place, title, shown, shown, float(item.get("score") or 0.0))
+        return Found(place, title, shown, shown)
 
 
 def read_page(url: str) -> str:

@@ -111,18 +111,15 @@ def test_an_override_of_an_unknown_key_is_an_error(key: str) -> None:
         from_mapping(Outer, overlaid(to_mapping(Outer(1.0)), nested(key, 1)))
 
 
-@pytest.mark.parametrize(
-    "values", [{"temperature": -0.1}, {"max_tokens": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": -1}]
-)
+@pytest.mark.parametrize("values", [{"temperature": -0.1}, {"max_tokens": 0}])
 def test_impossible_sampling_is_refused(values: dict) -> None:
     with pytest.raises(ConfigError, match=f"field '{next(iter(values))}': must be"):
         Sampling(**values)
 
 
-@pytest.mark.parametrize("values", [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 5}])
-def test_training_refuses_samples_that_are_not_the_policys_own(values: dict) -> None:
+def test_training_refuses_samples_that_are_not_the_policys_own() -> None:
     with pytest.raises(ConfigError, match="training needs samples of the policy itself"):
-        Sampling(**values).check_trainable()
+        Sampling(temperature=0.0).check_trainable()
     Sampling(temperature=0.7).check_trainable()
 
 

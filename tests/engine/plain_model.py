@@ -50,10 +50,8 @@ def ask(
     max_tokens: int = 6,
     temperature: float = 1.0,
     retain: bool = False,
-    top_p: float = 1.0,
-    top_k: int = 0,
 ) -> GenerationRequest:
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens, top_p=top_p, top_k=top_k)
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
     return GenerationRequest(prompt_ids=prompt_ids, sampling=sampling, seed=seed, retain=retain)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.engine.sampling import SamplingBatch, draw, invert, nucleus, uniforms
+from turntree.engine.sampling import SamplingBatch, draw, invert, uniforms
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def test_frequencies_are_the_tempered_probabilities() -> None:
 
 def test_greedy_takes_the_likeliest_with_its_untempered_probability() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    drawn = draw(logits, laws_of(1, temperature=0.0, top_k=1), torch.tensor([0]), torch.tensor(0))
+    drawn = draw(logits, laws_of(1, temperature=0.0), torch.tensor([0]), torch.tensor(0))
     assert drawn.tokens.tolist() == [1]
     assert drawn.logprobs.item() == pytest.approx(logits.log_softmax(-1)[0, 1].item())
     assert drawn.entropies.item() > 0.5, "of the full distribution, not of the greedy choice"
@@ -65,23 +65,6 @@ def test_inversion_never_picks_a_token_without_mass(uniform: float) -> None:
 def test_inversion_cuts_the_unit_interval_at_the_distribution_function() -> None:
     probs = torch.tensor([[0.25, 0.5, 0.25]]).expand(4, -1)
     assert invert(probs, torch.tensor([0.0, 0.25, 0.74, 0.75])).tolist() == [0, 1, 1, 2]
-
-
-def test_top_k_keeps_the_likeliest_and_top_p_the_fewest_that_reach_the_mass() -> None:
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(5, -1)
-    top_p, top_k = torch.tensor([1.0, 0.5, 0.51, 0.81, 0.9]), torch.tensor([2, 0, 0, 0, 2])
-    kept = nucleus(logits, top_p, top_k)
-    assert kept.int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]
-
-
-def test_truncated_statistics_are_those_of_the_renormalised_distribution() -> None:
-    count = 200
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
-    drawn = draw(logits.expand(count, -1), laws_of(count, top_k=2), torch.arange(count), torch.tensor(0))
-    renormalised = torch.tensor([0.625, 0.375])
-    assert set(drawn.tokens.tolist()) == {0, 1}
-    assert torch.allclose(drawn.logprobs, renormalised.log()[drawn.tokens], atol=1e-6)
-    assert torch.allclose(drawn.entropies, -(renormalised * renormalised.log()).sum().expand(count), atol=1e-6)
 
 
 def test_a_token_that_the_model_forbids_costs_no_entropy() -> None:

@@ -31,7 +31,7 @@ def index(tmp_path_factory):
 
 def test_the_best_document_comes_first_and_a_title_counts_for_more(index):
     best, second, *_ = index.search("What is the capital of France?")
-    assert best.id == "b" and best.score > second.score
+    assert best.id == "b" != second.id
     assert [document.id for document in index.search("lyon")] == ["a", "d"]
 
 

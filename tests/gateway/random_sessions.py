@@ -20,6 +20,11 @@ def ids(draw: random.Random, low: int, high: int) -> Ids:
     return tuple(draw.choice(ALPHABET) for _ in range(draw.randint(low, high)))
 
 
+def sequence_of(call: Call) -> Ids:
+    """All that the engine saw and sampled."""
+    return call.prompt_ids + call.sampled_ids
+
+
 def any_tokens(prompt: Ids, draw: random.Random) -> tuple[Ids, tuple[float, ...]]:
     sampled = ids(draw, 1, 3)
     return sampled, tuple(-draw.random() for _ in sampled)
@@ -75,25 +80,25 @@ def play(agent: Agent, task: Ids, draw: random.Random, steps: int) -> None:
     for _ in range(steps):
         kind = draw.choice(["continue", "continue", "retry", "candidates", "sub-agent", "compaction", "fault", "back"])
         if kind == "continue":
-            last = agent.ask(last.sequence + ids(draw, 1, 2), "continue", follows=last)
+            last = agent.ask(sequence_of(last) + ids(draw, 1, 2), "continue", follows=last)
         elif kind == "retry":
             last = agent.ask(last.prompt_ids, "retry", follows=last)
         elif kind == "candidates":
-            prompt = last.sequence + ids(draw, 1, 2)
+            prompt = sequence_of(last) + ids(draw, 1, 2)
             several = [agent.ask(prompt, "retry" if i else "continue", follows=last) for i in range(3)]
             last = draw.choice(several)
         elif kind == "sub-agent":
             inner = agent.ask(SYSTEM[: draw.randint(0, 3)] + ids(draw, 1, 3), "start")
             for _ in range(draw.randint(0, 2)):
-                inner = agent.ask(inner.sequence + ids(draw, 1, 2), "continue", follows=inner)
+                inner = agent.ask(sequence_of(inner) + ids(draw, 1, 2), "continue", follows=inner)
         elif kind == "compaction":
             kept = last.prompt_ids[: draw.randint(len(SYSTEM), len(last.prompt_ids))]
             last = agent.ask(kept + ids(draw, 1, 2), "compaction")
         elif kind == "fault":
-            agent.fail(last.sequence + ids(draw, 1, 2), "continue")
+            agent.fail(sequence_of(last) + ids(draw, 1, 2), "continue")
         else:  # the agent goes on from an earlier call
             earlier = draw.choice([call for call in agent.calls if call.completion is not None])
-            last = agent.ask(earlier.sequence + ids(draw, 1, 2), "continue", follows=earlier)
+            last = agent.ask(sequence_of(earlier) + ids(draw, 1, 2), "continue", follows=earlier)
 
 
 def sessions(draw: random.Random, sampler: Sampler = any_tokens, count: int = 4) -> list[Session]:

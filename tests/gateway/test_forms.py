@@ -16,6 +16,7 @@ import torch
 from gateway_world import HTTP, SEARCH, World, engine, renderer, spelled, tokenizer, world
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_sessions import sequence_of
 
 from scripted_engine import ScriptedEngine
 from tiny_models import CHAT_TEMPLATE, tiny_model, tiny_tokenizer
@@ -95,7 +96,7 @@ def test_a_conversation_goes_on_behind_a_cut_answer_from_its_sampled_tokens(gate
     later = {"model": "m", "messages": [*body["messages"], answer, {"role": "user", "content": "Observation: a door"}]}
     gate.post("/v1/chat/completions", later, opened["key"])
     first, second = gate.calls(opened["session"])
-    assert second.cause == "continue" and second.prompt_ids[: len(first.sequence)] == first.sequence
+    assert second.cause == "continue" and second.prompt_ids[: len(sequence_of(first))] == sequence_of(first)
 
 
 def test_anthropic_is_told_which_text_ended_the_answer(gate):

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gateway_world import ADMIN, HTTP, Timed, engine, renderer, tokenizer, words, world
+from random_sessions import sequence_of
 
 from routed import TellsPlaces, are_places
 from turntree.core.tree import StopReason
@@ -175,7 +176,7 @@ def test_the_experts_of_a_dialogue_are_kept_once_and_go_into_its_tree(tmp_path):
         gate.post(f"/sessions/{opened['session']}/reward", {"reward": 1.0}, opened["reward_key"])
     session = read_session(SessionStore(tmp_path), opened["session"])
     assert list(session.calls) == calls
-    assert sum(len(call.completion.routes) for call in calls) == len(calls[-1].sequence) - 1
+    assert sum(len(call.completion.routes) for call in calls) == len(sequence_of(calls[-1])) - 1
     assert are_places(merge("t", [session]).tree)
 
 

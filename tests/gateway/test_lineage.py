@@ -6,6 +6,7 @@ import pytest
 from gateway_world import SEARCH, renderer, spelled, tokenizer, user
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_sessions import sequence_of
 
 from turntree.core.completion import Completion
 from turntree.core.errors import InputError
@@ -42,7 +43,7 @@ def test_a_prompt_that_continues_a_call_is_its_ids_its_sampled_ids_and_the_new_m
     first = agent.says([SYSTEM, user("one")], said("eleven"))
     second = agent.says([SYSTEM, user("one"), said("eleven"), user("two")], said("twelve"))
     assert (second.base, second.cause) == (first, "continue")
-    assert second.prompt_ids[: len(first.sequence)] == first.sequence
+    assert second.prompt_ids[: len(sequence_of(first))] == sequence_of(first)
     assert second.prompt_ids != renderer().prompt(second.messages)  # which spells nothing
     assert second.added_ids == renderer().extend([SYSTEM, user("one"), said("eleven")], [user("two")])
 
@@ -51,7 +52,7 @@ def test_an_answer_that_was_cut_is_closed_before_the_next_message():
     agent = Agent()
     first = agent.says([user("one")], said("eleven", cut=True), finish="length")
     second = agent.says([user("one"), said("eleven"), user("two")], said("x"))
-    assert second.prompt_ids[len(first.sequence)] in renderer().stop_ids
+    assert second.prompt_ids[len(sequence_of(first))] in renderer().stop_ids
 
 
 def test_tool_calls_come_back_with_their_arguments_in_another_order_and_white_space_around_the_answer():
@@ -122,7 +123,7 @@ def test_a_session_needs_room_for_its_tokens_once():
         call = agent.says(messages, said(f"step {i}"))
         messages = [*messages, call.answer, user(f"result {i}")]
     held = sum(len(call.added_ids) + len(call.completion.token_ids) for call in agent.calls)
-    assert held == len(agent.calls[-1].sequence)
+    assert held == len(sequence_of(agent.calls[-1]))
     assert sum(len(call.added) for call in agent.calls) == 40
 
 
@@ -158,7 +159,7 @@ def test_whatever_an_agent_does_its_prompts_are_what_it_said_and_share_what_they
         call = agent.says(dialogue, answer, ids=renderer().completion(answer) if canonical else None)
         assert list(call.messages) == dialogue
         if call.base is not None:
-            assert call.prompt_ids[: call.base_tokens] == call.base.sequence[: call.base_tokens]
+            assert call.prompt_ids[: call.base_tokens] == sequence_of(call.base)[: call.base_tokens]
         if canonical:
             assert call.prompt_ids == renderer().prompt(dialogue)
         text = tokenizer().decode(call.prompt_ids)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_sessions import SYSTEM, Agent, Ids, sessions
+from random_sessions import SYSTEM, Agent, Ids, sequence_of, sessions
 
 from packed_gradient import gradient, library_gradient
 from tiny_models import tiny_model
@@ -60,7 +60,7 @@ def test_the_path_to_every_completion_is_what_the_engine_saw_and_sampled(draw: r
     for session_id, call in kept:
         node = found.nodes[session_id, call.call_id]
         path = found.tree.path(node)
-        assert tuple(token for part in path for token in part.token_ids) == call.sequence
+        assert tuple(token for part in path for token in part.token_ids) == sequence_of(call)
         assert path[-1].logprobs == call.completion.logprobs
     spent = sum(
         (call.cost if call.completion is None else call.completion.cost for s in made for call in s.calls), NO_COST
@@ -114,7 +114,7 @@ def test_forty_calls_of_sub_agents_change_no_other_session() -> None:
             first = agent.ask((*SYSTEM, 7), "start")
             for _ in range(helpers if sample == 0 else 0):
                 agent.ask((9, draw.randrange(2, 9)), "start")
-            agent.ask((*first.sequence, 4), "continue")
+            agent.ask((*sequence_of(first), 4), "continue")
             made.append(agent.session(reward, sample))
         found = merged(made)
         return found, [found.nodes[f"s{i}", f"s{i}.{len(made[i].calls) - 1}"] for i in range(3)]
@@ -134,11 +134,11 @@ def agent_with_everything(name: str = "s0", shift: int = 0) -> Agent:
     task = (*SYSTEM, 4)
     agent.ask(task, "start")  # 0: invalid, asked again
     first = agent.ask(task, "retry")  # 1
-    second = (*first.sequence, 5)
+    second = (*sequence_of(first), 5)
     several = [agent.ask(second, "retry") for _ in range(3)]  # 2, 3, 4
     agent.ask((*SYSTEM, 8, 8), "start")  # 5: a sub-agent
-    agent.fail((*several[1].sequence, 6), "continue")  # 6
-    third = agent.ask((*several[1].sequence, 6), "continue")  # 7
+    agent.fail((*sequence_of(several[1]), 6), "continue")  # 6
+    third = agent.ask((*sequence_of(several[1]), 6), "continue")  # 7
     agent.ask((*third.prompt_ids[:6], 9, 9, 9), "compaction")  # 8: the end
     return agent
 
@@ -167,7 +167,7 @@ def test_a_second_continuation_of_one_answer_is_a_fork_with_its_cause() -> None:
     agent = Agent("s0", random.Random(0))
     first = agent.ask((*SYSTEM, 4), "start")
     for token in (5, 6):
-        agent.ask((*first.sequence, token), "continue")
+        agent.ask((*sequence_of(first), token), "continue")
     assert forks(merged([agent.session(1.0)]).tree) == [("another continuation", 2)]
 
 
@@ -215,7 +215,7 @@ def test_sessions_share_the_task_and_nothing_that_was_sampled() -> None:
     agents = [Agent(f"s{i}", random.Random(0)) for i in range(2)]  # the same draws: equal tokens throughout
     for agent in agents:
         first = agent.ask((*SYSTEM, 4), "start")
-        agent.ask((*first.sequence, 5), "continue")
+        agent.ask((*sequence_of(first), 5), "continue")
     found = merged([agent.session(1.0, i) for i, agent in enumerate(agents)])
     assert len(found.tree.roots) == 1 and len(found.tree.starts()) == 2
     assert {node.id for node in found.tree.path(found.ends["s0"])} & set(found.tree.nodes_of(found.ends["s1"])) == {0}
@@ -290,7 +290,7 @@ def one_row_a_call(model: torch.nn.Module, made: list[Session], config: LossConf
         for call in session.calls:
             if call.completion is None:
                 continue
-            row, start = torch.tensor([call.sequence]), len(call.prompt_ids)
+            row, start = torch.tensor([sequence_of(call)]), len(call.prompt_ids)
             scores = torch.log_softmax(model(input_ids=row).logits[0], -1)
             new = scores[torch.arange(start - 1, row.shape[1] - 1), row[0, start:]]
             ratio = torch.exp(new - torch.tensor(call.completion.logprobs, dtype=torch.float64))

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer, user, world
+from random_sessions import sequence_of
 from starlette.applications import Starlette
 
 from turntree.core.completion import Sampling
@@ -37,7 +38,7 @@ def test_an_agent_of_the_openai_sdk_talks_turn_by_turn_and_nothing_is_tokenised_
     calls = gate.calls(opened["session"])
     assert [call.cause for call in calls] == ["start", "continue", "continue"]
     for before, after in itertools.pairwise(calls):
-        assert after.prompt_ids[: len(before.sequence)] == before.sequence
+        assert after.prompt_ids[: len(sequence_of(before))] == sequence_of(before)
     assert reply.usage.prompt_tokens == len(calls[-1].prompt_ids)
     assert reply.choices[0].message.content == tokenizer().decode(calls[-1].completion.token_ids[:-1])
 

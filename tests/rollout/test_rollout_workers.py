@@ -259,9 +259,10 @@ def test_pivot_training_is_the_same_when_a_node_is_lost(
         check=CheckConfig(states=2, samples=2, tasks=0),
     )
     run_train_pivot(config, tmp_path / "here")
+    monkeypatch.setattr(train_pivot, "_STATES", 1)
     pools, rows = caught(monkeypatch, train_pivot), tmp_path / "two" / "metrics.jsonl"
     node = two_nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-    cluster = WorkersConfig(workers=3, cpus=1.0, batch=1)  # one a node; of the last, none is left when its node is
+    cluster = WorkersConfig(workers=3, cpus=1.0)  # one a node; of the last, none is left when its node is
     with meanwhile(
         lambda: rows.exists() and rows.read_text().count("\n") > 1,
         lambda: two_nodes.remove_node(node, allow_graceful=False),

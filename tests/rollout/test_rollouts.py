@@ -227,9 +227,3 @@ def test_the_ledger_charges_a_shared_prompt_once():
     assert tree.cost.turns == 4
     assert tree.cost == sum((node.cost for node in tree), NO_COST)
     assert [node.kind for node in tree].count(NodeKind.COMPLETION) == 4
-
-
-def test_training_refuses_samples_that_are_not_the_policys():
-    for sampling in (Sampling(temperature=0.0), Sampling(top_p=0.9), Sampling(top_k=5)):
-        with pytest.raises(Exception, match="training needs samples of the policy itself"):
-            sampling.check_trainable()

@@ -180,8 +180,8 @@ class Batches(StepByStep):
         return found
 
 
-@pytest.mark.parametrize("overlap", [None, 0, 2, 9])
-def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_answer(overlap: int | None) -> None:
+@pytest.mark.parametrize("places", [5, 16, 72])
+def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_answer(places: int) -> None:
     def batches(seed: int) -> list[tuple[int, ...]]:
         watched = Batches(
             lambda prompt, seed: WORDS[seed % 3],
@@ -190,7 +190,7 @@ def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_a
             latency=lambda request: 1 + request.seed % 5,
         )
         with Late(seed) as pool:
-            settings = config(group_size=3, max_live_rollouts=5, overlap=overlap)
+            settings = config(group_size=3, max_live_rollouts=places)
             scheduler = Scheduler(watched, RENDERER, settings, pool=pool)
             assert len(list(scheduler.run(corridors(2, 4, 9, 3), seed=5))) == 4
         return watched.batches
@@ -199,9 +199,9 @@ def test_which_requests_share_a_batch_does_not_depend_on_when_the_environments_a
     assert max(map(len, first)) > 1 and all(batches(seed) == first for seed in (1, 2, 3))
 
 
-@pytest.mark.parametrize(("overlap", "works_on"), [(None, True), (3, True), (0, False)])
+@pytest.mark.parametrize(("places", "works_on"), [(16, True), (24, True), (7, False)])
 def test_the_engine_works_on_while_a_tool_is_slow_for_as_many_generations_as_may_overlap(
-    overlap: int | None, works_on: bool
+    places: int, works_on: bool
 ) -> None:
     meanwhile: list[int] = []
 
@@ -221,7 +221,7 @@ def test_the_engine_works_on_while_a_tool_is_slow_for_as_many_generations_as_may
         latency=lambda request: 1 + request.seed % 5,
     )
     with Slow(16) as pool:
-        settings = config(group_size=8, max_live_rollouts=16, overlap=overlap)
+        settings = config(group_size=8, max_live_rollouts=places)
         list(Scheduler(watched, RENDERER, settings, pool=pool).run(corridors(3, 4), seed=5))
     assert any(meanwhile) == works_on
 

@@ -13,6 +13,7 @@ from test_rollout_workers import ONLINE, TWO, artifacts, differences, updates_be
 
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
+from turntree.credit.config import CreditConfig
 from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.cluster.pool import UnitLost
 from turntree.stages import workers
@@ -96,6 +97,15 @@ def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
     found = artifacts(tmp_path / "here")
     assert list(differences(found, artifacts(tmp_path / "there"))) == []
     assert found["metrics.jsonl"][-1]["local"]["turns_judged"]
+
+
+def test_the_greedy_rollout_of_remax_is_played_on_workers_too(tmp_path: Path) -> None:
+    rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
+    train = replace(ONLINE.train, rollouts=rollouts, credit=CreditConfig(advantages="remax"))
+    here = replace(ONLINE, brancher=None, gate=None, train=train)
+    run_train_online(here, tmp_path / "here")
+    run_train_online(replace(here, cluster=TWO), tmp_path / "there")
+    assert list(differences(artifacts(tmp_path / "here"), artifacts(tmp_path / "there"))) == []
 
 
 def test_rollouts_ahead_need_workers() -> None:

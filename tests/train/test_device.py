@@ -62,7 +62,7 @@ def test_sampling_with_kept_and_shared_prefixes() -> None:
         samplings = [
             Sampling(max_tokens=9),
             Sampling(temperature=0.0, max_tokens=5),
-            Sampling(temperature=0.7, max_tokens=12, top_p=0.9, top_k=4),
+            Sampling(temperature=0.7, max_tokens=12),
         ]
         asked = [
             ask((1, 2, 3, 4, *range(number // 2)), sampling, seed=number, retain=True)

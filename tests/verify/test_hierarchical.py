@@ -45,7 +45,7 @@ def test_the_reward_is_correctness_plus_a_bonus_for_correct_answers_with_all_too
 
 def test_every_part_is_reported_and_the_verdict_says_why():
     found = judged("<answer>Paris</answer>", calls=BOTH)
-    assert (found.answer, found.correct, found.score, found.bonus) == ("Paris", True, 1.0, 0.1)
+    assert (found.answer, found.correct) == ("Paris", True)
     assert (found.reward, found.reason) == (1.1, "correct, with search and python")
     assert judged(None).reward == -1.0 and judged(None).reason == "no answer before the limit"
     assert judged("<answer>Rome</answer>").reason == "wrong"
@@ -202,11 +202,10 @@ texts = st.lists(st.sampled_from(pieces), max_size=12).map("".join)
 def test_the_parts_add_up_whatever_was_said(text, score, bonus_for):
     found = judged(text, calls=BOTH, score=score, bonus_for=bonus_for)
     if found.answer is None:
-        assert found.reward == -1.0 and not found.correct and found.score == found.bonus == 0.0
+        assert found.reward == -1.0 and not found.correct
     else:
         assert text.rpartition("</think>")[2].count("<answer>") == 1 and found.answer in text
-        assert found.reward == found.score + found.bonus and 0 <= found.score <= 1
-        assert found.correct is (found.score == 1.0)
+        assert 0 <= found.reward <= 1.1 and (found.reward >= 1 or not found.correct)
 
 
 @given(st.text(alphabet="ab{}\\", max_size=12))

@@ -53,7 +53,9 @@ def evaluate(config: EvaluateConfig, out: Path | None, json_path: str | None) ->
     """
     from turntree.stages.evaluate import evaluate as run
 
-    notice(f"evaluates {config.model!r} on up to {config.count} tasks of split {config.split!r} of {_shown(config)}")
+    plain = [f" {key}={value}" for key, value in config.environment.options.items() if isinstance(value, str)]
+    shown = f"{config.environment.name!r}{''.join(plain)}"
+    notice(f"evaluates {config.model!r} on up to {config.count} tasks of split {config.split!r} of {shown}")
     result = run(config, out)
     lines = [f"sampled at {config.temperature:g}: {_told(result['sampled'])}", *_unjudged(result["sampled"])]
     lines += [f"  {kind}: {share(row)}" for kind, row in result["sampled"]["by_task_type"].items() if kind]
@@ -79,12 +81,6 @@ def _told(row: dict[str, Any]) -> str:
 def _unjudged(row: dict[str, Any]) -> list[str]:
     played = row["episodes"] + row["censored"] + row["unknown"]
     return [f"  {line}" for line in censored("episodes", row["censored_reasons"], played)]
-
-
-def _shown(config: EvaluateConfig) -> str:
-    """The environment and those of its options that fit into a line."""
-    plain = {key: value for key, value in config.environment.options.items() if isinstance(value, str)}
-    return " ".join([repr(config.environment.name), *(f"{key}={value}" for key, value in plain.items())])
 
 
 @click.command(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from turntree.core.config import FIXED, at_least, made_plain
+from turntree.core.config import at_least, made_plain
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
@@ -17,31 +17,21 @@ NARROW = 128  # experts of a layer, up to which the number of one is a byte
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to sample. Training refuses top_p < 1 and top_k > 0, because they sample from another distribution than the
-    policy of the loss (`check_trainable`)."""
+    """How to sample: always from softmax(logits / temperature) itself, the policy of the loss."""
 
     temperature: float = 1.0
     """0 is greedy."""
     max_tokens: int = 64
     """Longest completion; longer ones are cut."""
-    top_p: float = field(default=1.0, metadata=FIXED)
-    """Sample from the likeliest tokens of this probability; training needs 1."""
-    top_k: int = field(default=0, metadata=FIXED)
-    """Sample from this many likeliest tokens (0: all); training needs 0."""
 
     def __post_init__(self) -> None:
-        at_least(self, temperature=0, max_tokens=1, top_k=0)
-        if not 0 < self.top_p <= 1:
-            raise ConfigError("must be above 0 and at most 1", field="top_p")
+        at_least(self, temperature=0, max_tokens=1)
 
     def check_trainable(self, field: str = "sampling") -> None:
-        """Raise `ConfigError` unless the sampled distribution is softmax(logits / temperature) itself."""
-        if self.temperature == 0 or self.top_p < 1 or self.top_k:
-            raise ConfigError(
-                "training needs samples of the policy itself",
-                field=field,
-                hint="use temperature > 0 with top_p = 1 and top_k = 0",
-            )
+        """Raise `ConfigError` for greedy play, whose completions are no samples."""
+        if self.temperature == 0:
+            problem, hint = "training needs samples of the policy itself", "use temperature > 0"
+            raise ConfigError(problem, field=field, hint=hint)
 
 
 class Guide(Protocol):

@@ -23,6 +23,11 @@ class Verdict:
     cost: Cost = NO_COST  # of judging, where a verifier plays on with the policy
 
 
+def succeeded(said: bool | None, reward: float | None) -> bool | None:
+    """Without a word about success, a reward of at least 1 is one."""
+    return said if said is not None or reward is None else reward >= 1
+
+
 def censored(verdicts: Iterable[Verdict]) -> dict[str, int]:
     """How many verdicts have no reward, by the first line of their reasons, most frequent first."""
     reasons = Counter(verdict.reason.strip().split("\n")[0] for verdict in verdicts if verdict.reward is None)

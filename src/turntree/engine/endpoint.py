@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import threading
 import weakref
 from collections.abc import Collection, Coroutine, Iterable, Sequence
@@ -35,6 +34,7 @@ from turntree.engine.answers import (
 from turntree.engine.hub import context_of
 from turntree.engine.limits import EndpointConfig
 from turntree.engine.requests import RemoteEngine, check_idle
+from turntree.run.received import client_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,26 +52,11 @@ class Server:
     after the pause that the server asks for."""
 
     def __init__(self, url: str, model: str = "", *, concurrency: int, timeout: float, retries: int = 0) -> None:
-        try:
-            import openai
-
-            from turntree.run.received import UNPACKED, bound_later
-        except ImportError as error:
-            hint = "pip install 'turntree[endpoint]'"
-            raise InputError("needs the openai package", field="endpoint", hint=hint) from error
         self.url = url.rstrip("/") if url.rstrip("/").count("/") > 2 else f"{url.rstrip('/')}/v1"
         self.root, self.model = self.url.removesuffix("/v1"), model
         self.places = asyncio.Semaphore(concurrency)
         self._timeout = timeout
-        self._client = openai.AsyncOpenAI(
-            base_url=self.url,
-            api_key=os.environ.get("OPENAI_API_KEY") or "none",  # also where it is empty
-            timeout=timeout,
-            max_retries=retries,
-            # a redirect would send prompts, or a request without them, to a server that nobody named
-            default_headers=UNPACKED,
-            http_client=openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [bound_later]}),
-        )
+        self._client = client_of(self.url, timeout=timeout, field="endpoint", retries=retries, later=True)
 
     async def ask(self, fields: dict[str, Any], timeout: float | None = None) -> Answer:
         """The answer to one completion request of `model`. Raises `Unusable` where it is none, and `TooSlow` where it
@@ -165,9 +150,9 @@ class ServerEngine(RemoteEngine):
             "prompt": list(request.prompt_ids),
             "max_tokens": min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
             # what is left out, the generation_config.json of the model decides
-            "top_k": sampling.top_k or -1,  # -1 is all
+            "top_p": 1.0,
+            "top_k": -1,  # all
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "seed": request.seed & _SEED_BITS,

@@ -31,12 +31,9 @@ class SamplingBatch:
 
     temperature_N: Tensor  # 1 where greedy
     greedy_N: Tensor
-    top_p_N: Tensor
-    top_k_N: Tensor
     uniform_NT: Tensor
     any_tempered: bool = False
     any_greedy: bool = False
-    any_truncated: bool = False
 
     @classmethod
     def of(cls, requests: Sequence[GenerationRequest], limits: Sequence[int], device: torch.device) -> SamplingBatch:
@@ -49,8 +46,6 @@ class SamplingBatch:
         return cls(
             temperature_N=torch.tensor([each.temperature or 1.0 for each in samplings], device=device),
             greedy_N=torch.tensor([each.temperature == 0 for each in samplings], device=device),
-            top_p_N=torch.tensor([each.top_p for each in samplings], dtype=torch.float32, device=device),
-            top_k_N=torch.tensor([each.top_k for each in samplings], device=device),
             uniform_NT=torch.from_numpy(uniform_NT).to(device),
         ).flagged(samplings)
 
@@ -60,8 +55,6 @@ class SamplingBatch:
         return cls(
             temperature_N=torch.ones(requests, device=device),
             greedy_N=torch.zeros(requests, dtype=torch.bool, device=device),
-            top_p_N=torch.ones(requests, device=device),
-            top_k_N=torch.zeros(requests, dtype=torch.long, device=device),
             uniform_NT=torch.zeros(requests, positions, device=device),
         )
 
@@ -71,11 +64,10 @@ class SamplingBatch:
             self,
             any_tempered=any(each.temperature not in (0, 1) for each in samplings),
             any_greedy=any(each.temperature == 0 for each in samplings),
-            any_truncated=any(s.temperature > 0 and (s.top_p < 1 or s.top_k > 0) for s in samplings),
         )
 
     def tensors(self) -> list[Tensor]:
-        return [self.temperature_N, self.greedy_N, self.top_p_N, self.top_k_N, self.uniform_NT]
+        return [self.temperature_N, self.greedy_N, self.uniform_NT]
 
 
 @dataclass(frozen=True)
@@ -91,15 +83,12 @@ def draw(logits_RV: Tensor, batch: SamplingBatch, request_R: Tensor, position_R:
     """Sample completion position `position_R[r]` of request `request_R[r]` from its next-token logits.
 
     Statistics are float32 over the full vocabulary: of softmax(logits / temperature), at temperature 1 for greedy
-    rows. Where top-k or top-p truncates, they are those of the truncated, renormalised distribution.
+    rows.
     """
     logits_RV = logits_RV.float()
     greedy_R = batch.greedy_N[request_R]
     if batch.any_tempered:
         logits_RV = logits_RV / batch.temperature_N[request_R, None]
-    if batch.any_truncated:
-        kept_RV = nucleus(logits_RV, batch.top_p_N[request_R], batch.top_k_N[request_R])
-        logits_RV = logits_RV.masked_fill(~(kept_RV | greedy_R[:, None]), float("-inf"))
     # Few passes over [R, V]: at small models they cost as much as the output layer. The clamp makes 0 log 0 = 0.
     shifted_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).clamp_(min=-1e4)
     mass_RV = shifted_RV.exp()
@@ -153,14 +142,3 @@ def _search(cumulative_RK: Tensor, wanted_R1: Tensor) -> Tensor:
     total_R1 = cumulative_RK[:, -1:]
     below_R1 = torch.minimum(wanted_R1, torch.nextafter(total_R1, torch.zeros_like(total_R1)))
     return torch.searchsorted(cumulative_RK, below_R1, right=True).clamp_max(cumulative_RK.shape[1] - 1)
-
-
-def nucleus(logits_RV: Tensor, top_p_R: Tensor, top_k_R: Tensor) -> Tensor:
-    """Which tokens stay: the `top_k` likeliest (0: all), of these the fewest whose mass reaches `top_p`."""
-    sorted_RV, order_RV = logits_RV.sort(dim=-1, descending=True, stable=True)
-    rank_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
-    in_k_RV = (rank_V < top_k_R[:, None]) | (top_k_R[:, None] == 0)
-    probs_RV = sorted_RV.masked_fill(~in_k_RV, float("-inf")).softmax(-1)
-    mass_before_RV = probs_RV.cumsum(-1) - probs_RV
-    kept_RV = in_k_RV & ((mass_before_RV < top_p_R[:, None]) | (top_p_R[:, None] >= 1))
-    return torch.zeros_like(kept_RV).scatter_(-1, order_RV, kept_RV)

@@ -223,8 +223,8 @@ class TinkerEngine(RemoteEngine):
         settings = types.SamplingParams(
             max_tokens=min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
             temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or -1,
+            top_p=1.0,
+            top_k=-1,
             seed=request.seed & _SEED_BITS,
             stop=sorted(self.stop_ids),
         )

@@ -43,6 +43,7 @@ from turntree.core.foreign import EnvironmentFault, EnvironmentGone, call_part, 
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
+from turntree.core.verdict import succeeded
 from turntree.env.loop import awaited
 from turntree.env.recorded import Recorded
 
@@ -127,7 +128,7 @@ class ToolEnvironment(Recorded):
         return Observation(
             answers or (Message("user", "done"),),
             done=done,
-            success=_success(state, reward) if done else None,
+            success=succeeded(_read(state, "success", given_truth), reward) if done else None,
             progress=_read(state, "progress", given_number),
             reward=reward,
         )
@@ -259,9 +260,3 @@ def _reward(state: Any) -> float | None:
     if not callable(method):
         return _read(state, "reward", given_number)
     return given_number("reward (get_reward)", awaited(method()))
-
-
-def _success(state: Any, reward: float | None) -> bool | None:
-    """The object's `success`; without one, whether the reward is at least 1."""
-    said = _read(state, "success", given_truth)
-    return said if said is not None or reward is None else reward >= 1

@@ -93,11 +93,6 @@ class Call:
         return _collected(self, lambda call: (call.base_messages, call.added, (call.answer,) if call.answer else ()))
 
     @property
-    def sequence(self) -> tuple[int, ...]:
-        """All that the engine saw and sampled."""
-        return self.prompt_ids + self.sampled_ids
-
-    @property
     def goes_on(self) -> bool:
         """Whether the agent went on with the conversation of the base."""
         return self.cause == "continue"

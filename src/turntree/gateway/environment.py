@@ -29,7 +29,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
-from turntree.core.verdict import Verdict
+from turntree.core.verdict import Verdict, succeeded
 from turntree.env.adapted import named, rows_of
 from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.gateway.calls import Call, Session, Thoughts, digest_of
@@ -324,7 +324,9 @@ class _Playing:
         self, task: AgentTask, sample: int, seed: int, opened: Callable[[LiveSession], None] | None = None
     ) -> Session:
         """One rollout: a session with the agent's own word on what it is worth."""
-        live, keys = self.served.call(self._open(task, sample, seed))
+        name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"
+        opening = self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=name)
+        live, keys = self.served.call(opening)
         if opened is not None:
             opened(live)
         # a held-out check, a greedy evaluation or a resumed run plays a session again, whose folder may have been kept
@@ -339,17 +341,13 @@ class _Playing:
             shutil.rmtree(folder, ignore_errors=True)
         return ended
 
-    async def _open(self, task: AgentTask, sample: int, seed: int) -> tuple[LiveSession, dict[str, str]]:
-        name = f"{seeds.derive(seed, 'agent', task.task_id, sample):016x}"
-        return self.sessions.open(task.task_id, seed=seed, sample=sample, session_id=name)
-
     def _judged(self, session: Session, live: LiveSession, exit_: Exit) -> Session:
         """The session with its worth. A posted reward counts whatever becomes of the agent afterwards, one in its
         output only if it ended well."""
         if self.sessions.driver.failure is not None:
             raise self.sessions.driver.failure
         if live.reward is not None:
-            success = _success(session.success, session.reward)
+            success = succeeded(session.success, session.reward)
             return replace(session, success=success, reason=session.reason or "posted")
         problem = exit_.problem
         if problem is None:
@@ -358,7 +356,7 @@ class _Playing:
             except InputError as error:
                 problem = f"the agent gave no reward: none was posted, and {error}"
             else:
-                success, reason = _success(said.success, said.reward), said.reason or "the agent's last line"
+                success, reason = succeeded(said.success, said.reward), said.reason or "the agent's last line"
                 by_call = said.call_rewards or {}
                 return replace(session, reward=said.reward, success=success, reason=reason, call_rewards=by_call)
             functions = () if self.player._rewards is None else self.player._rewards.functions
@@ -376,11 +374,6 @@ def _named(rows: list[tuple[str, dict[str, Any]]], where: str) -> list[tuple[str
     if twice:
         raise InputError(f"two rows have the id {twice[0]!r}", path=where, field="id", hint="give every task its own")
     return named
-
-
-def _success(said: bool | None, reward: float | None) -> bool | None:
-    """Without a word about success, a reward of at least 1 is one."""
-    return said if said is not None or reward is None else reward >= 1.0
 
 
 @contextlib.contextmanager

@@ -157,8 +157,9 @@ class Gateway:
     async def open(self, request: Request) -> Response:
         self._check_admin(request)
         asked = from_mapping(_Opening, await self._body(request))
-        meta, name = asked.meta, asked.session
-        opened, keys = self.sessions.open(asked.task, seed=asked.seed, sample=asked.sample, session_id=name, meta=meta)
+        opened, keys = await self.sessions.open(
+            asked.task, seed=asked.seed, sample=asked.sample, session_id=asked.session, meta=asked.meta
+        )
         # by its socket: the Host header is the word of a client or a proxy, and keys are sent to what is answered here
         base = _address(*request.scope["server"])
         places = {"base_url": f"{base}/v1", "reward_url": f"{base}/sessions/{opened.session_id}/reward"}

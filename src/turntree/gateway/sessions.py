@@ -53,7 +53,7 @@ class Sessions:
             write=lambda session, call: self._write(session, {"call": call_to_json(call)}),
         )
 
-    def open(
+    async def open(
         self,
         task_id: str,
         *,

@@ -3,7 +3,6 @@ refused for a reason that is counted."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 from turntree.core.errors import ConfigError
 from turntree.logs.groups import LARGEST, LoggedRollout
+from turntree.run.identity import digest
 from turntree.run.jsonl import read_lines
 from turntree.run.opening import parquet_rows
 
@@ -60,7 +60,7 @@ def facts_of(row: Mapping[str, Any], **more: Any) -> dict[str, int]:
     """A number for every fact of a row that is not null, and for those in `more`: equal for equal values."""
     found = {name: row[name] for name in sorted(FACTS.intersection(row))} | more
     told = {name: json.dumps(value, sort_keys=True, default=repr) for name, value in found.items() if value is not None}
-    return {name: int.from_bytes(hashlib.blake2b(t.encode(), digest_size=8).digest()) for name, t in told.items()}
+    return {name: int(digest(text.encode(), 8), 16) for name, text in told.items()}
 
 
 def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -220,7 +220,7 @@ def step_of(path: Path) -> int | None:
 def named_prompt(prompt: str) -> str:
     """A stable name for a prompt: its hash, followed by its last words for readers."""
     end = writable(" ".join(prompt[-1000:].split())[-60:])
-    return f"{hashlib.blake2b(prompt.encode(errors='surrogatepass'), digest_size=6).hexdigest()} …{end}"
+    return f"{digest(prompt.encode(errors='surrogatepass'), 6)} …{end}"
 
 
 @dataclass

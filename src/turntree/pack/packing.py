@@ -213,7 +213,8 @@ def _place(segments: Sequence[Segment], max_tokens: int, *, share_rows: bool) ->
 
 def _tensors(rows: Sequence[Row], credits: Sequence[Credit]) -> PackedBatch:
     length = max(sum(len(segment) for segment in row) for row in rows)
-    is_flat = all(len(row) == 1 and row[0].is_chain for row in rows)
+    # without a branch, plain causal attention and positions 0, 1, 2, ... are exact
+    is_flat = all(len(row) == 1 and all(end == len(row[0]) for end in row[0].last) for row in rows)
     grid = [_row(row, length, counting=is_flat) for row in rows]
     placed = [(b * length + start, segment) for b, row in enumerate(rows) for start, segment in _starts(row)]
     events = [(offset, segment, action) for offset, segment in placed for action in segment.actions]

@@ -65,11 +65,6 @@ class Segment:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether there is no branch: plain causal attention and positions 0, 1, 2, ... are then exact."""
-        return all(end == len(self) for end in self.last)
-
 
 def tree_segment(tree: RolloutTree, credit: Credit, index: int) -> Segment | None:
     """The whole tree, every unique token once; None when nothing in it is trained.

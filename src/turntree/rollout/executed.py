@@ -6,7 +6,7 @@ trace is refused where the environment answers differently from it. What it cann
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,7 +69,9 @@ class Executed(TurnVerifier):
         if environment is None:
             hint = "name the environment that the traces were played in: --environment NAME"
             raise ConfigError("`executed` plays actions and needs one", field="environment", hint=hint)
-        self.name = _name(environment, {"compare": compare, "ignore_whitespace": ignore_whitespace})
+        options = {"compare": compare, "ignore_whitespace": ignore_whitespace}
+        deciding = [parts.identity("environments", environment), to_value(environment.options), options]
+        self.name = f"executed/1+compare={compare}+environment={environment.name}@{fingerprint(deciding, 4)}"
         self._compare, self._said = compare, _word_by_word if ignore_whitespace else said
         self._rebuilder = Rebuilder(environment, self._said)
         self._states: Remembered[_Rebuilt | str] = Remembered(_REMEMBERED_TURNS)
@@ -162,10 +164,3 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _word_by_word(messages: Sequence[Message]) -> Said:
     return [(role, " ".join(text.split())) for role, text in said(messages)]
-
-
-def _name(environment: Part, options: Mapping[str, Any]) -> str:
-    """The rule and, as a digest, all that decides its verdicts: the options and the environment's code."""
-    code = parts.identity("environments", environment)
-    digest = fingerprint([code, to_value(environment.options), options], 4)
-    return f"executed/1+compare={options['compare']}+environment={environment.name}@{digest}"

@@ -88,9 +88,6 @@ class SchedulerConfig:
     """A group that takes longer from its first rollout's start is cancelled (default: twice `rollout_seconds`)."""
     deterministic: bool = True
     """Runs repeat bit for bit. Off: up to rounding, since an answer of an environment is taken when it arrives."""
-    overlap: int | None = field(default=None, metadata=FIXED)
-    """With `deterministic`, generations between a call and its answer: more hides slower tools and keeps the rollouts
-    of fast ones waiting. Default: an eighth of `max_live_rollouts` where calls wait for tools, else 0."""
 
     def __post_init__(self) -> None:
         at_least(self, group_size=1, max_live_rollouts=1)

@@ -50,7 +50,8 @@ class Places:
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._pool, self._config, self._usage, self._clock = engine, pool, config, usage, clock
-        self._overlap = (config.places // 8 if pool.waits else 0) if config.overlap is None else config.overlap
+        # generations between a call and its answer, where runs repeat: more keeps rollouts of fast tools waiting
+        self._overlap = config.places // 8 if pool.waits else 0
         self._calls = self._generated = 0
         self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
         self._by_ticket: dict[int, Place] = {}

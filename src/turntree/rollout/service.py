@@ -245,7 +245,8 @@ class RolloutService:
         )
         reason = None if credit is None else first_reason(self._filters, lambda part: part.drop(shown))
         if reason is not None:
-            group.dropped = _name_of(reason[0]), reason[1]
+            part, why = reason
+            group.dropped = ("dapo" if isinstance(part, DapoFilter) else type(part).__name__, why)
         for part in self._filters:
             call_part("filter", part.finished, shown)
         return group
@@ -272,8 +273,3 @@ class RolloutService:
             self.monitor.record(GateDecision(**decision), zero)
         self._ahead = {int(key): _Batch.from_json(held) for key, held in state["ahead"].items()}
         self.player.rendered = True  # an iteration was played: a task that fails now is one of many, as it was then
-
-
-def _name_of(part: Filter) -> str:
-    """What the metrics call a filter: of one's own, its class."""
-    return "dapo" if isinstance(part, DapoFilter) else type(part).__name__

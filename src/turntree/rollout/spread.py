@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from turntree.core.config import to_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
@@ -151,8 +150,7 @@ class Spread:
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
-        self._size = self.crew.config.batch or 1
-        most = min(self.config.places, self._size * self.config.group_size)
+        most = min(self.config.places, self.config.group_size)
         self.config = dataclasses.replace(self.config, max_live_rollouts=most)
         self.usage.places = most
         self._numbers = {task.task_id: number for number, task in enumerate(self.tasks)}
@@ -162,22 +160,19 @@ class Spread:
         self, tasks: Sequence[Environment], *, seed: int, iteration: int, begun: Counter[str], urgent: bool = False
     ) -> list[Begun]:
         """Give the groups out, `urgent` ones before those of later iterations."""
-        named: list[tuple[int, str, int]] = []
-        for task in tasks:
-            named.append((self._numbers[task.task_id], task.task_id, begun[task.task_id]))
-            begun[task.task_id] += 1
         shared = {
-            "rollouts": to_mapping(self.config),
+            "rollouts": self.config,
             "seed": seed,
             "iteration": iteration,
             "brancher": None if self.brancher is None else self.brancher.state(),
             **self.weights(),
         }
         found: list[Begun] = []
-        for start in range(0, len(named), self._size):
-            batch = named[start : start + self._size]
-            unit = {**shared, "tasks": batch, "rendered": self.rendered}
-            found.append(Begun(batch, self.crew.submit(unit, urgent=urgent)))
+        for task in tasks:
+            named = (self._numbers[task.task_id], task.task_id, begun[task.task_id])
+            begun[task.task_id] += 1
+            unit = {**shared, "tasks": [named], "rendered": self.rendered}
+            found.append(Begun([named], self.crew.submit(unit, urgent=urgent)))
             self.rendered = True
         return found
 

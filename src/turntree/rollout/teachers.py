@@ -17,8 +17,8 @@ from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
 from turntree.rollout.rebuild import walk
+from turntree.run.received import client_of
 from turntree.traces.schema import Trace
-from turntree.verify.asking import client_of
 
 NO_LABEL, FAILED = "no_label", "the teacher failed"
 

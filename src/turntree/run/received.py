@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from turntree.core.errors import InputError
 from turntree.run.opening import LONGEST
 
-UNPACKED = {"Accept-Encoding": "identity"}  # a header of every request
+
+def client_of(url: str, *, timeout: float, field: str, retries: int = 4, later: bool = False) -> Any:
+    """A client of OpenAI's API at `url`, which is awaited if `later`. A request that fails is tried again, after
+    growing pauses. Raises `InputError`, which names `field`, where the package is missing."""
+    try:
+        import openai
+    except ImportError as error:
+        hint = "pip install 'turntree[endpoint]'"
+        raise InputError("needs the openai package", field=field, hint=hint) from error
+    key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
+    unpacked = {"Accept-Encoding": "identity"}
+    options: dict[str, Any] = {"base_url": url, "api_key": key, "timeout": timeout, "max_retries": retries}
+    if not later:
+        http = openai.DefaultHttpxClient(event_hooks={"response": [_bound]})
+        return openai.OpenAI(default_headers=unpacked, http_client=http, **options)
+    # a redirect would send prompts, or a request without them, to a server that nobody named
+    awaited = openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [_bound_later]})
+    return openai.AsyncOpenAI(default_headers=unpacked, http_client=awaited, **options)
 
 
 class TooMuch(Exception):
     """A server's answer is packed, or too long."""
 
 
-def bound(response: Any) -> None:
+def _bound(response: Any) -> None:
     """A hook of an HTTP client: its answers are bounded while they arrive. Raises `TooMuch`."""
     if (packed := response.headers.get("content-encoding", "identity")) != "identity":
         raise TooMuch(f"the answer is packed ({packed[:20]}), though it was asked for as it is")
@@ -22,9 +41,9 @@ def bound(response: Any) -> None:
     response.stream = type("Bounded", (_Bounded, type(stream)), {})(stream)
 
 
-async def bound_later(response: Any) -> None:
-    """`bound` of a client that is awaited."""
-    bound(response)
+async def _bound_later(response: Any) -> None:
+    """`_bound` of a client that is awaited."""
+    _bound(response)
 
 
 class _Bounded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ class _Writer:
     """Changes a text that spells a control token."""
     tool_format: ToolFormat = "hermes"
     stop_ids: tuple[int, ...] = ()
-    notes: list[str] = field(default_factory=list[str])
+    notes: Mapping[str, None] = field(default_factory=dict[str, None])  # each once
 
     def spells(self, pivot: ExportedPivot) -> bool:
         state = pivot.state
@@ -196,7 +196,7 @@ def _writer(model: str) -> _Writer:
     from turntree.stages.policy import load_renderer
 
     tokenizer, renderer = load_renderer(model)
-    notes: list[str] = []
+    notes: dict[str, None] = {}
 
     def rendered(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
         given: dict[str, Any] = {"tools": list(tools)} if tools else {}
@@ -206,7 +206,8 @@ def _writer(model: str) -> _Writer:
         plain = [message.to_chat() for message in state.history]
         found = tools_as_rendered(plain, state.tools, rendered) if state.tools else plain
         if found is None:
-            _note(notes, "the chat template shows tools outside the system message: they are written as text instead")
+            told = "the chat template shows tools outside the system message: they are written as text instead"
+            notes.setdefault(told)
         return tools_as_text(state) if found is None else found
 
     def text(state: TurnState) -> str:
@@ -215,17 +216,12 @@ def _writer(model: str) -> _Writer:
         for one in (whole, whole.removeprefix(str(tokenizer.bos_token))):  # a tokenizer may add the first token itself
             if tokenizer(one)["input_ids"] == ids:
                 return one
-        _note(notes, "some prompts are not the tokens that were profiled: the template or the tokenizer differs")
+        notes.setdefault("some prompts are not the tokens that were profiled: the template or the tokenizer differs")
         return whole
 
     ends = tuple(sorted(renderer.stop_ids))
     hide = Words(tokenizer, str(tokenizer.chat_template)).hide
     return _Writer(prompt, text, hide, detect_format(str(tokenizer.chat_template)), ends, notes)
-
-
-def _note(notes: list[str], text: str) -> None:
-    if text not in notes:
-        notes.append(text)
 
 
 def tools_as_text(state: TurnState) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def run_command(
         most = config.serving.limits.connections
         with serving(gateway.app, most=most, host=config.host, port=config.port or 0) as served:
             number = len(SessionStore(out / SESSIONS).sessions(CLOSED))
-            live, keys = served.call(_opened(sessions, task, number))
+            live, keys = served.call(sessions.open(task, sample=number))
             notice(f"session {live.session_id} at {served.url}: {shlex.join(command)}")
             code = run_in_front(command, variables_of(served.url, live.session_id, keys, config.model))
             given = live.reward or _worth_of(live, code, ask)
@@ -129,10 +129,6 @@ def _open_sessions(config: GatewayConfig, out: Path) -> Iterator[Sessions]:
         contextlib.closing(EngineDriver(speaker.engine)) as driver,
     ):
         yield Sessions(driver, speaker.renderer, config.serving, store=SessionStore(out / SESSIONS))
-
-
-async def _opened(sessions: Sessions, task: str, number: int) -> tuple[LiveSession, dict[str, str]]:
-    return sessions.open(task, sample=number)
 
 
 async def _ended(sessions: Sessions, live: LiveSession, given: Reward) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core import parts
-from turntree.core.config import from_mapping, to_mapping
+from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
@@ -31,7 +31,7 @@ from turntree.rollout import rewards
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import require_steppable
 from turntree.rollout.rewards import RewardSum
-from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.scheduler import Scheduler
 from turntree.rollout.service import EpisodeGroup, Parts, RolloutService, S
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
@@ -87,7 +87,9 @@ def run_train_online(
         )
         crew = stack.enter_context(open_crew(__name__, config, policy))
         weights = None if crew is None else Published(crew, policy, config.train.max_off_policy_steps)
-        spread = None if weights is None else partial(_spread, weights, playing)
+        spread = None
+        if weights is not None:
+            spread = partial(Spread, weights.crew, tasks=playing.tasks, weights=weights, brancher=playing.brancher)
         learner = policy.trainee(shared, group)
         components = replace(playing.parts(learner, filters, estimator), spread=spread)
         algorithm = OnlineGRPO(components, config.train, judge)
@@ -214,7 +216,7 @@ def open_player(
             scheduler = Scheduler(
                 policy.engine,
                 policy.renderer,
-                from_mapping(SchedulerConfig, unit["rollouts"]),
+                unit["rollouts"],
                 pool=playing.opened.pool,
                 gate=playing.gate,
                 brancher=None if playing.brancher is None else Listening(playing.brancher),
@@ -223,10 +225,6 @@ def open_player(
             return play_groups(scheduler, playing.tasks, unit)
 
         yield play
-
-
-def _spread(weights: Published, playing: _Playing, config: SchedulerConfig) -> Spread:
-    return Spread(weights.crew, config, playing.tasks, weights, playing.brancher)
 
 
 class _Overlap:

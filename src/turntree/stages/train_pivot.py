@@ -208,8 +208,8 @@ def _drawn(
     crew: WorkerPool, weights: Published, prompted: Sequence[Prompted], seed: int
 ) -> list[tuple[RolloutTree, Rewards]]:
     """The groups of a wave, by the workers."""
-    size, occurrences, now = crew.config.batch or _STATES, occurrences_of(prompted), weights()
-    slices = [slice(start, start + size) for start in range(0, len(prompted), size)]
+    occurrences, now = occurrences_of(prompted), weights()
+    slices = [slice(start, start + _STATES) for start in range(0, len(prompted), _STATES)]
     units = [
         (
             {**now, "seed": seed, "prompted": prompted[part], "occurrences": occurrences[part]},

@@ -243,13 +243,10 @@ def _is_assistant(message: Any) -> bool:
 
 def _parse(turn: _Turn, row: ChatRow) -> Message:
     parsed = [_parse_one(part, f"messages[{turn.start + i}]", row) for i, part in enumerate(turn.parts)]
-    if len(parsed) == 1:
-        return _each_call_once(parsed[0], row.ignored)
-    whole = Message(
-        role="assistant",
+    whole = replace(
+        parsed[0],
         content="\n".join(message.content for message in parsed if message.content),
         tool_calls=tuple(call for message in parsed for call in message.tool_calls),
-        name=parsed[0].name,
         reasoning="\n".join(message.reasoning for message in parsed if message.reasoning),
     )
     return _each_call_once(whole, row.ignored)

@@ -73,9 +73,8 @@ class OwnPath(Protocol):
 
 @dataclass(frozen=True)
 class PivotGroup:
-    """One pivot's rollouts in one wave. `index` is its place among the pivots."""
+    """One pivot's rollouts in one wave."""
 
-    index: int
     pivot: Pivot
     tree: RolloutTree
     rewards: Rewards
@@ -188,15 +187,11 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
     # a step
 
     def sample(self, step: int) -> Sequence[PivotGroup]:
-        indices = self.sampler.draw(self.config.states, step)
-        batch = [self.pivots[index] for index in indices]
+        batch = [self.pivots[index] for index in self.sampler.draw(self.config.states, step)]
         drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
         self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
         self._spent = {"turns": self.cost.turns, "spent": self.cost.counts(), "timing": {"seconds": self.cost.seconds}}
-        return [
-            PivotGroup(index, pivot, tree, rewards)
-            for index, pivot, (tree, rewards) in zip(indices, batch, drawn, strict=True)
-        ]
+        return [PivotGroup(pivot, tree, rewards) for pivot, (tree, rewards) in zip(batch, drawn, strict=True)]
 
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
         rule = over_batch(self._estimator, [group.rewards for group in groups])

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
 import threading
@@ -22,6 +21,7 @@ from turntree.core.foreign import reason_of
 from turntree.core.messages import THOUGHT, Message, answer_text, whole_characters
 from turntree.core.protocols import TurnVerifier
 from turntree.run import identity
+from turntree.run.received import client_of
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -69,7 +69,7 @@ class Asking(TurnVerifier):
             raise ConfigError("impossible judge settings", field="votes", hint="votes and concurrency >= 1")
         if self.votes > 1 and self.temperature == 0:
             raise ConfigError("votes are equal at temperature 0", field="votes", hint="set verifier.temperature=0.7")
-        self.client = client_of(self.url)
+        self.client: OpenAI = client_of(self.url, timeout=_TIMEOUT, field="verifier", retries=_RETRIES)
         self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="turntree-judge")
         self._lock, self._requests = threading.Lock(), 0
         self._answers = _Cache(Path(self.cache)) if self.cache else None
@@ -172,21 +172,6 @@ def quoted(value: Any) -> str:
 def digest(text: str, size: int = 4) -> str:
     """A digest; by default a short one, for names."""
     return identity.digest(text.encode(errors="surrogatepass"), size)
-
-
-def client_of(url: str, *, timeout: float = _TIMEOUT, field: str = "verifier") -> OpenAI:
-    """A client of OpenAI's API at `url`. Raises `InputError`, which names `field`, where the package is missing."""
-    try:
-        import openai
-
-        from turntree.run.received import UNPACKED, bound
-    except ImportError as error:
-        hint = "pip install 'turntree[endpoint]'"
-        raise InputError("needs the openai package", field=field, hint=hint) from error
-    key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
-    http = openai.DefaultHttpxClient(event_hooks={"response": [bound]})
-    options: dict[str, Any] = {"default_headers": UNPACKED, "http_client": http, "timeout": timeout}
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=_RETRIES, **options)
 
 
 class _Cache:

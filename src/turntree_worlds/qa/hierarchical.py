@@ -54,15 +54,12 @@ class HierarchicalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A reward and what it is made of: `reward` = `score` + `bonus`, the penalty where `answer` is None, or None where
-    it was not decided whether the answer is right."""
+    """A reward, the penalty where `answer` is None, or None where it was not decided whether the answer is right."""
 
     reward: float | None
     reason: str
     answer: str | None = None  # as extracted; None: the format is wrong, or there is no answer
     correct: bool = False  # equal to one of the answers by its type, whatever the score is
-    score: float = 0.0
-    bonus: float = 0.0
 
 
 class NoAnswer(Exception):
@@ -114,8 +111,6 @@ class HierarchicalReward:
             reason=f"{reason}, with {' and '.join(config.bonus_tools)}" if bonus else reason,
             answer=answer,
             correct=correct,
-            score=score,
-            bonus=bonus,
         )
 
 

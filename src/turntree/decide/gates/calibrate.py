@@ -122,13 +122,11 @@ def sweep(
     its mirror, E.9). Raises `InputError` where the table lacks the signal."""
     if (termination, unended) != (None, None) and signal.startswith(TERMINATION):
         raise InputError(f"{TERMINATION} is already the second clause of the OR rule", hint="choose another signal")
+    given = {"termination": termination, "unended": unended}
+    clauses = {name: value for name, value in given.items() if value is not None}
     rows: list[Row] = []
     for threshold in thresholds:
-        point = Point.of(signal, threshold, turn)
-        if termination is not None:
-            point = replace(point, termination=termination)
-        if unended is not None:
-            point = replace(point, unended=unended)
+        point = replace(Point.of(signal, threshold, turn), **clauses)
         rows.append({"turn": turn, "threshold": threshold, **measure(table, cut_mask(table, point), turn)})
     return rows
 

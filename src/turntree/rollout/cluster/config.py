@@ -18,13 +18,8 @@ class WorkersConfig:
     address: str | None = None
     """The cluster: local (started on this machine, the default), HOST:PORT or auto (a running one, from one of its
     nodes), ray://HOST:PORT (a running one, through Ray Client)."""
-    batch: int | None = field(default=None, metadata=FIXED)
-    """Groups, tasks or states of one unit, which a worker plays at once (default: 1 group, 8 tasks or states, and a
-    whole wave of a profile). Equal values give equal bits for any number of workers; others differ by rounding."""
     cpus: float = field(default=1.0, metadata=FIXED)
     """CPUs of one worker, for Ray's placement."""
-    gpus: float | None = field(default=None, metadata=FIXED)
-    """GPUs of one worker (default: 1 where the device is cuda, else 0)."""
     start_seconds: float = field(default=600.0, metadata=FIXED)
     """Give up where no worker has started after this time."""
     unit_seconds: float = field(default=7200.0, metadata=FIXED)

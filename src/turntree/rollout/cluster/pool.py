@@ -56,9 +56,8 @@ class WorkerPool:
     """`config.workers` workers that build `factory(settings)` (`worker.Worker`). Use it as a context manager."""
 
     def __init__(self, factory: str, settings: dict[str, Any], config: WorkersConfig, *, gpus: float = 0.0) -> None:
-        self.config = config
+        self.config, self._gpus = config, gpus
         self._factory, self._settings = factory, settings
-        self._gpus = gpus if config.gpus is None else config.gpus
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._queue: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._open: set[Future[Any]] = set()  # of units that have not ended

@@ -12,6 +12,7 @@ from turntree.traces.formats.row import (
     chat_tools,
     count_unknown,
     list_of,
+    object_of,
     outcome,
     part_of,
     text_of,
@@ -46,7 +47,7 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
     if row.get("messages") is None:
         hint = "a chat row is {messages: [{role, content, ...}], tools?: [...], ...}"
         raise RowRefused("malformed_field", "is missing", field="messages", hint=hint)
-    meta = dict(_object(row, "meta") or {})
+    meta = dict(object_of(row, "meta"))
     if extra:
         meta["extra"] = extra
     chat = ChatRow(
@@ -56,7 +57,7 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
         domain=text_of(row, ("domain",)) or "",
         split=text_of(row, ("split",)),
         success=outcome(row, meta),
-        environment=_object(row, "environment"),
+        environment=None if row.get("environment") is None else object_of(row, "environment"),
         meta=meta,
         strict=unknown_keys == "stop",
     )
@@ -123,10 +124,3 @@ def _refuse_unknown(row: dict[str, Any], known: frozenset[str], inside: str = ""
         check_keys(row, known, hint=_KEEP)
     except InputError as error:
         raise RowRefused("unknown_key", error.problem, field=f"{inside}{error.field}", hint=error.hint) from error
-
-
-def _object(row: dict[str, Any], key: str) -> dict[str, Any] | None:
-    value = row.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise RowRefused("malformed_field", f"is {type(value).__name__}, not an object", field=key)
-    return cast("dict[str, Any] | None", value)
