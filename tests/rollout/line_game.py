@@ -1,7 +1,14 @@
 """A walk on a line, for tests of what actions do. It has no `fork`, so that a copy is a replay."""
 
+import contextlib
+import copy
+import threading
+import time
+
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.env.local import LocalPool
+from turntree.env.tasks import TaskSet
 
 RESETS = []
 CALLS = [0]
@@ -40,3 +47,35 @@ class Line:
 
 def tasks(split, count, *, seed, goal: int = 5, mute: bool = False, noise: bool = False):
     return [Line(f"{split}-{seed}-{number}", goal, mute, noise) for number in range(count)]
+
+
+class Slow(Line):
+    """A line that waits for its answers."""
+
+    stepping, at_once = [], [0]
+    lock = threading.Lock()
+
+    def fork(self):
+        return copy.copy(self)
+
+    def step(self, action):
+        with self.lock:
+            self.stepping.append(self.task_id)
+            self.at_once[0] = max(self.at_once[0], len(self.stepping))
+        time.sleep(0.002)
+        with self.lock:
+            self.stepping.pop()
+        return super().step(action)
+
+
+class InThreads:
+    """Slow lines, stepped in four threads."""
+
+    @contextlib.contextmanager
+    def open(self, splits, *, seed):
+        with LocalPool(threads=4) as pool:
+            made = {
+                split: [Slow(f"{split}-{seed}-{number}", 5, False, False) for number in range(count)]
+                for split, count in splits.items()
+            }
+            yield TaskSet(tasks=made, pool=pool)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from turntree.core.protocols import TurnState
 from turntree.env.tasks import environment_record
 from turntree.rollout import executed as module
 from turntree.rollout.executed import Executed
+from turntree.rollout.local import judge_turns
 
 sys.path.append(str(Path(__file__).parent))  # as the current folder is, for a user
 import line_game
@@ -37,6 +39,11 @@ def turn(walk, demonstration, part=LINE, task="train-0-1"):
     record = environment_record(part, "train", 2, 0, task)
     name = f"{task}:{'-'.join(walk)}:{demonstration}"
     return TurnState(name, len(walk), tuple(history), Message("assistant", demonstration), environment=record)
+
+
+def told(verdict):
+    """Without what it cost."""
+    return verdict.reward, verdict.reason, verdict.kind
 
 
 def judged(state, word, part=LINE, **options):
@@ -115,23 +122,41 @@ def test_verdicts_do_not_depend_on_the_order_of_judging(places, rng: random.Rand
     alone = []
     for state, action in pairs:
         verifier._states._known.clear()
-        alone.append(verifier.judge(state, Message("assistant", action)))
+        alone.append(told(verifier.judge(state, Message("assistant", action))))
     rng.shuffle(order)
-    together = {place: verifier.judge(pairs[place][0], Message("assistant", pairs[place][1])) for place in order}
+    together = {place: told(verifier.judge(pairs[place][0], Message("assistant", pairs[place][1]))) for place in order}
     assert [together[place] for place in range(len(pairs))] == alone
+
+
+def test_states_are_judged_side_by_side_where_the_environment_is_stepped_in_threads():
+    """... with the same verdicts, each state rebuilt once, and the same bill."""
+    threads = Part("line_game:InThreads")
+    walks = [["right"] * n for n in range(4)]
+    pairs = [(state, Message("assistant", word)) for state in [turn(walk, "right") for walk in walks] for word in WORDS]
+    record = environment_record(threads, "train", 2, 0, "train-0-1")
+    slow = {state.trace_id: replace(state, environment=record) for state, _ in pairs}
+    line_game.Slow.at_once[0] = 0
+    found = judge_turns(Executed(threads), [(slow[state.trace_id], action) for state, action in pairs])
+    assert line_game.Slow.at_once[0] > 1
+    alone = judge_turns(Executed(LINE), pairs)
+    assert list(map(told, found)) == list(map(told, alone))
+    bills = [sum(verdict.cost.tool_calls for verdict in verdicts) for verdicts in (found, alone)]
+    tried = sum(action.content != "right" for _, action in pairs)
+    assert bills == [tried + sum(n + 3 for n in range(4))] * 2
+    assert sum(verdict.cost.environment_seconds for verdict in found) >= 0.002 * bills[0]
 
 
 def test_a_state_is_rebuilt_once_and_forgetting_it_changes_nothing(monkeypatch):
     states = [turn(["right"] * n, "right") for n in range(3)]
     verifier, actions = Executed(LINE), [Message("assistant", word) for word in WORDS]
-    first = [verifier.judge(state, action) for state in states for action in actions]
+    first = [told(verifier.judge(state, action)) for state in states for action in actions]
     rebuilt = dict(verifier._states._known)
-    assert [verifier.judge(state, action) for state in states for action in actions] == first
+    assert [told(verifier.judge(state, action)) for state in states for action in actions] == first
     assert all(verifier._states._known[name][1] is found for name, (_, found) in rebuilt.items())
     monkeypatch.setattr(module, "_REMEMBERED_TURNS", 1)
     small = Executed(LINE)
     assert [small.judge(state, action) for action in actions for state in states] != []
-    assert [small.judge(state, action) for state in states for action in actions] == first
+    assert [told(small.judge(state, action)) for state in states for action in actions] == first
     assert len(small._states._known) == 1
 
 

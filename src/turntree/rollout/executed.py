@@ -6,12 +6,15 @@ trace is refused where the environment answers differently from it. What it cann
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from turntree.core import parts
 from turntree.core.config import Part, to_value
+from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentFault, call_foreign
 from turntree.core.messages import Message, action_kind
@@ -26,6 +29,7 @@ from turntree.verify.strict import StrictMatch
 Compare = Literal["observation", "progress", "either"]
 
 _REMEMBERED_TURNS = 256
+_SHOWN = 3  # plays of a state before actions are tried: the demonstration twice, and nothing
 _NOTHING = Message("assistant", "")
 
 
@@ -51,7 +55,8 @@ class _Rebuilt:
 class Executed(TurnVerifier):
     """1 for an action that has the effect of the demonstration (protocol `TurnVerifier`); the demonstration itself is
     accepted without playing it. `environment` is the one that the traces were played in. Its code runs because the user
-    names it, never because a trace does. Its options replace those of the trace.
+    names it, never because a trace does. Its options replace those of the trace. Where it is stepped in threads, as
+    many states are judged at the same time. What playing cost is in the verdict (`Verdict.cost`).
 
     A result that an empty message also produces does not count as an effect: such a demonstration is matched only by
     itself. An environment that fails, or that answers the demonstration differently the second time, gives no reward.
@@ -74,7 +79,8 @@ class Executed(TurnVerifier):
         self.name = f"executed/1+compare={compare}+environment={environment.name}@{fingerprint(deciding, 4)}"
         self._compare, self._said = compare, _word_by_word if ignore_whitespace else said
         self._rebuilder = Rebuilder(environment, self._said)
-        self._states: Remembered[_Rebuilt | str] = Remembered(_REMEMBERED_TURNS)
+        self._states: Remembered[tuple[threading.Lock, list[_Rebuilt | str]]] = Remembered(_REMEMBERED_TURNS)
+        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the environments' tasks."""
@@ -85,16 +91,28 @@ class Executed(TurnVerifier):
         kind = action_kind(action)
         if action.content == state.demonstration.content and StrictMatch().judge(state, action).reward == 1.0:
             return Verdict(1.0, "demonstrated", kind)
-        rebuilt = self._states.of(state, lambda: self._rebuilt_or_why(state))
-        if isinstance(rebuilt, str):
-            return Verdict(None, rebuilt, kind)
-        try:
-            reward, reason = self._compared(rebuilt, call_foreign(lambda: _play(rebuilt.environment, action)))
-        except EnvironmentFault as fault:
-            return Verdict(None, str(fault), kind)
-        return Verdict(reward, reason, kind)
+        with self._lock:
+            one_by_one, held = self._states.of(state, lambda: (threading.Lock(), []))
+        with one_by_one:
+            began, played = time.perf_counter(), 1
+            if not held:
+                held.append(self._rebuilt_or_why(state))
+                played += state.turn + _SHOWN
+            reward, reason = self._tried(held[0], action)
+            cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - began)
+        self.concurrency = max(1, self._rebuilder.threads)
+        return Verdict(reward, reason, kind, cost=cost)
 
     # comparing
+
+    def _tried(self, at: _Rebuilt | str, action: Message) -> tuple[float | None, str]:
+        """The reward (None: there is none), and why."""
+        if isinstance(at, str):
+            return None, at
+        try:
+            return self._compared(at, call_foreign(lambda: _play(at.environment, action)))
+        except EnvironmentFault as fault:
+            return None, str(fault)
 
     def _compared(self, at: _Rebuilt, tried: Effect) -> tuple[float, str]:
         same = self._compare != "progress" and self._same(at.shown, tried)

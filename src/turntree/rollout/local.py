@@ -175,11 +175,16 @@ def judge_turns(
         open_ = [pair for pair, cut in zip(pairs, failed, strict=True) if not cut]
         found = iter(_judged(lambda: verifier.judge_all(open_, seed), open_))
         return [judge_turn(verifier, *pair) if cut else next(found) for pair, cut in zip(pairs, failed, strict=True)]
-    threads = min(verifier.concurrency, len(pairs))
-    if threads <= 1:
-        return [judge_turn(verifier, state, action, cut_turns=cut_turns) for state, action in pairs]
-    with ThreadPoolExecutor(threads, thread_name_prefix="turntree-verdicts") as pool:
-        return list(pool.map(lambda pair: judge_turn(verifier, *pair, cut_turns=cut_turns), pairs))
+
+    def judged(pair: tuple[TurnState, Message]) -> Verdict:
+        return judge_turn(verifier, *pair, cut_turns=cut_turns)
+
+    told: list[Verdict] = []
+    while len(told) < len(pairs) and verifier.concurrency <= 1:  # it may be known after some
+        told.append(judged(pairs[len(told)]))
+    rest = pairs[len(told) :]
+    with ThreadPoolExecutor(min(verifier.concurrency, len(rest)) or 1, thread_name_prefix="turntree-verdicts") as pool:
+        return told + list(pool.map(judged, rest))
 
 
 def rule_name(verifier: TurnVerifier, cut_turns: CutTurns) -> str:

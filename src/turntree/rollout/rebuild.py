@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from turntree.core import parts
@@ -54,13 +55,16 @@ class Rebuilder:
     user names it, never because a trace does.
 
     A trace of `turntree traces record` says how its task is opened. For other records the environment's class may have
-    a method `rebuild(record)` that returns the task.
+    a method `rebuild(record)` that returns the task. States are rebuilt in `threads` at the same time (0: one by one),
+    as many as the environments are stepped in; that is known once a task is open.
     """
 
     def __init__(self, environment: Part, reading: Reading = said) -> None:
         self._part, self._reading = environment, reading
         self._open = contextlib.ExitStack()
         self._tasks: dict[str, Mapping[str, Environment]] = {}
+        self._lock = threading.Lock()
+        self.threads = 0
 
     def close(self) -> None:
         """Close the environments' tasks."""
@@ -69,7 +73,9 @@ class Rebuilder:
     def at(self, turn: TurnState) -> Walked:
         """The environment just before a turn, and its answer there. Raises `EnvironmentFault` where the environment
         fails, and `InputError` where the trace does not say how to build its environment, or does not fit it."""
-        *_, last = walk(self._task(turn), turn.history, f"trace {turn.trace_id!r}", self._reading)
+        with self._lock:
+            task = self._task(turn)
+        *_, last = walk(task, turn.history, f"trace {turn.trace_id!r}", self._reading)
         return last
 
     def _task(self, turn: TurnState) -> Environment:
@@ -93,8 +99,9 @@ class Rebuilder:
             given = {name: value for name, value in source.items() if name not in ("name", *place, "task_id")}
             part = Part(self._part.name, {**given, **self._part.options})
             tasks = open_tasks(part, {place["split"]: place["count"]}, seed=place["seed"], model=place["model"])
-            opened = self._open.enter_context(tasks).of(place["split"])
-            self._tasks[key] = {task.task_id: task for task in opened}
+            opened = self._open.enter_context(tasks)
+            self.threads = max(self.threads, getattr(opened.pool, "threads", 0))
+            self._tasks[key] = {task.task_id: task for task in opened.of(place["split"])}
         if task_id not in self._tasks[key]:
             hint = "name the environment, with the options, that was played"
             raise InputError(f"{of} is task {task_id!r}, which {self._part.name!r} does not have", hint=hint)
