@@ -180,6 +180,7 @@ class World:
     teacher: str = "household"
     verifier: str = "household"
     fresh: bool = True  # every seed has training tasks of its own
+    retold: bool = True  # ... and demonstrations of its own
     difficulty: str = "easy"  # of generated games
     lean: Mapping[str, int] = field(default_factory=lambda: LEAN)  # of the arm `own-lean`
 
@@ -313,6 +314,7 @@ class Containers(World):
     )  # fmt: skip
     verifier: str = "executed"
     fresh: bool = False
+    retold: bool = False
     source: Path = Path()
 
     def demonstrated(self, seed: int, slips: float) -> tuple[str, ...]:
@@ -388,6 +390,7 @@ class Recipe:
         return self.ran(Stage(name, f"{name}/cost.json", command, (*needs, start) if start else needs))
 
     def traces(self, seed: int, clean: bool) -> Stage:
+        seed = seed if self.world.retold else 0
         name = f"{'clean-' * clean}traces.{seed}"
         command = self.world.demonstrated(seed, 0.0 if clean else 0.2) + words("--out", f"{name}.jsonl")
         return self.ran(Stage(name, f"{name}.jsonl", command))

@@ -309,12 +309,12 @@ class ContainerHost(ContainerProvider):
     def _later(self, act: Callable[[], Any], needed: Snapshot | None = None) -> None:
         """`needed` is kept until then."""
 
-        def quietly() -> None:
+        def quietly(_: Snapshot | None) -> None:
             with contextlib.suppress(EnvironmentFault, EnvironmentGone):
                 self.call(act)
 
         with contextlib.suppress(RuntimeError):  # the host has ended, and swept
-            self._helpers.submit(quietly)
+            self._helpers.submit(quietly, needed)
 
     def ahead(self, shell: ContainerShell) -> None:
         """Start a shell's container while the policy samples, where there is room."""

@@ -264,8 +264,8 @@ class ContainerShell:
     # forks
 
     def fork(self) -> ContainerShell | None:
-        """A second shell that stands where this one stands; None where background processes run, there are too many
-        layers, or the daemon refuses the commit: the episode is replayed then."""
+        """A second shell that stands where this one stands; None where background processes run, a changed file has
+        several names, there are too many layers, or the daemon refuses the commit: the episode is replayed then."""
         with self._lock:
             if not self._kept():
                 return None
@@ -281,13 +281,21 @@ class ContainerShell:
             return False
         if self._changed:
             try:
-                self._paths = self.changed()
-                self._base = self._host.commit(self._container, self._base)
+                changed = self.changed()
+                if self._linked(list(changed)):
+                    return False
+                self._paths, self._base = changed, self._host.commit(self._container, self._base)
             except EnvironmentFault as fault:
                 notice(f"warning: a container was not committed ({fault})")
                 return False
             self._changed = False
         return True
+
+    def _linked(self, paths: Sequence[str]) -> bool:
+        """Whether one of the paths is a file with several names (hard links). A layer parts them where one changes."""
+        parts = [paths[at : at + 500] for at in range(0, len(paths), 500)]
+        words = (["bash", "-c", _LINKED, "bash", *part] for part in parts)
+        return any(self.script(each, seconds=self._host.limits.seconds).code != 0 for each in words)
 
     def base(self) -> Snapshot | None:
         """The image of this moment, for other shells to start from."""
@@ -322,6 +330,7 @@ for path; do
   case $path in */.git/index) git -c core.fsmonitor=false --git-dir="${path%/index}" ls-files --stage && continue; esac
   if [ -f "$path" ] && [ ! -L "$path" ]; then sha256sum <"$path"; fi
 done | sha256sum"""
+_LINKED = '! stat -c "%h %F" -- "$@" 2>/dev/null | grep -qvE "^1 | directory$"'
 _SAVED = re.compile(r"\d+\n(.*)#(\d+) (\d+) ([^\n]*)\n", re.DOTALL)
 SLOW, LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
 _RESTARTED = "did not end, and every process was ended"
