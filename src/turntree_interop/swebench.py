@@ -19,7 +19,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
@@ -107,7 +106,7 @@ class SweBenchTasks(InContainers):
             id=name,
             kind=str(row["repo"]) if row.get("repo") else None,
             instruction=texts["problem_statement"],
-            image=partial(_image, name=image),
+            image=lambda host: host.image(image),
             judge=tests.judge,
             folder=self.folder,
             environment=self.variables,
@@ -141,7 +140,3 @@ class SweBenchTasks(InContainers):
 
 def _changed(patch: str) -> list[str]:
     return [path for pair in _CHANGED.findall(patch) for path in pair]
-
-
-def _image(host: Any, name: str) -> str:
-    return host.image(name)

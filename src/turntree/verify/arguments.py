@@ -32,10 +32,6 @@ SECONDS = 2.0
 _ENDLESS = ('"pattern":"', '"patternProperties":{', '"$ref":"', '"$dynamicRef":"', '"$recursiveRef":"')
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _workers = Workers("turntree.verify.arguments:answer")
-_NOTHING: dict[str, Any] = {}
-# keywords that `_fits` decides, and those that decide nothing
-_PLAIN = {"type", "properties", "required", "items", "enum", "additionalProperties"}
-_PLAIN |= {"default", "description", "title", "examples"}
 
 
 class SchemaUnusable(Exception):
@@ -58,12 +54,9 @@ class ArgumentRules:
             raise SchemaUnusable(f"its parameters are not a JSON schema ({_one_line(repr(error))})") from error
         self._schema = schema
         self._validator = kind(schema, registry=Registry())  # an empty registry: nothing is ever fetched
-        self._plain = _is_plain(schema)
 
     def problem(self, arguments: Any) -> str | None:
         """The first violation in one line, or None. Raises `SchemaUnusable`."""
-        if self._plain and _fits(self._schema, arguments):
-            return None  # the usual case, decided in a fraction of the time that jsonschema needs
         found = self._first_error(self._validator, arguments)
         if found is None:
             return None
@@ -208,55 +201,6 @@ def rules_here(schema_text: str) -> ArgumentRules:
     if not isinstance(schema, dict):
         raise SchemaUnusable("its parameters are not an object")
     return ArgumentRules(cast("dict[str, Any]", schema))
-
-
-def _is_plain(schema: Any) -> bool:
-    """Whether all of a schema is in keywords that `_fits` decides, with text enumerations only."""
-    if not isinstance(schema, dict):
-        return False
-    row = cast("dict[str, Any]", schema)
-    enum, rest = row.get("enum", []), row.get("additionalProperties", True)
-    return (
-        row.keys() <= _PLAIN
-        and all(isinstance(value, str) for value in enum)
-        and all(_is_plain(part) for part in row.get("properties", _NOTHING).values())
-        and (isinstance(rest, bool) or _is_plain(rest))
-        and ("items" not in row or _is_plain(row["items"]))
-    )
-
-
-def _fits(schema: dict[str, Any], value: Any) -> bool:
-    """Whether a value is valid under a plain schema."""
-    kinds = schema.get("type")
-    if kinds is not None and not (_is(kinds, value) if isinstance(kinds, str) else any(_is(k, value) for k in kinds)):
-        return False
-    if "enum" in schema and value not in schema["enum"]:
-        return False
-    if isinstance(value, dict):
-        row, declared = cast("dict[str, Any]", value), schema.get("properties", _NOTHING)
-        rest = schema.get("additionalProperties", True)
-        for key, item in row.items():
-            part = declared.get(key, rest)
-            if part is False or (part is not True and not _fits(part, item)):
-                return False
-        return all(key in row for key in schema.get("required", ()))
-    if isinstance(value, list) and "items" in schema:
-        return all(_fits(schema["items"], item) for item in cast("list[Any]", value))
-    return True
-
-
-def _is(kind: str, value: Any) -> bool:
-    """Whether a JSON value is of a type of JSON schema."""
-    if kind == "integer":
-        return (isinstance(value, int) and not isinstance(value, bool)) or (
-            isinstance(value, float) and value.is_integer()
-        )
-    if kind == "number":
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, _TYPES[kind])
-
-
-_TYPES: dict[str, type] = {"string": str, "object": dict, "array": list, "boolean": bool, "null": type(None)}
 
 
 def _resolver(schema: dict[str, Any], kind: type[Validator]) -> Any:
