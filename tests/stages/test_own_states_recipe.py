@@ -128,3 +128,18 @@ def test_profiles_without_pivots_agree_and_few_pivots_may_be_missing_from_a_resa
     assert agreement.compare(["all fail"] * 5, ["all fail"] * 5).startswith("100.0% [100.0%, 100.0%]")
     one = ["pivot", *["all fail"] * 9]
     assert agreement.compare(one, ["all fail"] * 10).startswith("0.0% [0.0%, 100.0%]")
+
+
+def test_tasks_in_containers_are_demonstrated_once_and_judged_by_effect_or_by_the_papers_strings(
+    recipe, ran, tmp_path
+) -> None:
+    world = recipe.Containers(recipe.Settings(**recipe.SMOKE), model="base", source=Path("tasks"))
+    arms = ("sft-clean", "clean", "clean-matched", "grpo")
+    recipe.Recipe(recipe.Book(tmp_path, FOLDER), world).run(arms, (0, 1), 2)
+    assert sum("traces" in name for name in ran) == 1 and sum(name.startswith("play.") for name in ran) == 8
+    stages = {path.stem: read_json(path)["command"] for path in (tmp_path / "stages").glob("*.json")}
+    for name, verifier in (("clean-profile.1", "executed"), ("matched-profile.1", "paper")):
+        assert stages[name][stages[name].index("--verifier") + 1] == verifier
+    for name, verifier in (("clean.1", "executed"), ("clean-matched.1", "paper")):
+        assert stages[name][stages[name].index("--verifier") + 1] == verifier
+    assert all("environment.held_out=tasks/held" in stages[name] for name in ("grpo.0", "play.grpo.0.test"))
