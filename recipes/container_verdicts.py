@@ -2,12 +2,16 @@
 
     python recipes/container_verdicts.py play --out FILE.jsonl [--tasks 65] [--part 0/2]
     python recipes/container_verdicts.py table FILE.jsonl ...
+    python recipes/container_verdicts.py samples EXECUTED.jsonl STRINGS.jsonl [EXECUTED.jsonl STRINGS.jsonl ...]
 
 The tasks are those of container_tasks.py, the demonstrator plays each one's solution. At every turn of it, actions that
 a policy could sample (`KINDS`) are judged in four ways: by names and by strings (`paper`, its rules for software and
 for the terminal), by effect (`executed`: the same answer and the same state as the demonstration), and by `outcome`:
 the demonstrator goes on from there to the end, and the tests judge. Each is played once, in a fork of the turn's
 container. Rows are written as they are known, and a second call goes on where the first one stopped.
+
+`samples` compares two profiles of the same samples: one by `executed`, and what `turntree rescore --verifier paper`
+made of it.
 
 The table has a 95% interval from a bootstrap over tasks, because samples of one task are no independent draws (Wilson's
 over tasks where all tasks are alike). Shares depend on the mix of actions, which is ours; the rows by kind do not.
@@ -235,6 +239,27 @@ def table(paths: Sequence[Path]) -> None:
             print(f"| {told} | {share(judged, of, given)} | {share(acting, of, given)} |")
 
 
+def samples(paths: Sequence[Path]) -> None:
+    """What a policy sampled, one row a sample: of all, and of those that are not the demonstration word by word."""
+    rows: list[Row] = []
+    for executed, strings in zip(paths[::2], paths[1::2], strict=True):
+        again = {(turn["trace_id"], turn["turn"], each["text"]): each for turn in _rows([strings])[1:]
+                 for each in turn["actions"]}  # fmt: skip
+        for turn in _rows([executed])[1:]:
+            for action in turn["actions"]:
+                other = again[turn["trace_id"], turn["turn"], action["text"]]
+                row = {"task": turn["trace_id"], "executed": action["reward"], "strings": other["reward"]}
+                if None not in row.values():
+                    rows += [row | {"same": action["strict"] == 1.0}] * action["count"]
+    print("| question | all samples | not word by word |\n|---|---|---|")
+    others = [row for row in rows if not row["same"]]
+    for name in ("executed", "strings"):
+        print(f"| paid by {name} | {share(rows, paid(name), bool)} | {share(others, paid(name), bool)} |")
+    for one, other in (("strings", "executed"), ("executed", "strings")):
+        told = (share(of, paid(other, 0.0), paid(one)) for of in (rows, others))
+        print(f"| paid by {one}, refused by {other} | {' | '.join(told)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="what", required=True)
@@ -243,13 +268,14 @@ def main() -> None:
     playing.add_argument("--tasks", type=int, default=65)
     playing.add_argument("--part", default="0/1", help="this of so many processes that share the tasks")
     playing.add_argument("--seed", type=int, default=0)
-    commands.add_parser("table").add_argument("files", type=Path, nargs="+")
+    for name in ("table", "samples"):
+        commands.add_parser(name).add_argument("files", type=Path, nargs="+")
     given = parser.parse_args()
     try:
         if given.what == "play":
             play(given.out, given.tasks, given.part, given.seed)
         else:
-            table(given.files)
+            {"table": table, "samples": samples}[given.what](given.files)
     except InputError as error:
         sys.exit(f"error: {error}")
 

@@ -143,6 +143,22 @@ def test_the_table_of_verdicts_counts_what_one_judge_pays_and_another_one_refuse
     assert "| paid by strings, refused by outcome | 1 of 2: 50% [0%, 100%] | 1 of 1" in said
 
 
+def test_the_table_of_samples_counts_every_sample_and_leaves_out_what_one_judge_does_not_know(tmp_path, capsys):
+    def profile(name, *rewards):
+        made = [
+            {"text": text, "reward": reward, "strict": strict, "count": count}
+            for text, reward, (strict, count) in zip("abc", rewards, ((1.0, 2), (0.0, 3), (0.0, 1)), strict=True)
+        ]
+        rows = [{"schema": "x"}, {"trace_id": "t", "turn": 0, "actions": made}]
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return tmp_path / name
+
+    container_verdicts.samples([profile("one", 1.0, 0.0, None), profile("two", 1.0, 1.0, 1.0)])
+    said = capsys.readouterr().out
+    assert "| paid by executed | 2 of 5: 40% [4%, 92%] | 0 of 3: 0%" in said
+    assert "| paid by strings, refused by executed | 3 of 5: 60%" in said and "| 3 of 3: 100%" in said
+
+
 def test_an_action_in_place_of_the_demonstrated_one_is_another_one():
     for number in range(len(container_tasks.FAMILIES)):
         _, draft = container_tasks.generated(number)
