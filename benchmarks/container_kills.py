@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone
 from turntree.env.container import LABEL, ContainerHost, ContainerLimits
 from turntree_interop.harbor import HarborTasks
@@ -51,7 +52,7 @@ def run(root: Path, out: Path) -> None:
     known = {row["episode"] for row in rows(out)}
     with ContainerHost(ContainerLimits(seconds=60, memory_mb=256, alive=2)) as host, out.open("a") as file:
         for folder in sorted(root.iterdir()):
-            task = HarborTasks(argument=str(folder))._task(folder)
+            task = HarborTasks(argument=str(folder)).of_split("train", 1, 0)[0]
             for name, commands in episodes(folder).items():
                 faults = 0
                 while name not in known and faults < TRIES:
@@ -164,6 +165,8 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
                 kind = rng.choice(given.kinds)
                 if client.poll() is None and daemon.disturb(kind, client, rng):
                     done[kind] += 1
+        if client.returncode > 0:
+            sys.exit("the run has failed")
         print(f"start {len(clients)}: {len(rows(out))} of {len(due)} episodes, {dict(done)}", flush=True)
     ended += rows(out)
     false = [row for row in ended if (row["reward"] == 1.0) != row["episode"].endswith("/solution")]
@@ -186,7 +189,7 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--play"]:
-        with contextlib.suppress(EnvironmentGone):
+        with contextlib.suppress(EnvironmentGone, InputError):  # the daemon was away: at once, or at the start
             run(*map(Path, sys.argv[2:]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
