@@ -137,10 +137,18 @@ class Daemon:
             time.sleep(rng.uniform(2, 10))
             Path(self.store, "ballast").unlink()
         else:
-            alive = podman(self.store, "ps", "-q", "--filter", f"label={LABEL}").communicate()[0].split()
-            killed = podman(self.store, "kill", rng.choice(alive).decode()) if alive else None
-            return killed is not None and killed.wait() == 0
+            alive = answered(podman(self.store, "ps", "-q", "--filter", f"label={LABEL}")).split()
+            return bool(alive and answered(podman(self.store, "kill", rng.choice(alive).decode())))
         return True
+
+
+def answered(asked: subprocess.Popen[bytes]) -> bytes:
+    """What podman says; nothing where it waits for a lock that a killed daemon left."""
+    try:
+        return asked.communicate(timeout=30)[0]
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        return asked.communicate()[0]
 
 
 def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:

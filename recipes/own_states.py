@@ -12,7 +12,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   capped            PivotRL at mixed states of the expert's, no kind of action above a share: the quickstart's arm
   strict            ... rewarded by exact match
   clean             every mixed turn of an expert that does not slip, no cap: `traces`, `select`, `train` untuned
-  clean-matched     ... profiled and rewarded by the paper's match of strings
+  clean-matched     ... profiled and rewarded by matching strings (verifier `paper`)
   balanced-clean    ... balanced as `select` does by itself: 30% a kind of action, 30% mastered turns
   balanced          the same of an expert with slips: the defaults of today
   expert            ... without a cap, drawn by variance
@@ -309,7 +309,7 @@ class Containers(World):
     settings: Settings = field(
         default_factory=lambda: Settings(
             games=180, candidates=120, rollouts=6, steps=12, max_turns=8, max_tokens=160, part=40, iterations=6,
-            groups=6, constant=0.0,
+            groups=6, rate=1e-4, online_rate=1e-4, constant=0.0,
         )
     )  # fmt: skip
     verifier: str = "executed"
