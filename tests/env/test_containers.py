@@ -33,6 +33,8 @@ from turntree.env.tasks import open_tasks
 from turntree.env.tool_environment import ToolEnvironment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import container_kills
 import container_tasks
 import container_verdicts
 
@@ -447,6 +449,14 @@ def bash(command):
 
 
 SUBMIT = Message("assistant", "", (ToolCall("submit", {}, "call_2"),))
+
+
+@containers
+def test_what_the_drill_of_kills_plays_has_the_rewards_that_it_expects(tmp_path):
+    folder = container_tasks.write(0, tmp_path / "tasks")
+    container_kills.run(tmp_path / "tasks", tmp_path / "rows.jsonl")
+    rewards = {row["episode"].split("/")[1]: row["reward"] for row in container_kills.rows(tmp_path / "rows.jsonl")}
+    assert rewards == {"solution": 1.0} | {path.stem: 0.0 for path in (folder / "mutants").glob("*.sh")}
 
 
 @containers
