@@ -52,7 +52,7 @@ def run(root: Path, out: Path) -> None:
     known = {row["episode"] for row in rows(out)}
     with ContainerHost(ContainerLimits(seconds=60, memory_mb=256, alive=2)) as host, out.open("a") as file:
         for folder in sorted(root.iterdir()):
-            task = HarborTasks(argument=str(folder)).of_split("train", 1, 0)[0]
+            task = HarborTasks(argument=str(folder), held_out="none").of_split("train", 1, 0)[0]
             for name, commands in episodes(folder).items():
                 faults = 0
                 while name not in known and faults < TRIES:
@@ -160,10 +160,12 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
     done: Counter[str] = Counter()
     ended: list[dict[str, Any]] = []  # rows of rounds before the last one
     clients: list[int] = []
+    unmoved = 0
     while sum(done.values()) < given.kills or len(rows(out)) < len(due):
         if len(rows(out)) >= len(due):
             ended += rows(out)
             out.unlink()
+        before = sum(done.values()), len(rows(out))
         words = [sys.executable, __file__, "--play", str(root), str(out)]
         with subprocess.Popen(words, env=os.environ | {"DOCKER_HOST": daemon.url}) as client:
             clients.append(client.pid)
@@ -175,6 +177,9 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
                     done[kind] += 1
         if client.returncode > 0:
             sys.exit("the run has failed")
+        unmoved = unmoved + 1 if (sum(done.values()), len(rows(out))) == before else 0
+        if unmoved == 5:
+            sys.exit("five starts in a row have played nothing, and nothing was killed meanwhile")
         print(f"start {len(clients)}: {len(rows(out))} of {len(due)} episodes, {dict(done)}", flush=True)
     ended += rows(out)
     false = [row for row in ended if (row["reward"] == 1.0) != row["episode"].endswith("/solution")]

@@ -227,6 +227,7 @@ class ContainerHost(ContainerProvider):
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     process_group=0,
+                    cwd=self._folder.name,  # conmon leaves files where it was started
                     env=({"CONTAINERS_CONF": str(settings)} if own else {}) | os.environ,
                 )
 

@@ -29,7 +29,6 @@ from turntree.verify.strict import StrictMatch
 Compare = Literal["observation", "progress", "either"]
 
 _REMEMBERED_TURNS = 256
-_SHOWN = 3  # plays of a state before actions are tried: the demonstration twice, and nothing
 _NOTHING = Message("assistant", "")
 
 
@@ -97,7 +96,7 @@ class Executed(TurnVerifier):
             began, played = time.perf_counter(), 1
             if not held:
                 held.append(self._rebuilt_or_why(state))
-                played += state.turn + _SHOWN
+                played += state.turn + 3  # its history, the demonstration twice, and nothing
             reward, reason = self._tried(held[0], action)
             cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - began)
         self.concurrency = max(1, self._rebuilder.threads)
