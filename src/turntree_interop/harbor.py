@@ -465,10 +465,13 @@ def _unpacked(archive: bytes | None) -> dict[str, bytes]:
     """The files of a folder by their paths in it."""
     if archive is None:
         return {}
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened_archive:
-        members = [member for member in opened_archive if member.isfile()]
-        return {
-            member.name.partition("/")[2]: held.read()
-            for member in members
-            if (held := opened_archive.extractfile(member)) is not None
-        }
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as opened_archive:
+            members = [member for member in opened_archive if member.isfile()]
+            return {
+                member.name.partition("/")[2]: held.read()
+                for member in members
+                if (held := opened_archive.extractfile(member)) is not None
+            }
+    except tarfile.TarError as error:
+        raise EnvironmentFault(f"the daemon sent files that cannot be read: {error}") from error

@@ -31,6 +31,7 @@ from turntree.env.container_tasks import ContainerTask, ContainerTools, checked_
 from turntree.env.local import LocalPool
 from turntree.env.tasks import open_tasks
 from turntree.env.tool_environment import ToolEnvironment
+from turntree_interop.harbor import _packed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -278,6 +279,20 @@ def test_what_vanishes_while_it_is_counted_is_counted_again_and_other_faults_are
     assert counted(7) == 7 and counted(gone, gone, 7) == 7 and counted(gone, gone, gone) is None
     with pytest.raises(EnvironmentFault):
         counted(EnvironmentFault("no space left on device"))
+
+
+def test_an_archive_that_breaks_off_is_a_fault_and_not_the_files_that_came():
+    """Else files of the tests were missing, as if the episode had removed them."""
+    whole = _packed({"test.sh": b"a" * 600, "more": b"b"})
+    shell = object.__new__(ContainerShell)
+    shell._lock, shell.ready = contextlib.nullcontext(), lambda: None
+    shell._host = SimpleNamespace(call=lambda asked: asked())
+    shell._container = SimpleNamespace(get_archive=lambda path: ([whole[:700], whole[700:]], {}))
+    assert shell.get("/tests") == whole
+    for length in range(0, 3073, 256):  # its end is two blocks of zeros, and padding
+        shell._container = SimpleNamespace(get_archive=lambda path, length=length: ([whole[:length]], {}))
+        with pytest.raises(EnvironmentFault):
+            shell.get("/tests")
 
 
 @containers

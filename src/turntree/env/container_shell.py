@@ -218,11 +218,14 @@ class ContainerShell:
         with self._lock:
             self.ready()
             try:
-                return self._host.call(lambda: b"".join(self._container.get_archive(path)[0]))
+                archive = self._host.call(lambda: b"".join(self._container.get_archive(path)[0]))
             except EnvironmentFault as fault:
                 if isinstance(fault.__cause__, self._host.docker.errors.NotFound):
                     return None
                 raise
+        if not archive.endswith(bytes(1024)):  # as every whole one does
+            raise EnvironmentFault(f"the daemon broke off in the middle of {path}")
+        return archive
 
     def changed(self) -> dict[str, int]:
         """Paths that were changed (0), added (1) and deleted (2) since the first image of the shell."""
@@ -249,17 +252,19 @@ class ContainerShell:
         times, no bytecode), working folder, exported variables. Equal for shells from one image in equal states."""
         with self._lock:
             kinds = {path: kind for path, kind in sorted(self.changed().items()) if "/__pycache__" not in path}
-            digests = [self._digest(list(kinds)[at : at + 500]) for at in range(0, len(kinds), 500)]
+            ran = self._ran_on(list(kinds), _DIGEST)
+            if any(each.code != 0 for each in ran):
+                raise EnvironmentFault(f"the files cannot be compared: {'; '.join(map(str, ran))}")
+            files = [each.output for each in ran]
             paths = [path for path, kind in kinds.items() if kind != _ADDED]  # what was added and is gone left nothing
             lines = [line for line in self._state.splitlines() if line.startswith(("cd -- ", "declare -x "))]
             known = [line for line in lines if not line.startswith(("declare -x OLDPWD", "declare -x SHLVL"))]
-            return {"paths": paths, "files": digests, "shell": known, "background": self.background}
+            return {"paths": paths, "files": files, "shell": known, "background": self.background}
 
-    def _digest(self, paths: Sequence[str]) -> str:
-        ran = self.script(["bash", "-c", _DIGEST, "bash", *paths], seconds=self._host.limits.seconds)
-        if ran.code != 0:
-            raise EnvironmentFault(f"the files cannot be compared: {ran}")
-        return ran.output
+    def _ran_on(self, paths: Sequence[str], script: str) -> list[Ran]:
+        """Run a script on paths, as many at a time as a command line takes."""
+        parts = (paths[at : at + 500] for at in range(0, len(paths), 500))
+        return [self.script(["bash", "-c", script, "bash", *part], seconds=self.limits.seconds) for part in parts]
 
     # forks
 
@@ -282,7 +287,7 @@ class ContainerShell:
         if self._changed:
             try:
                 changed = self.changed()
-                if self._linked(list(changed)):
+                if any(ran.code != 0 for ran in self._ran_on(list(changed), _LINKED)):
                     return False
                 self._paths, self._base = changed, self._host.commit(self._container, self._base)
             except EnvironmentFault as fault:
@@ -290,12 +295,6 @@ class ContainerShell:
                 return False
             self._changed = False
         return True
-
-    def _linked(self, paths: Sequence[str]) -> bool:
-        """Whether one of the paths is a file with several names (hard links). A layer parts them where one changes."""
-        parts = [paths[at : at + 500] for at in range(0, len(paths), 500)]
-        words = (["bash", "-c", _LINKED, "bash", *part] for part in parts)
-        return any(self.script(each, seconds=self._host.limits.seconds).code != 0 for each in words)
 
     def base(self) -> Snapshot | None:
         """The image of this moment, for other shells to start from."""
@@ -330,6 +329,7 @@ for path; do
   case $path in */.git/index) git -c core.fsmonitor=false --git-dir="${path%/index}" ls-files --stage && continue; esac
   if [ -f "$path" ] && [ ! -L "$path" ]; then sha256sum <"$path"; fi
 done | sha256sum"""
+# whether no path is a file with several names (hard links), which a layer parts where one of them changes
 _LINKED = '! stat -c "%h %F" -- "$@" 2>/dev/null | grep -qvE "^1 | directory$"'
 _SAVED = re.compile(r"\d+\n(.*)#(\d+) (\d+) ([^\n]*)\n", re.DOTALL)
 SLOW, LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
