@@ -202,7 +202,7 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--play"]:
-        with contextlib.suppress(EnvironmentGone, InputError):  # the daemon was away: at once, or at the start
+        with contextlib.suppress(EnvironmentGone, EnvironmentFault, InputError):  # the daemon was away, or at the start
             run(*map(Path, sys.argv[2:]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
