@@ -202,8 +202,10 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
 
 def main() -> None:
     if sys.argv[1:2] == ["--play"]:
-        with contextlib.suppress(EnvironmentGone, EnvironmentFault, InputError):  # the daemon was away, or at the start
+        try:
             run(*map(Path, sys.argv[2:]))
+        except (EnvironmentGone, EnvironmentFault, InputError) as error:  # the daemon is away, or was at the start
+            print(f"the run ends: {error}", flush=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=40)
