@@ -215,8 +215,8 @@ class World:
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """How turns of traces are judged."""
-        return ()
+        """How turns of traces are judged, where it is not what commands take without a word: by playing them."""
+        return ("--verifier", self.verifier, *self.played) if self.verifier == "executed" else ()
 
     def sets(self, games: int) -> dict[str, list[str]]:
         """The parts in which a policy plays, by what the tables call them together."""
@@ -291,10 +291,6 @@ class Questions(World):
     def played(self) -> tuple[str, ...]:
         return ("--environment", "qa")
 
-    @property
-    def judged(self) -> tuple[str, ...]:
-        return ("--verifier", self.verifier, *self.played)
-
     def sets(self, games: int) -> dict[str, list[str]]:
         return {"test questions": ["test"]}
 
@@ -325,10 +321,6 @@ class Containers(World):
     def played(self) -> tuple[str, ...]:
         held = f"environment.held_out={self.source / 'held'}"
         return words("--environment", f"harbor:{self.source / 'train'}", "--set", held)
-
-    @property
-    def judged(self) -> tuple[str, ...]:
-        return ("--verifier", self.verifier, *self.played)
 
     def sets(self, games: int) -> dict[str, list[str]]:
         return {"test tasks": ["test"]}

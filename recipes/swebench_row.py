@@ -23,7 +23,7 @@ from pathlib import Path
 
 from turntree.env.container import ContainerHost, ContainerLimits, Snapshot
 from turntree.env.container_shell import ContainerShell
-from turntree_interop.swebench import SweBenchTasks
+from turntree_interop.swebench import SweBenchTasks, applying
 
 IMAGE, BASE = "localhost/turntree-marshmallow:3.13.0", "localhost/turntree-debian:latest"
 TESTS, COMMAND = "tests/test_serialization.py", "python3 -m pytest -rA"
@@ -67,12 +67,8 @@ def difference(folder: Path, path: str) -> str:
 def passed(host: ContainerHost, patch: str) -> set[str]:
     """The tests that pass in the image with a patch."""
     with contextlib.closing(ContainerShell(host, Snapshot(host.image(IMAGE)), folder="/testbed")) as shell:
-        ran = shell.run(f"{applied(patch)}\n{COMMAND} {TESTS}")
+        ran = shell.run(f"{applying(patch)}\n{COMMAND} {TESTS}")
     return {line.removeprefix("PASSED ") for line in ran.output.splitlines() if line.startswith("PASSED ")}
-
-
-def applied(patch: str) -> str:
-    return f"git apply --allow-empty - <<'END OF PATCH'\n{patch.rstrip()}\n\nEND OF PATCH"
 
 
 def row(host: ContainerHost, folder: Path) -> dict[str, object]:
@@ -107,7 +103,7 @@ def judged(host: ContainerHost, rows: Path, submissions: Path | None) -> None:
         patches[path.parent.name] = json.loads(path.read_text())["info"]["submission"].replace("\r\n", "\n")
     for name, patch in patches.items():
         with contextlib.closing(task.shell(host)) as shell:
-            done = shell.run(applied(patch))
+            done = shell.run(applying(patch))
             print(f"{name}: {task.judge(shell).reward if done.code == 0 else f'does not apply, {done}'}", flush=True)
 
 

@@ -26,7 +26,6 @@ from turntree.env.adapted import named, rows_of
 from turntree.env.container_tasks import ContainerTask, InContainers
 from turntree_interop.harbor import Tests
 
-_IMAGES = ("docker_image", "image_name", "image")
 _COMMAND = "python -m pytest"
 _CHANGED = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
 # The files of the tests are those of the base, with the patch of the tests on them, whatever the episode made of them.
@@ -79,19 +78,20 @@ class SweBenchTasks(InContainers):
     def _task(self, row: Mapping[str, Any]) -> ContainerTask:
         texts = {key: self._text(row, key) for key in ("instance_id", "base_commit", "problem_statement", "test_patch")}
         name = texts["instance_id"]
-        image = next((str(row[key]) for key in _IMAGES if row.get(key)), None)
+        image = next((str(row[key]) for key in ("docker_image", "image_name", "image") if row.get(key)), None)
         image = image or self.image.replace("{instance}", name.replace("__", "_1776_").lower())
         if not image:
             hint = "name one in the row, or for all with --set environment.image=NAME"
             raise InputError("is missing", path=f"{self.source()}: {name}", field="docker_image", hint=hint)
         due = sorted({*self._tests(row, "FAIL_TO_PASS"), *self._tests(row, "PASS_TO_PASS")})
+        changed = {path for pair in _CHANGED.findall(texts["test_patch"]) for path in pair}
         install = row.get("install_config")
         command = row.get("test_cmd") or (install.get("test_cmd") if isinstance(install, dict) else None) or _COMMAND
         command = command if "-rA" in command else f"{command} -rA"
         script = _SCRIPT.format(
             folder=shlex.quote(self.folder),
             commit=shlex.quote(texts["base_commit"]),
-            paths=" ".join(sorted({shlex.quote(path) for path in _changed(texts["test_patch"])})),
+            paths=shlex.join(sorted(changed)),
             command=command,
         )
         files = {"test.sh": script, "test.patch": texts["test_patch"], "due": "".join(f"{test}\n" for test in due)}
@@ -101,7 +101,6 @@ class SweBenchTasks(InContainers):
             strict=self.system_changes == "refuse",
         )  # fmt: skip
         patch = str(row.get("patch") or "")
-        gold = f"cd -- {shlex.quote(self.folder)} && git apply - <<'END OF PATCH'\n{patch.rstrip()}\n\nEND OF PATCH"
         return ContainerTask(
             id=name,
             kind=str(row["repo"]) if row.get("repo") else None,
@@ -110,7 +109,7 @@ class SweBenchTasks(InContainers):
             judge=tests.judge,
             folder=self.folder,
             environment=self.variables,
-            gold=(gold,) if patch else (),
+            gold=(f"cd -- {shlex.quote(self.folder)} && {applying(patch)}",) if patch else (),
         )
 
     def _text(self, row: Mapping[str, Any], key: str) -> str:
@@ -138,5 +137,6 @@ class SweBenchTasks(InContainers):
         return found
 
 
-def _changed(patch: str) -> list[str]:
-    return [path for pair in _CHANGED.findall(patch) for path in pair]
+def applying(patch: str) -> str:
+    """The command that applies a patch where the shell stands."""
+    return f"git apply --allow-empty - <<'END OF PATCH'\n{patch.rstrip()}\n\nEND OF PATCH"

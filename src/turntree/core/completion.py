@@ -30,8 +30,7 @@ class Sampling:
     def check_trainable(self, field: str = "sampling") -> None:
         """Raise `ConfigError` for greedy play, whose completions are no samples."""
         if self.temperature == 0:
-            problem, hint = "training needs samples of the policy itself", "use temperature > 0"
-            raise ConfigError(problem, field=field, hint=hint)
+            raise ConfigError("training needs samples of the policy itself", field=field, hint="use temperature > 0")
 
 
 class Guide(Protocol):

@@ -320,8 +320,8 @@ class ContainerShell:
         self._container = None
 
 
-# git's index holds times
 _ADDED, _DELETED = 1, 2
+# git's index holds times
 _DIGEST = r"""
 for path; do
   if [ -L "$path" ]; then stat -c "%n %F %u %g" -- "$path"; readlink -- "$path"
