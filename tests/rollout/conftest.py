@@ -12,7 +12,8 @@ import pytest
 @pytest.fixture(scope="session")
 def two_nodes() -> Iterator[Any]:
     """A head and a node with one CPU each; this process is connected to it."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # Ray's niceness of 15 leaves its workers nothing beside the other half of the suite
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 

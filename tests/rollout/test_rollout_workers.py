@@ -149,6 +149,25 @@ def first_gradients(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
+def before_step(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], None]) -> None:
+    """Do `act` between the rollouts and the update of step `number` of every run from now on."""
+    step = Optimizer.step
+
+    def watched(optimizer: Optimizer) -> dict[str, float]:
+        if optimizer.steps == number - 1:
+            act()
+        return step(optimizer)
+
+    monkeypatch.setattr(Optimizer, "step", watched)
+
+
+def until(true: Callable[[], bool], problem: str, seconds: float = 300.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, problem
+        time.sleep(0.02)
+
+
 def busy() -> list[int]:
     """Workers that play a unit, by the title that Ray gives their processes then."""
     found: list[int] = []
@@ -260,14 +279,16 @@ def test_pivot_training_is_the_same_when_a_node_is_lost(
     )
     run_train_pivot(config, tmp_path / "here")
     monkeypatch.setattr(train_pivot, "_STATES", 1)
-    pools, rows = caught(monkeypatch, train_pivot), tmp_path / "two" / "metrics.jsonl"
+    pools = caught(monkeypatch, train_pivot)
     node = two_nodes.add_node(num_cpus=1, object_store_memory=80 * 2**20)
     cluster = WorkersConfig(workers=3, cpus=1.0)  # one a node; of the last, none is left when its node is
-    with meanwhile(
-        lambda: rows.exists() and rows.read_text().count("\n") > 1,
-        lambda: two_nodes.remove_node(node, allow_graceful=False),
-    ):
-        run_train_pivot(replace(config, cluster=cluster), tmp_path / "two")
+
+    def lose() -> None:  # a node without a worker would not be missed: workers start while others play
+        until(lambda: node.node_id in pools[0].living.values(), "no worker started on the third node")
+        two_nodes.remove_node(node, allow_graceful=False)
+
+    before_step(monkeypatch, 2, lose)
+    run_train_pivot(replace(config, cluster=cluster), tmp_path / "two")
     here, two = artifacts(tmp_path / "here"), artifacts(tmp_path / "two")
     assert list(differences(here, two)) == []
     assert len(two["trees.jsonl"]) == 32, "every state is trained on exactly once"
