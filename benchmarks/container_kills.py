@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -121,6 +122,15 @@ class Daemon:
     def begin(self) -> None:
         self.process = podman(self.store, "system", "service", "--time", "0", self.url)
 
+    def begin_anew(self) -> None:
+        """What an operator does where podman answers nobody any more: end every process of the store."""
+        for place in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int(place.name) != os.getpid() and str(self.store).encode() in (place / "cmdline").read_bytes():
+                    os.kill(int(place.name), signal.SIGKILL)
+        self.process.wait()
+        self.begin()
+
     def disturb(self, kind: str, client: subprocess.Popen[str], rng: random.Random) -> bool:
         """Whether there was something to disturb."""
         if kind == "client":
@@ -160,7 +170,7 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
     done: Counter[str] = Counter()
     ended: list[dict[str, Any]] = []  # rows of rounds before the last one
     clients: list[int] = []
-    unmoved = 0
+    unmoved = stuck = 0
     while sum(done.values()) < given.kills or len(rows(out)) < len(due):
         if len(rows(out)) >= len(due):
             ended += rows(out)
@@ -180,6 +190,9 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
         unmoved = unmoved + 1 if (sum(done.values()), len(rows(out))) == before else 0
         if unmoved == 5:
             sys.exit("five starts in a row have played nothing, and nothing was killed meanwhile")
+        if unmoved:
+            stuck += 1
+            daemon.begin_anew()
         print(f"start {len(clients)}: {len(rows(out))} of {len(due)} episodes, {dict(done)}", flush=True)
     ended += rows(out)
     false = [row for row in ended if (row["reward"] == 1.0) != row["episode"].endswith("/solution")]
@@ -194,9 +207,9 @@ def drill(given: argparse.Namespace, folder: Path, daemon: Daemon) -> None:
     ]
     faults, times = sum(row["faults"] for row in ended), sorted(set(counted.values()))
     print(
-        f"{dict(done)} in {len(clients)} starts; {faults} faults, all repeated; {len(ended)} rows of {len(due)} "
-        f"episodes, each {times} times; false rewards: {false}; left: {len(containers)} containers, "
-        f"{len(images)} images, {len(mounts)} mounts"
+        f"{dict(done)} in {len(clients)} starts, {stuck} of them in vain (podman was begun anew); {faults} faults, "
+        f"all repeated; {len(ended)} rows of {len(due)} episodes, each {times} times; false rewards: {false}; left: "
+        f"{len(containers)} containers, {len(images)} images, {len(mounts)} mounts"
     )
 
 

@@ -110,7 +110,7 @@ def test_a_blend_has_its_shares_and_says_which_contents_it_was_made_of(household
 
 def test_where_an_environment_waits_for_tools_the_blend_does(bubblewrap):
     with open_tasks(Part("blend", {"of": [{"name": "household"}, {"name": "qa"}]}), {"train": 4}) as opened:
-        assert opened.pool is not None and opened.pool.waits and len(opened.of("train")) == 4
+        assert opened.pool is not None and opened.pool.concurrency and len(opened.of("train")) == 4
         assert opened.figures()["of.0"] == {} != opened.figures()["of.1"]
 
 

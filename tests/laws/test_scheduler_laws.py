@@ -90,7 +90,7 @@ class Charging:
 class Leisurely:
     """A pool that answers a call some polls after it was made."""
 
-    waits = True
+    concurrency = 1
 
     def __init__(self, seed: int, slowest: int) -> None:
         self._pool, self._seed, self._slowest = LocalPool(), seed, slowest

@@ -25,7 +25,7 @@ class LocalPool:
     """
 
     def __init__(self, threads: int = 0) -> None:
-        self.waits, self.threads = threads > 0, threads
+        self.concurrency = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment") if threads else None
         self._held: dict[Session, Environment] = {}
         self._unanswered: dict[Session, tuple[int, Future[int]]] = {}  # steps, and when it is done: steps made

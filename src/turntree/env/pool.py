@@ -61,7 +61,7 @@ class EnvironmentPool(Protocol):
     A session has at most one unanswered call.
     """
 
-    waits: bool  # whether calls wait for something other than a processor, so that there is time to gain meanwhile
+    concurrency: int  # calls made at once that wait for something other than a processor: time to gain; 0 without any
 
     @property
     def in_flight(self) -> int:

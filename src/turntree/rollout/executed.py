@@ -99,7 +99,7 @@ class Executed(TurnVerifier):
                 played += state.turn + 3  # its history, the demonstration twice, and nothing
             reward, reason = self._tried(held[0], action)
             cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - began)
-        self.concurrency = max(1, self._rebuilder.threads)
+        self.concurrency = max(1, self._rebuilder.concurrency)
         return Verdict(reward, reason, kind, cost=cost)
 
     # comparing

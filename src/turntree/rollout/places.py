@@ -51,7 +51,7 @@ class Places:
     ) -> None:
         self._engine, self._pool, self._config, self._usage, self._clock = engine, pool, config, usage, clock
         # generations between a call and its answer, where runs repeat: more keeps rollouts of fast tools waiting
-        self._overlap = config.places // 8 if pool.waits else 0
+        self._overlap = config.places // 8 if pool.concurrency else 0
         self._calls = self._generated = 0
         self._early: dict[Session, Answer] = {}  # answers that arrived before they are due
         self._by_ticket: dict[int, Place] = {}

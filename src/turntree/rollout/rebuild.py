@@ -55,8 +55,8 @@ class Rebuilder:
     user names it, never because a trace does.
 
     A trace of `turntree traces record` says how its task is opened. For other records the environment's class may have
-    a method `rebuild(record)` that returns the task. States are rebuilt in `threads` at the same time (0: one by one),
-    as many as the environments are stepped in; that is known once a task is open.
+    a method `rebuild(record)` that returns the task. `concurrency` states are rebuilt at the same time (0: one by one),
+    as many as environments are stepped at once; that is known once a task is open.
     """
 
     def __init__(self, environment: Part, reading: Reading = said) -> None:
@@ -64,7 +64,7 @@ class Rebuilder:
         self._open = contextlib.ExitStack()
         self._tasks: dict[str, Mapping[str, Environment]] = {}
         self._lock = threading.Lock()
-        self.threads = 0
+        self.concurrency = 0
 
     def close(self) -> None:
         """Close the environments' tasks."""
@@ -100,7 +100,7 @@ class Rebuilder:
             part = Part(self._part.name, {**given, **self._part.options})
             tasks = open_tasks(part, {place["split"]: place["count"]}, seed=place["seed"], model=place["model"])
             opened = self._open.enter_context(tasks)
-            self.threads = max(self.threads, getattr(opened.pool, "threads", 0))
+            self.concurrency = max(self.concurrency, opened.pool.concurrency if opened.pool else 0)
             self._tasks[key] = {task.task_id: task for task in opened.of(place["split"])}
         if task_id not in self._tasks[key]:
             hint = "name the environment, with the options, that was played"
