@@ -520,6 +520,49 @@ def test_a_daemon_that_ends_is_started_again_and_shells_go_on(base):
         shell.close()
 
 
+@containers
+@pytest.mark.parametrize("begun", [False, True], ids=["before the command began", "in the middle of it"])
+@pytest.mark.parametrize("script", [False, True], ids=["command", "script"])
+def test_a_daemon_that_ends_under_a_command_gives_no_answer(base, monkeypatch, begun, script):
+    """What the command said until then is not all of it, and an exit code of 0 is that of nothing."""
+    listen = ContainerShell._listen
+
+    def ended(shell, made, heard):
+        if not begun:
+            own._service.kill()
+            own._service.wait()
+            own._answers()
+            return
+        killer = threading.Timer(0.7, own._service.kill)
+        killer.start()
+        listen(shell, made, heard)
+        killer.join()
+        own._service.wait()
+
+    with ContainerHost() as own:
+        if own._service is None:
+            pytest.skip("the daemon here is not ours to end")
+        shell = ContainerShell(own, base)
+        shell.run("echo 1 > /one")
+        monkeypatch.setattr(ContainerShell, "_listen", ended)
+        with pytest.raises(EnvironmentFault):
+            command = "echo begun; sleep 2; echo done"
+            shell.script(["bash", "-c", command], seconds=9) if script else shell.run(command)
+        monkeypatch.undo()
+        assert shell.run("cat /one").output == "1\n"
+        shell.close()
+
+
+@containers
+def test_a_shell_that_its_command_ends_has_an_exit_code(shell):
+    """`exec` and signals leave nobody who could save the shell's state."""
+    assert [shell.run(command).code for command in ("exec true", "exec false", "kill -9 $$", "kill -9 -1")] == [
+        0, 1, 137, 137,
+    ]  # fmt: skip
+    assert shell.script(["bash", "-c", "exit 3"], seconds=9).code == 3
+    assert shell.script(["bash", "-c", "kill -9 -1"], seconds=9).code == 137
+
+
 HOSTILE = (
     "echo 1 > /proc/sysrq-trigger",
     "mount -t tmpfs none /mnt",

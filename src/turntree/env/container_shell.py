@@ -8,9 +8,8 @@ import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone
@@ -21,11 +20,13 @@ _FLOOD = 8 << 20  # bytes of output after which a command is stopped
 _KILL_SECONDS = 5.0  # until a command that was killed has ended
 _COUNTS = 3  # of a layer's bytes, where files vanish while the daemon counts them
 _STATE_CHARS, _ARGUMENT = 1_000_000, 100_000  # of a shell; the kernel takes 128 KiB an argument
+# Runs a program between its process group's id and its exit code, on standard error: without the code, whoever listened
+# has not heard all. Not bash, which would read BASH_ENV once more.
+_FRAMED = r"""echo "$$" >&2; "$@"; printf '\n#%d\n' "$?" >&2"""
 # Runs $1 in the state $2 (a script, in pieces), and writes the state afterwards to what was its standard error. The
 # state is saved at an `exit`, too. What is saved is quoted by bash itself.
 _WRAPPER = r"""
 exec 199>&2 2>&1 </dev/null
-printf '%s\n' "$$" >&199
 __turntree_save='{ __turntree_code=$? __turntree_set=$(builtin set +o); builtin set +xveuf; } 2>/dev/null
 builtin trap - EXIT
 {
@@ -44,7 +45,7 @@ builtin trap - EXIT
   done
   builtin printf "%s\n" "$__turntree_set"
   case $__turntree_set in *-o\ errexit*) ;; *) builtin printf "(exit %d)\n" "$__turntree_code" ;; esac
-  builtin printf "#%d %s" "$__turntree_code" "$$"
+  builtin printf "#%d %s %s" "$__turntree_code" "$PPID" "$$"
   builtin printf " %s" /proc/[0-9]*
   builtin printf "\n"
 } >&199 2>/dev/null'
@@ -126,10 +127,11 @@ class ContainerShell:
             found = _SAVED.fullmatch(heard.error.decode("utf-8", "replace"))
             if found is None or stopped:
                 self.background = stopped != _RESTARTED
-                return Ran(heard.text(), None if stopped else code(), stopped)
+                return Ran(heard.text(), code, stopped)
             self._state = found[1] if len(found[1]) <= _STATE_CHARS else self._state
-            self.background = not {"/proc/1", f"/proc/{found[3]}"}.issuperset(found[4].split(" "))
-            return Ran(heard.text(), int(found[2]))
+            ours = {"/proc/1", f"/proc/{found[2]}", f"/proc/{found[3]}"}
+            self.background = not ours.issuperset(found[4].split(" "))
+            return Ran(heard.text(), code)
 
     def script(
         self, words: Sequence[str], *, seconds: float, environment: Mapping[str, str] | None = None, user: str = "0"
@@ -137,19 +139,18 @@ class ContainerShell:
         """Run a program in the container, outside the shell's state."""
         with self._lock:
             self.ready()
-            here = 'echo "$$" >&2; exec 2>&1; cd -- "$1"; shift; exec "$@"'
-            start = ["bash", "-c", here, "bash", self._folder, *words]
+            start = ["bash", "-c", 'exec 2>&1; cd -- "$1"; shift; exec "$@"', "bash", self._folder, *words]
             heard, stopped, code = self._watched(start, user, seconds, environment or {})
-            return Ran(heard.text(), None if stopped else code(), stopped)
+            return Ran(heard.text(), code, stopped)
 
     def _watched(
         self, words: Sequence[str], user: str, seconds: float | None, environment: Mapping[str, str]
-    ) -> tuple[Heard, str | None, Callable[[], int | None]]:
-        """Run a program that first writes its process id to its standard error: what it wrote, which limit it exceeded,
-        and who tells its exit code."""
+    ) -> tuple[Heard, str | None, int | None]:
+        """Run a program: what it wrote, which limit it exceeded, and its exit code where it exceeded none."""
         self._changed, host, api = True, self._host, self._host.client.api
         given = {"user": user, "environment": dict(environment), "workdir": "/"}  # one that is gone starts nothing
-        made: str = host.call(lambda: api.exec_create(self._container.id, list(words), **given)["Id"])
+        words = ["sh", "-c", _FRAMED, "sh", *words]
+        made: str = host.call(lambda: api.exec_create(self._container.id, words, **given)["Id"])
         heard = Heard(host.limits.output_chars)
         started = time.monotonic()
         with _Watch(host, self, heard, seconds or host.limits.seconds) as watch:
@@ -157,7 +158,7 @@ class ContainerShell:
         host.count("seconds", time.monotonic() - started)
         if watch.problem is not None:
             raise watch.problem
-        return heard, watch.stopped, partial(self._code, made)
+        return heard, watch.stopped, None if watch.stopped else self._code(made, heard)
 
     def _listen(self, made: str, heard: Heard) -> None:
         """Start a program and listen until it ends. The client's own streams would leave their sockets open, and miss
@@ -173,13 +174,15 @@ class ContainerShell:
         finally:
             answer.close()
 
-    def _code(self, made: str) -> int | None:
-        """The exit code of a program that did not say it: it was killed, unless the whole container was."""
-        code = self._host.call(lambda: self._host.client.api.exec_inspect(made)["ExitCode"])
-        if code != 0:
-            self._host.call(self._container.reload)
-            if self._container.status != "running":
-                raise EnvironmentFault("the container was lost during a command")
+    def _code(self, made: str, heard: Heard) -> int:
+        """The exit code of a program. Raises `EnvironmentFault` where not all was heard of it: its container ended, or
+        the daemon did, which knows nothing of it afterwards or calls it a success."""
+        if framed := _FRAME.search(heard.end):
+            return int(framed[1])
+        code: int | None = self._host.call(lambda: self._host.client.api.exec_inspect(made)["ExitCode"])
+        self._host.call(self._container.reload)
+        if code is None or code <= _SIGNALED or self._container.status != "running":
+            raise EnvironmentFault("the container or its daemon was lost during a command")
         return code
 
     def stop(self, heard: Heard, ended: threading.Event) -> bool:
@@ -331,7 +334,9 @@ for path; do
 done | sha256sum"""
 # whether no path is a file with several names (hard links), which a layer parts where one of them changes
 _LINKED = '! stat -c "%h %F" -- "$@" 2>/dev/null | grep -qvE "^1 | directory$"'
-_SAVED = re.compile(r"\d+\n(.*)#(\d+) (\d+) ([^\n]*)\n", re.DOTALL)
+_SAVED = re.compile(r"\d+\n(.*)#\d+ (\d+) (\d+) ([^\n]*)\n\n#\d+\n", re.DOTALL)
+_FRAME = re.compile(rb"\n#(\d+)\n\Z")
+_SIGNALED = 128  # exit codes above are of programs that a signal ended: the frame's own, too
 SLOW, LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
 _RESTARTED = "did not end, and every process was ended"
 
@@ -341,11 +346,12 @@ class Heard:
 
     def __init__(self, most: int) -> None:
         self._half, self._first, self._last = most // 2, bytearray(), bytearray()
-        self.total, self.error = 0, bytearray()
+        self.total, self.error, self.end = 0, bytearray(), b""  # the last bytes of the standard error
 
     def take(self, data: bytes, is_error: bool) -> None:
         if is_error:
             self.error += data if len(self.error) <= 4 * _STATE_CHARS else b""
+            self.end = (self.end + data)[-16:]
             return
         self.total += len(data)
         room = 4 * self._half - len(self._first)  # bytes, of which a character has at most four
