@@ -12,7 +12,7 @@ import contextlib
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,7 +140,7 @@ class SwerexShell(ContainerShell):
 
     def _watched(
         self, words: Sequence[str], user: str, seconds: float | None, environment: Mapping[str, str]
-    ) -> tuple[Heard, str | None, Callable[[], int | None]]:
+    ) -> tuple[Heard, str | None, int | None]:
         most = seconds or self.limits.seconds
         pairs = [f"{name}={value}" for name, value in {**self._environment, **environment}.items()]
         other = ["runuser", "-u", user, "--"] if user not in ("", "0", "root") else []
@@ -157,7 +157,7 @@ class SwerexShell(ContainerShell):
         heard.take(said.stderr.encode(), is_error=True)
         stopped = LOUD if int(size) > _MOST else SLOW if said.exit_code in (137, -9) and taken >= most else None
         code = 137 if said.exit_code == -9 else said.exit_code
-        return heard, stopped, lambda: code
+        return heard, stopped, None if stopped else code
 
     def put(self, archive: bytes, folder: str) -> None:
         with self._lock, tempfile.NamedTemporaryFile() as file:

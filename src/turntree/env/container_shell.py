@@ -158,7 +158,9 @@ class ContainerShell:
         host.count("seconds", time.monotonic() - started)
         if watch.problem is not None:
             raise watch.problem
-        return heard, watch.stopped, None if watch.stopped else self._code(made, heard)
+        code = None if watch.stopped else self._code(made, heard)
+        heard.error = bytearray(_FRAME.sub(b"", heard.error.partition(b"\n")[2]))
+        return heard, watch.stopped, code
 
     def _listen(self, made: str, heard: Heard) -> None:
         """Start a program and listen until it ends. The client's own streams would leave their sockets open, and miss
@@ -334,7 +336,7 @@ for path; do
 done | sha256sum"""
 # whether no path is a file with several names (hard links), which a layer parts where one of them changes
 _LINKED = '! stat -c "%h %F" -- "$@" 2>/dev/null | grep -qvE "^1 | directory$"'
-_SAVED = re.compile(r"\d+\n(.*)#\d+ (\d+) (\d+) ([^\n]*)\n\n#\d+\n", re.DOTALL)
+_SAVED = re.compile(r"(.*)#\d+ (\d+) (\d+) ([^\n]*)\n", re.DOTALL)
 _FRAME = re.compile(rb"\n#(\d+)\n\Z")
 _SIGNALED = 128  # exit codes above are of programs that a signal ended: the frame's own, too
 SLOW, LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
