@@ -20,8 +20,8 @@ _FLOOD = 8 << 20  # bytes of output after which a command is stopped
 _KILL_SECONDS = 5.0  # until a command that was killed has ended
 _COUNTS = 3  # of a layer's bytes, where files vanish while the daemon counts them
 _STATE_CHARS, _ARGUMENT = 1_000_000, 100_000  # of a shell; the kernel takes 128 KiB an argument
-# Runs a program between its process group's id and its exit code, on standard error: without the code, whoever listened
-# has not heard all. Not bash, which would read BASH_ENV once more.
+# Runs a program between its process group's id and its exit code, without which whoever listens to standard error has
+# not heard all. Bash would read BASH_ENV once more.
 _FRAMED = r"""echo "$$" >&2; "$@"; printf '\n#%d\n' "$?" >&2"""
 # Runs $1 in the state $2 (a script, in pieces), and writes the state afterwards to what was its standard error. The
 # state is saved at an `exit`, too. What is saved is quoted by bash itself.
@@ -127,11 +127,11 @@ class ContainerShell:
             found = _SAVED.fullmatch(heard.error.decode("utf-8", "replace"))
             if found is None or stopped:
                 self.background = stopped != _RESTARTED
-                return Ran(heard.text(), code, stopped)
-            self._state = found[1] if len(found[1]) <= _STATE_CHARS else self._state
-            ours = {"/proc/1", f"/proc/{found[2]}", f"/proc/{found[3]}"}
-            self.background = not ours.issuperset(found[4].split(" "))
-            return Ran(heard.text(), code)
+            else:
+                self._state = found[1] if len(found[1]) <= _STATE_CHARS else self._state
+                ours = {"/proc/1", f"/proc/{found[2]}", f"/proc/{found[3]}"}
+                self.background = not ours.issuperset(found[4].split(" "))
+            return Ran(heard.text(), code, stopped)
 
     def script(
         self, words: Sequence[str], *, seconds: float, environment: Mapping[str, str] | None = None, user: str = "0"
@@ -146,7 +146,7 @@ class ContainerShell:
     def _watched(
         self, words: Sequence[str], user: str, seconds: float | None, environment: Mapping[str, str]
     ) -> tuple[Heard, str | None, int | None]:
-        """Run a program: what it wrote, which limit it exceeded, and its exit code where it exceeded none."""
+        """What a program wrote, which limit it exceeded, and its exit code where it exceeded none."""
         self._changed, host, api = True, self._host, self._host.client.api
         given = {"user": user, "environment": dict(environment), "workdir": "/"}  # one that is gone starts nothing
         words = ["sh", "-c", _FRAMED, "sh", *words]
@@ -158,9 +158,7 @@ class ContainerShell:
         host.count("seconds", time.monotonic() - started)
         if watch.problem is not None:
             raise watch.problem
-        code = None if watch.stopped else self._code(made, heard)
-        heard.error = bytearray(_FRAME.sub(b"", heard.error.partition(b"\n")[2]))
-        return heard, watch.stopped, code
+        return heard, watch.stopped, None if watch.stopped else self._code(made, heard)
 
     def _listen(self, made: str, heard: Heard) -> None:
         """Start a program and listen until it ends. The client's own streams would leave their sockets open, and miss
@@ -179,11 +177,11 @@ class ContainerShell:
     def _code(self, made: str, heard: Heard) -> int:
         """The exit code of a program. Raises `EnvironmentFault` where not all was heard of it: its container ended, or
         the daemon did, which knows nothing of it afterwards or calls it a success."""
-        if framed := _FRAME.search(heard.end):
+        if framed := _FRAME.search(heard.error[-16:]):
             return int(framed[1])
         code: int | None = self._host.call(lambda: self._host.client.api.exec_inspect(made)["ExitCode"])
         self._host.call(self._container.reload)
-        if code is None or code <= _SIGNALED or self._container.status != "running":
+        if code is None or code <= 128 or self._container.status != "running":  # above: a signal ended the frame, too
             raise EnvironmentFault("the container or its daemon was lost during a command")
         return code
 
@@ -336,9 +334,8 @@ for path; do
 done | sha256sum"""
 # whether no path is a file with several names (hard links), which a layer parts where one of them changes
 _LINKED = '! stat -c "%h %F" -- "$@" 2>/dev/null | grep -qvE "^1 | directory$"'
-_SAVED = re.compile(r"(.*)#\d+ (\d+) (\d+) ([^\n]*)\n", re.DOTALL)
+_SAVED = re.compile(r"(?:\d+\n)?(.*)#\d+ (\d+) (\d+) ([^\n]*)\n(?:\n#\d+\n)?", re.DOTALL)  # in its frame, or without
 _FRAME = re.compile(rb"\n#(\d+)\n\Z")
-_SIGNALED = 128  # exit codes above are of programs that a signal ended: the frame's own, too
 SLOW, LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
 _RESTARTED = "did not end, and every process was ended"
 
@@ -348,12 +345,12 @@ class Heard:
 
     def __init__(self, most: int) -> None:
         self._half, self._first, self._last = most // 2, bytearray(), bytearray()
-        self.total, self.error, self.end = 0, bytearray(), b""  # the last bytes of the standard error
+        self.total, self.error = 0, bytearray()
 
     def take(self, data: bytes, is_error: bool) -> None:
         if is_error:
-            self.error += data if len(self.error) <= 4 * _STATE_CHARS else b""
-            self.end = (self.end + data)[-16:]
+            self.error += data
+            del self.error[4 * _STATE_CHARS : -16]
             return
         self.total += len(data)
         room = 4 * self._half - len(self._first)  # bytes, of which a character has at most four

@@ -9,7 +9,7 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
-from turntree.decide.gates.divergence import PrefixDivergenceGate, turns_reached, unable
+from turntree.decide.gates.divergence import GateAtTurn, PrefixDivergenceGate
 from turntree.decide.gates.signals import PRINTED, SIGNALS, prefix_edit_distance_mean
 from turntree.run.means import wilson
 
@@ -106,7 +106,7 @@ class GateMonitor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomGate(Gate):
+class RandomGate(GateAtTurn):
     """The control of an experiment: cuts groups that still run at a turn, whatever they do.
 
     Args:
@@ -114,27 +114,17 @@ class RandomGate(Gate):
         rate: The share of the groups that reach it.
     """
 
-    turn: int = 10
     rate: float = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.turn < 1:
-            raise ConfigError(f"must be at least 1, not {self.turn}", field="turn")
+        super().__post_init__()
         if not 0 <= self.rate <= 1:
             raise ConfigError(f"must be in [0, 1], not {self.rate}", field="rate")
 
-    @property
-    def first_look(self) -> int:
-        return self.turn
-
-    def decide(self, group: GroupProgress) -> GateDecision | None:
-        hopeless = unable(group)
-        if hopeless is not None or turns_reached(group) < self.turn:
-            return hopeless
+    def reached(self, group: GroupProgress) -> tuple[bool, str, dict[str, float]]:
         cut = _draw(self.seed, "random gate", group) < self.rate
-        numbers = {"turn": float(self.turn), "rate": self.rate}
-        return GateDecision(cut=cut, reason="drawn to be cut" if cut else "drawn to go on", numbers=numbers, final=True)
+        return cut, "drawn to be cut" if cut else "drawn to go on", {"rate": self.rate}
 
 
 def _draw(seed: int, what: str, group: GroupProgress) -> float:
