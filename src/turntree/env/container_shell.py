@@ -180,8 +180,8 @@ class ContainerShell:
         if framed := _FRAME.search(heard.error[-16:]):
             return int(framed[1])
         code: int | None = self._host.call(lambda: self._host.client.api.exec_inspect(made)["ExitCode"])
-        self._host.call(self._container.reload)
-        if code is None or code <= 128 or self._container.status != "running":  # above: a signal ended the frame, too
+        runs = self._host.call(lambda: self._container.exec_run(["sh", "-c", ":"], user="0").exit_code == 0)
+        if code is None or code <= 128 or not runs:  # above 128: a signal ended the frame, too
             raise EnvironmentFault("the container or its daemon was lost during a command")
         return code
 
