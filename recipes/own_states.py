@@ -21,6 +21,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-important     ... by variance times importance
   own-kept          ... half of the weight with pivots of earlier searches
   own-balanced      own states with the defaults of today: kept, balanced, no importance
+  own-both          ... by variance times importance
   own-lean          ... with the updates, games and states of LEAN: half of those of hard games, in every world
   lean-shared       own-lean, a step's states four to an episode, whose beginning is prefilled and trained on once
   own-outcome       own states without a teacher, judged by how episodes go on from there
@@ -70,8 +71,8 @@ BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
 MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
-    "balanced", "own-kept", "own-balanced", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long", "grpo-short",
-    "judged", "own-grpo", "lean-grpo", "third", "union", "dapo", "reinforce", "arpo",
+    "balanced", "own-kept", "own-balanced", "own-both", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long",
+    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
@@ -88,7 +89,8 @@ COMPARED = (
     ("clean-matched", "sft-clean"), ("clean", "grpo"), ("grpo", "sft-clean"),
     ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
     ("balanced", BASE), ("balanced", "sft"), ("own-balanced", BASE), ("own-balanced", "sft"), ("own-balanced", "own"),
-    ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("balanced", "grpo"), ("own-balanced", "grpo"),
+    ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("own-both", "own-balanced"),
+    ("balanced", "grpo"), ("own-balanced", "grpo"),
     ("grpo", BASE), ("own-lean", BASE), ("own-lean", "sft"), ("own-lean", "own-balanced"), ("own-lean", "grpo"),
     ("own-grpo", BASE), ("own-grpo", "own-balanced"), ("own-grpo", "grpo"), ("lean-grpo", BASE), ("lean-grpo", "sft"),
     ("lean-grpo", "own-lean"), ("lean-grpo", "grpo"), ("lean-grpo", "own-grpo"),
@@ -104,7 +106,7 @@ COMPARED = (
 )  # fmt: skip
 WEIGHTS = {
     "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
-    "own-kept": "both", "own-outcome": "variance",
+    "own-kept": "both", "own-both": "both", "own-outcome": "variance",
 }  # fmt: skip
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
@@ -118,7 +120,14 @@ WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what 
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
 PROFILES = {"clean": "clean-profile", "balanced-clean": "clean-profile", "clean-matched": "matched-profile"}
-BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared")  # by the defaults of `select`
+BALANCED = (
+    "balanced",
+    "balanced-clean",
+    "own-balanced",
+    "own-both",
+    "own-lean",
+    "lean-shared",
+)  # by the defaults of `select`
 
 
 @dataclass(frozen=True)
@@ -429,11 +438,13 @@ class Recipe:
         chosen |= {"max_turns": options.own_turns or options.max_turns}
         if options.own_candidates:
             chosen |= {"candidates": options.own_candidates}
+        if arm in WEIGHTS:
+            chosen |= {"select.weight": WEIGHTS[arm]}
         if arm not in BALANCED:  # as they were measured
-            chosen |= {"select.weight": WEIGHTS[arm], "select.max_per_kind": 1, "select.anchor_share": 0}
+            chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0}
         if arm == "own-outcome":
             chosen |= {"candidates": options.outcome_states}
-        if arm in ("own-important", "own-kept"):
+        if arm in ("own-important", "own-kept", "own-both"):
             chosen |= {"forks": options.forks, "measured": options.measured}
         if arm == "own-kept" or arm in BALANCED:
             chosen |= {"keep": 0.5}
