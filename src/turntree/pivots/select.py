@@ -77,8 +77,7 @@ def is_pivot(row: Row, threshold: float) -> bool:
 
 
 def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
-    """Choose the training states. Deterministic for a seed; every candidate is counted under one reason. Raises
-    `ConfigError` where no importance was measured and the weights need it."""
+    """Choose the training states. Deterministic for a seed; every candidate is counted under one reason."""
     classes = [classify(row, config.threshold) for row in rows]
     counts = Counter(classes)
     pivots = [row for row, kind in zip(rows, classes, strict=True) if kind == "pivot"]
