@@ -1,4 +1,4 @@
-"""Own states on the command line: recorded and labelled, measured, drawn by weight, searched again in training."""
+"""Own states on the command line: recorded and labelled, drawn by weight, searched again in training."""
 
 import json
 
