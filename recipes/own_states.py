@@ -1,4 +1,4 @@
-"""Does training on the policy's own states pay, and on those that matter? python recipes/own_states.py FOLDER
+"""Does training on the policy's own states pay? python recipes/own_states.py FOLDER
 
 From one policy, for every seed the arms below, with the same number of updates (SFT: three passes over the same
 traces). The settings were chosen on development tasks with seed 100 (docs/LOG.md); the test tasks are played once by
@@ -16,12 +16,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   balanced-clean    ... balanced as `select` does by itself: 30% a kind of action, 30% mastered turns
   balanced          the same of an expert with slips: the defaults of today
   expert            ... without a cap, drawn by variance
-  expert-important  ... by variance times importance
   own               the same at states of the policy's own path, which are searched again while training
-  own-important     ... by variance times importance
-  own-kept          ... half of the weight with pivots of earlier searches
-  own-balanced      own states with the defaults of today: kept, balanced, no importance
-  own-both          ... by variance times importance
+  own-balanced      own states with the defaults of today: kept, balanced
   own-lean          ... with the updates, games and states of LEAN: half of those of hard games, in every world
   lean-shared       own-lean, a step's states four to an episode, whose beginning is prefilled and trained on once
   own-outcome       own states without a teacher, judged by how episodes go on from there
@@ -68,29 +64,23 @@ from turntree.run.files import read_json
 
 HERE = Path(__file__).resolve().parent
 BASE = "base"
-ARMS = (BASE, "sft", "random", "capped", "expert", "expert-important", "own", "own-important")
+ARMS = (BASE, "sft", "random", "capped", "expert", "own")
 MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
-    "balanced", "own-kept", "own-balanced", "own-both", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long",
+    "balanced", "own-balanced", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long",
     "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
-    ("own-important", BASE), ("own-important", "sft"), ("own-important", "random"), ("own-important", "capped"),
-    ("own-important", "expert"), ("own", "sft"), ("expert-important", "sft"), ("own", "expert"),
-    ("expert-important", "expert"), ("own-important", "own"), ("own-important", "expert-important"), ("capped", "sft"),
-    ("expert", "sft"), ("filter", "sft"), ("strict", "capped"), ("filter", BASE),
+    ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
+    ("filter", BASE),
     ("capped", BASE), ("capped", "random"), ("filter", "random"), ("all", BASE), ("filter", "all"), ("capped", "all"),
     ("all", "strict-all"), ("random", BASE), ("all", "random"), ("own-outcome", BASE), ("own-outcome", "sft"),
-    ("own-outcome", "own-important"), ("own-kept", BASE), ("own-kept", "sft"), ("own-kept", "random"),
-    ("own-kept", "capped"), ("own-kept", "expert"), ("own-kept", "expert-important"), ("own-kept", "own"),
-    ("own-kept", "own-important"), ("sft", BASE), ("grpo", "sft"), ("own-kept", "grpo"), ("judged", "sft"),
-    ("judged", "grpo"), ("judged", "own-kept"), ("own-kept", "grpo-long"), ("grpo-long", "sft"),
+    ("sft", BASE), ("grpo", "sft"), ("judged", "sft"), ("judged", "grpo"), ("grpo-long", "sft"),
     ("clean", BASE), ("clean-matched", BASE), ("clean", "clean-matched"), ("clean", "sft-clean"),
     ("clean-matched", "sft-clean"), ("clean", "grpo"), ("grpo", "sft-clean"),
     ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
     ("balanced", BASE), ("balanced", "sft"), ("own-balanced", BASE), ("own-balanced", "sft"), ("own-balanced", "own"),
-    ("own-balanced", "balanced"), ("own-balanced", "own-kept"), ("own-both", "own-balanced"),
-    ("balanced", "grpo"), ("own-balanced", "grpo"),
+    ("own-balanced", "balanced"), ("balanced", "grpo"), ("own-balanced", "grpo"),
     ("grpo", BASE), ("own-lean", BASE), ("own-lean", "sft"), ("own-lean", "own-balanced"), ("own-lean", "grpo"),
     ("own-grpo", BASE), ("own-grpo", "own-balanced"), ("own-grpo", "grpo"), ("lean-grpo", BASE), ("lean-grpo", "sft"),
     ("lean-grpo", "own-lean"), ("lean-grpo", "grpo"), ("lean-grpo", "own-grpo"),
@@ -104,10 +94,7 @@ COMPARED = (
     ("arpo", "grpo"), ("arpo", "dapo"), ("arpo", "reinforce"), ("arpo", BASE), ("dapo", "grpo"),
     ("reinforce", "grpo"), ("dapo", BASE), ("reinforce", BASE),
 )  # fmt: skip
-WEIGHTS = {
-    "expert": "variance", "expert-important": "both", "own": "variance", "own-important": "both",
-    "own-kept": "both", "own-both": "both", "own-outcome": "variance",
-}  # fmt: skip
+WEIGHTS = dict.fromkeys(("expert", "own", "own-outcome"), "variance")
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4),
@@ -124,7 +111,6 @@ BALANCED = (
     "balanced",
     "balanced-clean",
     "own-balanced",
-    "own-both",
     "own-lean",
     "lean-shared",
 )  # by the defaults of `select`
@@ -145,9 +131,6 @@ class Settings:
     tasks: int = 192  # that a search plays
     greedy: float = 0.5
     own_rollouts: int = 8
-    forks: int = 2
-    measured: int = 96  # states of a search
-    expert_measured: int = 192
     outcome_forks: int = 8  # without a teacher: fewer are mostly noise
     outcome_states: int = 192  # of a search, each judged by rollouts times forks episodes
     own_candidates: int = 0  # states of a search that are profiled (0: all)
@@ -165,7 +148,7 @@ class Settings:
 
 SMOKE: dict[str, float] = {
     "cap": 1.0, "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4,
-    "measured": 2, "expert_measured": 2, "outcome_forks": 2, "outcome_states": 4, "max_turns": 4, "part": 2,
+    "outcome_forks": 2, "outcome_states": 4, "max_turns": 4, "part": 2,
     "iterations": 2, "groups": 2, "group_size": 2,
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
@@ -402,11 +385,6 @@ class Recipe:
         command += words("--rollouts", options.rollouts, "--max-tokens", options.max_tokens)
         command += self.world.started + self.judged(arm)
         source = self.file(PROFILES.get(arm, "profile"), seed, command, traces)
-        if arm == "expert-important":
-            command = words("importance", source.result, "--environment", self.world.environment, "--seed", seed)
-            command += words("--limit", options.expert_measured, "--forks", options.forks)
-            command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens)
-            source = self.file("weighed", seed, command, source)
         below = 0.6 if arm == "filter" else 1.0
         command = words("select", source.result, "--threshold", below)
         if arm in BALANCED:
@@ -444,9 +422,7 @@ class Recipe:
             chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0}
         if arm == "own-outcome":
             chosen |= {"candidates": options.outcome_states}
-        if arm in ("own-important", "own-kept", "own-both"):
-            chosen |= {"forks": options.forks, "measured": options.measured}
-        if arm == "own-kept" or arm in BALANCED:
+        if arm in BALANCED:
             chosen |= {"keep": 0.5}
         if arm == "lean-shared":
             command += words("--set", "train.per_trace=4")
@@ -495,7 +471,6 @@ BILLED = ("turns", "tool_calls", "decoded_tokens", "prefilled_tokens", "trained_
 NEEDED = {
     **dict.fromkeys(("expert", "capped", "strict", "filter", "balanced"), ("profile",)),
     **{arm: (profile,) for arm, profile in PROFILES.items()},
-    "expert-important": ("profile", "weighed"),
 }
 
 
@@ -576,7 +551,7 @@ def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
     bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
     for name in NEEDED.get(arm, ()):
         header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")
-        bills.append((header["importance"] if name == "weighed" else header["summary"])["cost"])
+        bills.append(header["summary"]["cost"])
     records = [read_json(folder / "stages" / f"{name}.{seed}.json") for name in (arm, *NEEDED.get(arm, ()))]
     counts = (float(sum(bill[key] for bill in bills)) for key in BILLED)
     spent = (*counts, sum(record.get("cpu_seconds", math.nan) for record in records))

@@ -116,7 +116,6 @@ def test_a_verifier_that_does_not_exist_is_named(turntree, household, tmp_path):
         ("select", "profile.jsonl", "--out", "pivots.jsonl", "--json", "link.jsonl"),
         ("profile", "--traces", "traces.jsonl", "--out", "../WORK/traces.jsonl"),
         ("rescore", "profile.jsonl", "--verifier", "strict", "--out", "link.jsonl"),
-        ("importance", "profile.jsonl", "--environment", "household", "--out", "profile.jsonl"),
         ("traces", "import", "traces.jsonl", "--out", "traces.jsonl"),
         ("traces", "import", ".", "--out", "traces.jsonl"),
         ("traces", "import", "other.jsonl", "--set", "tools=tools.json", "--out", "tools.json"),

@@ -1,4 +1,4 @@
-"""Own states on the command line: recorded and labelled, measured, drawn by weight, searched again in training."""
+"""Own states on the command line: recorded and labelled, drawn by weight, searched again in training."""
 
 import json
 
@@ -13,7 +13,6 @@ OWN = (
     "--set", "train.states=4", "--set", "train.group_size=4", "--set", "checkpoints.every=1",
     "--set", "check.tasks=0",
 )  # fmt: skip
-IMPORTANT = ("--set", "own.forks=2", "--set", "own.measured=4", "--set", "own.select.weight=both")
 
 
 def metrics(run):
@@ -28,22 +27,21 @@ def weights(run):
 @pytest.fixture(scope="module")
 def trained(turntree, tmp_path_factory):
     run = tmp_path_factory.mktemp("own") / "run"
-    turntree(*OWN, *IMPORTANT, "--out", run)
+    turntree(*OWN, "--out", run)
     return run
 
 
-def test_the_policy_is_played_labelled_and_measured_again_every_so_many_steps(trained) -> None:
+def test_the_policy_is_played_labelled_and_profiled_again_every_so_many_steps(trained) -> None:
     searched = {row["step"]: row["own_path"] for row in metrics(trained) if "own_path" in row}
     assert set(searched) == {1, 3}
     for found in searched.values():
         assert found["tasks"] == 3 and found["states"] >= found["pivots"] > 0 and found["mixed"] > 0
-        assert 0 < found["measured"] <= 4
     spent = metrics(trained)[0]["spent"]["turns"]
     assert spent > searched[1]["cost"]["turns"] > searched[1]["states"] * 4  # the search is on the bill
 
 
 def test_pivots_of_earlier_searches_may_keep_a_share_of_the_draws(trained, turntree, tmp_path) -> None:
-    turntree(*OWN, *IMPORTANT, "--set", "own.keep=0.5", "--out", tmp_path / "run")
+    turntree(*OWN, "--set", "own.keep=0.5", "--out", tmp_path / "run")
     rows, replaced = metrics(tmp_path / "run"), metrics(trained)
     assert rows[:2] == replaced[:2]  # up to the second search
     first, second = (row["own_path"]["pivots"] for row in rows if "own_path" in row)
@@ -53,7 +51,7 @@ def test_pivots_of_earlier_searches_may_keep_a_share_of_the_draws(trained, turnt
 
 
 def test_a_search_may_profile_a_part_of_the_states(trained, turntree, tmp_path) -> None:
-    turntree(*OWN, *IMPORTANT, "--set", "own.candidates=7", "--steps", 1, "--out", tmp_path / "run")
+    turntree(*OWN, "--set", "own.candidates=7", "--steps", 1, "--out", tmp_path / "run")
     (found,), whole = [row["own_path"] for row in metrics(tmp_path / "run") if row["step"]], metrics(trained)[0]
     assert found["profiled"] == 7 < found["states"] == whole["own_path"]["states"] == whole["own_path"]["profiled"]
     assert 0 < found["pivots"] <= 7 >= found["mixed"]
@@ -84,10 +82,10 @@ def test_a_run_that_is_interrupted_between_two_searches_ends_with_the_same_weigh
 
     with monkeypatch.context() as patch:
         patch.setattr(own_path.OwnStates, "draw", dies_at_the_second)
-        turntree(*OWN, *IMPORTANT, "--out", tmp_path / "run", code=130)
+        turntree(*OWN, "--out", tmp_path / "run", code=130)
     with monkeypatch.context() as patch:  # the first search is read again, and not made again
         patch.setattr(own_path.OwnStates, "draw", lambda self, *at: draw(self, *at) if at == (3, 1) else 1 / 0)
-        turntree(*OWN, *IMPORTANT, "--out", tmp_path / "run")
+        turntree(*OWN, "--out", tmp_path / "run")
     assert metrics(tmp_path / "run") == metrics(trained)
     assert weights(tmp_path / "run") == weights(trained)
 
@@ -108,8 +106,7 @@ def test_states_that_nobody_labels_are_judged_by_how_episodes_go_on(turntree, tm
 
 
 def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -> None:
-    names = ("traces", "profile", "weighed", "pivots")
-    traces, profile, weighed, pivots = (tmp_path / f"{name}.jsonl" for name in names)
+    traces, profile, pivots = (tmp_path / f"{name}.jsonl" for name in ("traces", "profile", "pivots"))
     played = ("--environment", "household")
     turntree(
         "traces", "record", *played, "--teacher", "household", "--count", 4, "--max-turns", 8, "--max-tokens", 24,
@@ -119,17 +116,9 @@ def test_recorded_and_labelled_states_go_the_way_of_traces(turntree, tmp_path) -
     turntree(
         "profile", "--traces", traces, "--verifier", "household", "--rollouts", 4, "--max-tokens", 24, "--out", profile
     )
-    limits = ("--max-turns", 8, "--max-tokens", 24, "--forks", 2, "--limit", 5)
-    turntree("importance", profile, *played, *limits, "--out", weighed)
-    rows = [json.loads(line) for line in weighed.read_text().splitlines()[1:]]
-    assert 0 < sum("importance" in row for row in rows) <= 5
-    turntree("select", weighed, "--threshold", 1.0, "--weight", "both", "--out", pivots)
-    header = json.loads(weighed.read_text().splitlines()[0])
-    assert header["importance"]["cost"]["turns"] > 0  # what the forks cost is on the file's bill
+    turntree("select", profile, "--threshold", 1.0, "--weight", "variance", "--out", pivots)
     weights = [json.loads(line)["weight"] for line in pivots.read_text().splitlines()[1:]]
     assert min(weights) > 0 and sum(weights) / len(weights) == pytest.approx(1)
-    message = turntree.error("select", profile, "--weight", "importance", "--out", pivots)
-    assert "turntree importance" in message
 
 
 def test_a_task_at_which_the_teacher_fails_is_counted_and_the_others_are_labelled(
@@ -165,7 +154,6 @@ def test_a_teacher_that_fails_everywhere_ends_the_command_and_not_in_a_file_with
         (("--states", "own"), "--environment"),
         (("--states", "own", "--environment", "household"), "--verifier"),
         (("--states", "own", "--environment", "household", "--verifier", "household"), "--teacher"),
-        ((*OWN[2:], "--set", "own.select.weight=both"), "own.forks"),
     ],
 )
 def test_what_own_states_need_is_asked_for_by_name(turntree, tmp_path, arguments, said) -> None:

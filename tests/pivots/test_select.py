@@ -168,25 +168,3 @@ def test_whatever_is_dropped_is_counted_once(candidates, duplicates):
     selection = select(candidates, SelectConfig(per_duplicate=duplicates))
     assert sum(selection.counts.values()) == len(candidates)
     assert selection.counts.get("pivot", 0) == len(selection.rows)
-
-
-def test_weights_rise_with_importance_and_are_never_zero():
-    rows = [important(0, 0.9), important(1, 0.1), important(2, -0.5), row(8, turn=3)]
-    weights = [r["weight"] for r in select(rows, SelectConfig(weight="both")).rows]
-    assert weights[0] > weights[1] >= weights[2] > 0 and sum(weights) / 4 == pytest.approx(1)
-
-
-def test_states_on_which_nothing_hangs_are_drawn_alike():
-    rows = [important(0, -0.2), important(1, -0.1)]
-    assert all("weight" not in r for r in select(rows, SelectConfig(weight="importance")).rows)
-
-
-def test_weights_by_importance_without_a_measurement_are_refused():
-    for rows in ([row(8)], [important(0, None)]):
-        with pytest.raises(ConfigError, match="turntree importance"):
-            select(rows, SelectConfig(weight="both"))
-
-
-def important(turn: int, difference: float | None) -> dict:
-    error = None if difference is None else 0.1
-    return {**row(8, turn=turn), "importance": {"difference": difference, "error": error}}

@@ -32,16 +32,17 @@ def test_what_is_written_is_read(profile):
     assert header["summary"]["candidates"] == len(rows) == 6
 
 
-def test_a_profile_with_importance_may_be_finished_at_another_server(profile):
-    """How a server is reached changes no figure; where a fork ends does."""
+def test_a_profile_may_be_finished_at_another_server(profile):
+    """How a server is reached changes no figure; the seed does."""
 
-    def header(url, forks):
-        config = {"device": {"engine": {"name": "vllm", "url": url}}, "forks": forks}
-        return {**PROFILE.read(profile)[0], "importance": {"config": config, "cost": {}, "timing": {}}}
+    def header(url, seed):
+        made = PROFILE.read(profile)[0]
+        config = {**made["config"], "device": {"engine": {"name": "vllm", "url": url}}, "seed": seed}
+        return {**made, "config": config}
 
-    changed(profile, 1, importance=header("http://one:8000", 8)["importance"])
+    changed(profile, 1, config=header("http://one:8000", 8)["config"])
     require_same_profile(profile, header("http://other:8000", 8), overwrite=False)
-    with pytest.raises(InputError, match=r"importance.forks"):
+    with pytest.raises(InputError, match=r"differs in seed"):
         require_same_profile(profile, header("http://one:8000", 4), overwrite=False)
 
 

@@ -80,9 +80,6 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
         words = read_json(tmp_path / "stages" / f"{name}.0.json")["command"]
         return set(words) - {f"{name}.0", f"pivots-{name}.0.jsonl"}
 
-    assert command("own-important") ^ command("own") == {
-        "own.select.weight=variance", "own.select.weight=both", "own.forks=2", "own.measured=2"
-    }  # fmt: skip
     labels = {"--teacher", "--verifier", "household", "train.local.verdicts=2"}
     assert command("judged") - command("grpo") == labels - {"household"} and not command("grpo") - command("judged")
     assert command("lean-shared") ^ command("own-lean") == {"train.per_trace=4"}
@@ -91,7 +88,7 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
     assert {"entropy", "brancher.probe_tokens=2"} <= command("arpo") - command("grpo")
     assert command("strict-all") ^ command("all") == {"strict", "household"}
     assert not (tmp_path / "stages" / "pivots-all.0.json").exists()
-    trained = {arm: command(arm) for arm in ("random", "capped", "expert", "expert-important")}
+    trained = {arm: command(arm) for arm in ("random", "capped", "expert")}
     assert all(words == trained["random"] for words in trained.values())
     assert {"--steps", "2", "--learning-rate", "0.0005", "--kl", "0.02"} <= trained["random"] & command("own")
 
@@ -103,7 +100,7 @@ def play(folder: Path, arm: str, seed: int, start: int, won: float) -> None:
 
 
 def test_two_arms_are_compared_on_the_games_and_seeds_that_both_have_played(recipe, tmp_path) -> None:
-    for arm, won in (("sft", 0.0), ("own-important", 1.0)):
+    for arm, won in (("sft", 0.0), ("own", 1.0)):
         for seed in (0, 1):
             play(tmp_path, arm, seed, 0, won)
     play(tmp_path, "sft", 0, 4, 1.0)  # a part of one policy alone
@@ -112,7 +109,7 @@ def test_two_arms_are_compared_on_the_games_and_seeds_that_both_have_played(reci
     arms = recipe.played(tmp_path)
     _, _, *rows = recipe.differences(arms)
     told = "+100.0 [+100.0, +100.0] (+100.0, +100.0)"
-    assert rows == [f"| own-important - sft | 0, 1 | 4 | {told} | {told} |"]
+    assert rows == [f"| own - sft | 0, 1 | 4 | {told} | {told} |"]
     assert "| sft | 0, 1, 2 | 4 | 33.3 [-110.1, 176.8] (0.0, 0.0, 100.0) |" in "\n".join(recipe.success(arms))
 
 

@@ -1,4 +1,4 @@
-"""`turntree sft | profile | rescore | importance | select | train | plan | export`: from traces to a trained policy."""
+"""`turntree sft | profile | rescore | select | train | plan | export`: from traces to a trained policy."""
 
 from __future__ import annotations
 
@@ -112,37 +112,6 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
         lines.append("the policy has mastered every turn: none is a pivot. Take harder traces, or fewer epochs of SFT")
     lines += [f"look at this first: {faults}"] if faults else []
     return [*lines, *([f"not candidates: {_counts(result['skipped_turns'])}"] if result["skipped_turns"] else [])]
-
-
-@click.command(
-    cls=StageCommand,
-    config=_CONFIG + "ImportanceConfig",
-    stage="importance",
-    options=short(
-        "PROFILE=profile environment model forks limit episodes.max_turns episodes.sampling.max_tokens traces seed"
-    ),
-    short_help="How much success hangs on the states of a profile.",
-)
-@out_option("The profile to write, with importance (JSONL).")
-@overwrite_option("Start over where another measurement was interrupted, or replace it.")
-def importance(config: Any, out: Path, overwrite: bool, json_path: str | None) -> None:
-    """Play on from mixed states, after an accepted and after a refused action: the difference in success is what
-    `turntree select --weight importance` draws by.
-
-    \b
-    Example: turntree importance runs/profile.jsonl --environment household --out runs/weighed.jsonl
-    """
-    from turntree.stages.importance import run_importance
-
-    result = run_importance(config, out, overwrite=overwrite)
-    lines = [
-        f"{kind}: success {row['difference']:+.3f} after an accepted action, standard error {row['error']:.3f}, "
-        f"states {row['states']}"
-        for kind, row in result["by_kind"].items()
-    ]
-    left = ", ".join(f"{count} {reason}" for reason, count in result["not_measured"].items())
-    lines.append(f"{result['measured']} of {result['mixed']} mixed states measured -> {out}")
-    finish(result, json_path, [*lines, *([f"not measured: {left}"] if left else [])])
 
 
 @click.command(

@@ -18,11 +18,9 @@ from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
-from turntree.pivots.importance import shrunk
 from turntree.pivots.rows import Row, classify
 
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are previewed
-_LEAST = 0.05  # importance of a state, as a share of the highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +39,9 @@ class SelectConfig:
     action that has enough (0: none, as in the paper)."""
     per_duplicate: int = 1
     """Most pivots of equal demonstrated actions at equal states (0: no limit). What is dropped is chosen by seed."""
-    weight: Literal["equal", "variance", "importance", "both"] = "equal"
-    """How heavy a pivot is in the draws of training: all alike, by its reward variance, by its importance (what
-    `turntree importance` measured), or by the product of both. A step draws distinct turns: in proportion to the
-    weights where it draws few of them, nearly all alike where it draws most."""
+    weight: Literal["equal", "variance"] = "equal"
+    """How heavy a pivot is in the draws of training: all alike, or by its reward variance. A step draws distinct turns:
+    in proportion to the weights where it draws few of them, nearly all alike where it draws most."""
     seed: int = 0
     """Seed for choosing what is dropped at a limit."""
 
@@ -80,8 +77,7 @@ def is_pivot(row: Row, threshold: float) -> bool:
 
 
 def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
-    """Choose the training states. Deterministic for a seed; every candidate is counted under one reason. Raises
-    `ConfigError` where no importance was measured and the weights need it."""
+    """Choose the training states. Deterministic for a seed; every candidate is counted under one reason."""
     classes = [classify(row, config.threshold) for row in rows]
     counts = Counter(classes)
     pivots = [row for row, kind in zip(rows, classes, strict=True) if kind == "pivot"]
@@ -168,20 +164,8 @@ def capped_shares(sizes: Mapping[str, float], cap: float) -> dict[str, float]:
 
 
 def _values(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
-    """The value of every pivot by `weight`. Importance counts as at least a twentieth of the highest, because it is
-    never certain that nothing hangs on a state."""
-    values = [float(row["reward_var"]) if config.weight in ("variance", "both") else 1.0 for row in pivots]
-    if config.weight in ("importance", "both") and pivots:
-        measured = [row.get("importance") for row in pivots]
-        if not any(each and each["difference"] is not None for each in measured):
-            hint = "measure it with `turntree importance`, or use --weight variance"
-            raise ConfigError("needs the importance of the pivots", field="weight", hint=hint)
-        importance = shrunk([row["kind"] for row in pivots], measured)
-        least = _LEAST * max(importance)
-        values = [
-            value * (max(least, each) if least > 0 else 1.0) for value, each in zip(values, importance, strict=True)
-        ]
-    return values
+    """The value of every pivot by `weight`."""
+    return [float(row["reward_var"]) if config.weight == "variance" else 1.0 for row in pivots]
 
 
 def _marked(row: Row, role: str) -> dict[str, Any]:

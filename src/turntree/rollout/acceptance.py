@@ -1,9 +1,9 @@
 """How much an episode's reward hangs on each kind of action, learned from the run itself.
 
 What hangs on a kind is the slope of an episode's reward (minus the mean of its group, which takes the task's difficulty
-out) on whether its action at a state of the kind was accepted. Unlike `pivots.importance` it costs no rollouts, and
-it is an observation: a policy that is accepted more often where it is about to win for another reason has a slope,
-too. Slopes are shrunk towards that of all kinds together (a ridge).
+out) on whether its action at a state of the kind was accepted. It costs no rollouts, and it is an observation: a policy
+that is accepted more often where it is about to win for another reason has a slope, too. Slopes are shrunk towards that
+of all kinds together (a ridge).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 It needs no demonstration, so it judges states that nobody labelled (`train pivot --states own` without a teacher). The
 reward is the Monte-Carlo value of VinePPO (Kazemnejad et al. 2024), of a turn; none of turntree's three papers has it.
-Importance (`pivots.importance`) plays on in the same way.
 """
 
 from __future__ import annotations

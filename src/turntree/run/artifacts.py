@@ -118,21 +118,6 @@ class Audit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance:
-    """Mean success of the episode after an accepted and after a refused action (`turntree importance`), with the
-    standard error of the difference; or the reason why it was not measured."""
-
-    accepted: Share | None
-    refused: Share | None
-    difference: Annotated[float, Between(-1, 1)] | None
-    error: Annotated[float, Between(0)] | None
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if key != "reason" or value}
-
-
-@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A row of a profile. Fields with a default are missing in profiles of older versions, which can be selected from,
     but neither extended nor rescored."""
@@ -159,7 +144,6 @@ class Candidate:
     state: str | None = None
     reference: str | None = None
     samples: list[Annotated[int, Between(0)] | None] | None = None
-    importance: Importance | None = None
 
     def __post_init__(self) -> None:
         _check_moments(self.reward_mean, self.reward_var)
@@ -199,8 +183,6 @@ class ProfileHeader:
     template_hash: str
     renderer: str = "template"
     timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
-    importance: dict[str, Any] | None = None
-    """How importance was measured (`turntree importance`)."""
 
     def __post_init__(self) -> None:
         for key in ("traces", "split"):
@@ -239,14 +221,11 @@ def require_same_profile(out: Path, header: Row, *, overwrite: bool) -> None:
         hint = "choose another --out, or pass --overwrite to replace it"
         raise InputError(error.problem, path=out, line=error.line, field=error.field, hint=hint) from error
     free = (*FREE, *(f"config.endpoint.{key}" for key in CONNECTION))
-    free += tuple(key.replace("config", "importance", 1) for key in FREE)
     require_same(_settings(found), _settings(header), out, free=free)
 
 
 def _settings(header: Row) -> Row:
-    measured = header.get("importance") or {}
-    kept = {key: header.get(key) for key in ("config", "verifier", "traces_hash")}
-    return {**kept, **policy_of(header), "importance": measured.get("config")}
+    return {**{key: header.get(key) for key in ("config", "verifier", "traces_hash")}, **policy_of(header)}
 
 
 def policy_of(header: Mapping[str, Any]) -> dict[str, str]:

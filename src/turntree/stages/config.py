@@ -233,31 +233,6 @@ class RescoreConfig(FromProfile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportanceConfig(FromProfile):
-    """`turntree importance`."""
-
-    profile: str
-    """The profile whose mixed states are measured."""
-    environment: Part = field(metadata=parts.AS_GIVEN)
-    """The environment of the traces, under the name that they record. Options given here replace those of the trace."""
-    model: str | None = None
-    """The policy that goes on from the states (default: that of the profile)."""
-    forks: int = 4
-    """Continuations to the end after the accepted action, and as many after the refused one."""
-    limit: int = 0
-    """Measure this many mixed states, drawn by `seed` (0: all). The others get the mean of their kind."""
-    episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
-    wave: int = 16
-    """States that are measured and logged together."""
-    seed: int = 0
-    """Draws the states, the actions and the continuations."""
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        at_least(self, forks=2, wave=1, limit=0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class OwnPathConfig:
     """Pivots on the policy's own path: the policy plays training tasks, a teacher labels the states that it reached,
     and these are profiled and selected like those of traces."""
@@ -283,23 +258,14 @@ class OwnPathConfig:
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
     rollouts: int = 8
     """Rollouts of the profile at every state."""
-    forks: int = 0
-    """Measure the importance of the states by this many continuations after an accepted and after a refused action (0:
-    do not)."""
-    measured: int = 64
-    """Most states of a search whose importance is measured; the others have the mean of their kind."""
     select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0))
 
     def __post_init__(self) -> None:
-        at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, measured=1, candidates=1)
+        at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, candidates=1)
         if not 0 <= self.greedy <= 1:
             raise ConfigError("is a share: from 0 to 1", field="greedy")
         if not 0 <= self.keep < 1:
             raise ConfigError("is a share: from 0, and below 1", field="keep")
-        if self.forks == 1 or self.forks < 0:
-            raise ConfigError("must be 0, or at least 2", field="forks")
-        if not self.forks and self.select.weight in ("importance", "both"):
-            raise ConfigError("needs the importance of the states", field="select.weight", hint="set own.forks=4")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Pivots on the policy's own path: play, label, profile, measure, select (`turntree train pivot --states own`).
+"""Pivots on the policy's own path: play, label, profile, select (`turntree train pivot --states own`).
 
 An expert's traces never show the policy its own mistakes. A state is worth profiling wherever the policy goes, so the
 current policy plays training tasks, and its states go through the same steps as those of traces. What a search found is
@@ -20,14 +20,11 @@ from turntree.core.errors import ConfigError
 from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifier
 from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks
-from turntree.pivots.importance import weigh
 from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.samples import Sampler, together
-from turntree.pivots.select import is_mixed, is_pivot, select
-from turntree.rollout.continuations import PlayOn
+from turntree.pivots.select import is_mixed, select
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Limits, Prompted, that_fit
-from turntree.rollout.rebuild import Rebuilder
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.teachers import NO_LABEL
 from turntree.run.jsonl import parse_json, read_lines, write_lines
@@ -70,12 +67,9 @@ def open_own_path(
     recorded = RecordConfig(
         environment=environment, split=TRAIN, count=own.count, task_seed=own.task_seed, episodes=episodes
     )
-    with (
-        contextlib.closing(Rebuilder(environment)) as rebuilder,
-        open_tasks(environment, {TRAIN: own.count}, seed=own.task_seed, model=policy.source) as opened,
-    ):
+    with open_tasks(environment, {TRAIN: own.count}, seed=own.task_seed, model=policy.source) as opened:
         teacher = None if config.teacher is None else parts.build("teachers", config.teacher)
-        yield OwnStates(config, recorded, policy, verifier, teacher, opened, rebuilder, folder)
+        yield OwnStates(config, recorded, policy, verifier, teacher, opened, folder)
 
 
 @dataclass
@@ -88,7 +82,6 @@ class OwnStates:
     verifier: TurnVerifier
     teacher: Teacher | None
     opened: TaskSet
-    rebuilder: Rebuilder
     folder: Path
 
     @property
@@ -113,8 +106,7 @@ class OwnStates:
         states = len(visited) + skipped.total()
         prompted = self._drawn(visited, seed)
         rows, profiled = self._profile(prompted, seed)
-        measured, forked = self._measure(prompted, rows, seed)
-        chosen = self._select(step, rows)
+        chosen = select(rows, self.config.own.select).rows
         self.folder.mkdir(exist_ok=True)
         write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
         write_lines(self._pivots(step), chosen)
@@ -124,14 +116,12 @@ class OwnStates:
             "states": states,
             "profiled": len(rows),
             "mixed": sum(map(is_mixed, rows)),
-            "measured": measured.pop("", 0),
-            "not_measured": dict(measured),
             "pivots": len(chosen),
             "dropped": {reason: n for reason, n in {**counts, **skipped}.items() if reason.startswith("dropped")},
         }
         if not chosen:
             notice(f"step {step}: none of {figures['states']} states of the policy's own path is a pivot")
-        return SearchResult(self._pivots_of(visited, chosen), played + profiled + forked, figures)
+        return SearchResult(self._pivots_of(visited, chosen), played + profiled, figures)
 
     def again(self, step: int) -> Sequence[Pivot]:
         states = self._states(list(read_traces(self._traces(step))))
@@ -205,38 +195,6 @@ class OwnStates:
             rows += [one.to_json() for one in wave]
             cost += sum((one.cost for one in wave), NO_COST)
         return rows, cost
-
-    def _measure(self, prompted: Sequence[Prompted], rows: Sequence[Row], seed: int) -> tuple[Counter[str], Cost]:
-        """Write the importance of states that may be selected into their rows; counts what was measured, and the others
-        by reason."""
-        own = self.config.own
-        if not own.forks:
-            return Counter(), NO_COST
-        wanted = [place for place, row in enumerate(rows) if is_pivot(row, own.select.threshold)]
-        drawn = sorted(seeds.generator(seed, "importance").sample(wanted, min(own.measured, len(wanted))))
-        engine, renderer = self.policy.engine, self.policy.renderer
-        measured, cost = weigh(
-            [prompted[place].state for place in drawn],
-            [rows[place] for place in drawn],
-            PlayOn(self.rebuilder, engine, renderer, self.recorded.episodes, own.forks),
-            seed=seed,
-        )
-        counts: Counter[str] = Counter()
-        for place, one in zip(drawn, measured, strict=True):
-            if one is not None:
-                rows[place]["importance"] = one.to_json()
-                counts[one.reason] += 1
-        return counts, cost
-
-    def _select(self, step: int, rows: Sequence[Row]) -> Sequence[Row]:
-        """The selected rows. Where no importance could be measured, the weights have nothing to go by: then it is left
-        out of them, which is said."""
-        config = self.config.own.select
-        try:
-            return select(rows, config).rows
-        except ConfigError as error:
-            notice(f"step {step}: {error}; the states of this search are drawn by their kind alone")
-            return select(rows, replace(config, weight="equal")).rows
 
     def _pivots_of(self, prompted: Sequence[Prompted], rows: Sequence[Row]) -> list[Pivot]:
         by_place = {(item.state.trace_id, item.state.turn): item for item in prompted}

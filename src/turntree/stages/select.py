@@ -14,7 +14,7 @@ from turntree.pivots.rows import Class, Stop
 from turntree.pivots.select import THRESHOLDS, SelectConfig, preview, select
 from turntree.run.artifacts import PIVOTS, PROFILE, policy_of
 
-KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated", "importance")
+KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated")
 
 
 def previewed(table: Sequence[Mapping[str, Any]]) -> Iterator[str]:
