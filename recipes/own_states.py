@@ -107,13 +107,7 @@ WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what 
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
 PROFILES = {"clean": "clean-profile", "balanced-clean": "clean-profile", "clean-matched": "matched-profile"}
-BALANCED = (
-    "balanced",
-    "balanced-clean",
-    "own-balanced",
-    "own-lean",
-    "lean-shared",
-)  # by the defaults of `select`
+BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared")  # by the defaults of `select`
 
 
 @dataclass(frozen=True)

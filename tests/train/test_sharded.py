@@ -169,7 +169,10 @@ def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) 
         one = single.run(work, [[dealt[0] + dealt[1]] * steps])  # as many mini-batches
         two = double.run(work, [[batches] * steps for batches in dealt])
         assert one.keys() == two.keys()
-        assert two == pytest.approx(one, rel=1e-4, abs=1e-7)  # AdamW turns roundings of one step over, for the next
+        norms = {key: rows.pop("grad_norm") for key, rows in (("one", one), ("two", two))}
+        # of a mixture: AdamW turns roundings of one step over, for the next
+        assert norms["two"] == pytest.approx(norms["one"], rel=1e-4 if "mixture" in kind else 1e-5, abs=1e-7)
+        assert two == pytest.approx(one, rel=1e-5, abs=1e-7)
     ours, theirs = (trainers.run(moments, [None] * trainers.size) for trainers in (double, single))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
