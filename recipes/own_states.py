@@ -20,6 +20,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-balanced      own states with the defaults of today: kept, balanced
   own-lean          ... with the updates, games and states of LEAN: half of those of hard games, in every world
   lean-shared       own-lean, a step's states four to an episode, whose beginning is prefilled and trained on once
+  own-shared        own-balanced, drawn so
   own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
@@ -28,6 +29,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   lean-grpo         own-lean, and from there three quarters of them: together grpo's decoded tokens at hard games
   third             lean-shared, and from there a sixth of them: at most a third of grpo's whole bill at hard games
   union             lean-shared, and from there three quarters of them: at most grpo's whole bill at hard games
+  own-third         own-shared, and from there an eighth of them
   judged            ... with verdicts on the turns that the episodes took
   dapo, reinforce   DAPO and REINFORCE++ in its place, with as many tool calls
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
@@ -67,8 +69,8 @@ BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "own")
 MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
-    "balanced", "own-balanced", "own-lean", "lean-shared", "own-outcome", "grpo", "grpo-long",
-    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "union", "dapo", "reinforce", "arpo",
+    "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "own-outcome", "grpo", "grpo-long",
+    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -87,6 +89,8 @@ COMPARED = (
     ("lean-shared", BASE), ("lean-shared", "sft"), ("lean-shared", "own-lean"), ("lean-shared", "grpo"),
     ("third", BASE), ("third", "sft"), ("third", "lean-shared"), ("third", "grpo"), ("union", BASE), ("union", "sft"),
     ("union", "lean-shared"), ("union", "own-grpo"), ("union", "grpo"),
+    ("own-shared", "own-balanced"), ("own-shared", "lean-shared"), ("own-shared", "grpo"), ("own-third", "own-shared"),
+    ("own-third", "third"), ("own-third", "grpo"),
     ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
@@ -97,7 +101,7 @@ COMPARED = (
 WEIGHTS = dict.fromkeys(("expert", "own", "own-outcome"), "variance")
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
-    "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4),
+    "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
@@ -107,7 +111,9 @@ WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what 
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
 PROFILES = {"clean": "clean-profile", "balanced-clean": "clean-profile", "clean-matched": "matched-profile"}
-BALANCED = ("balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared")  # by the defaults of `select`
+BALANCED = (  # by the defaults of `select`
+    "balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared", "own-shared",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -418,7 +424,7 @@ class Recipe:
             chosen |= {"candidates": options.outcome_states}
         if arm in BALANCED:
             chosen |= {"keep": 0.5}
-        if arm == "lean-shared":
+        if arm in ("lean-shared", "own-shared"):
             command += words("--set", "train.per_trace=4")
         return command + _set("own", chosen)
 
