@@ -1,4 +1,4 @@
-"""How answers are compared: `verify.answers` beside `math-verify`, on labelled pairs and on real answers.
+"""How answers are compared: `turntree_worlds.qa.answers` beside `math-verify`, on labelled pairs and on real answers.
 
     python benchmarks/answers.py [--data ../shared/data] [--json PATH] [--list]
 
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from turntree.verify import answers
+from turntree_worlds.qa import answers
 
 PAIRS = Path(__file__).resolve().parent / "answers" / "pairs.jsonl"
 Row = dict[str, Any]

@@ -669,11 +669,11 @@ def _(behave: Behave) -> str:
 
 @part("log format")
 def _(behave: Behave) -> str:
-    from turntree.logs.read import _own_row
+    from turntree.logs.read import FunctionOfALine
     from turntree.logs.rows import RowRefused
 
     try:
-        return f"{_own_row(lambda row: behave(), {})}"
+        return f"{FunctionOfALine(lambda row: behave()).row({})}"
     except RowRefused:
         return REFUSED
 

@@ -22,7 +22,7 @@ from turntree_interop.rows import by_steps, rollout_of_text
 class AgentLightning(TextOptions):
     """Rollouts of one prompt in one file are a group."""
 
-    marks: ClassVar = frozenset({"rollout_id", "reward", "prompt", "response"})
+    marks: ClassVar = (frozenset({"rollout_id", "reward", "prompt", "response"}),)
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward."""
 

@@ -18,12 +18,12 @@ class Areal(TextOptions):
     """A group is a task_id of one version. Its rollouts were begun with the weights of `head_version`; the iteration is
     that of `tail_version`, under which they are filed."""
 
-    marks: ClassVar = frozenset({"task_id", "sample_idx", "tail_version", "reward"})
+    marks: ClassVar = (frozenset({"task_id", "sample_idx", "tail_version", "reward"}),)
     folders: ClassVar = ("rollout/*/*.jsonl",)
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward."""
 
-    def __call__(self, row: dict[str, Any]) -> LoggedRow:
+    def row(self, row: dict[str, Any]) -> LoggedRow:
         prompt, generated = needed(row, "prompt"), count(row, "seqlen")
         before = count(row, "prompt_len")
         return LoggedRow(

@@ -124,7 +124,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
 class NemoGym(Options):
     """Rollouts of NeMo Gym. A file is an iteration, together with the failures that lie beside it (NAME_failures)."""
 
-    marks: ClassVar = frozenset({"response", "reward"})
+    marks: ClassVar = (frozenset({"response", "reward"}),)
     beside: ClassVar = ("*_materialized_inputs.jsonl", "rollout_verdicts.jsonl")
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward."""

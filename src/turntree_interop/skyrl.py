@@ -85,7 +85,7 @@ Row = dict[str, Any]
 class SkyRL(TextOptions):
     """SkyRL's dumps."""
 
-    marks: ClassVar = frozenset({"input_prompt", "output_response", "score"})
+    marks: ClassVar = (frozenset({"input_prompt", "output_response", "score"}),)
     folders: ClassVar = ("dumped_evals/*/*.jsonl",)
     beside: ClassVar = ("aggregated_results.jsonl",)  # figures of the evaluation
     filter_setting: ClassVar = "trainer.algorithm.dynamic_sampling.type=filter"

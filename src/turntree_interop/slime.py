@@ -28,7 +28,7 @@ _FAILED = frozenset({"aborted", "failed", "pending"})
 class Slime(TextOptions):
     """Samples of one `group_index` in one file are a group. Where rewards are objects, `rewards` names their keys."""
 
-    marks: ClassVar = frozenset({"group_index", "response", "response_length", "status", "reward"})
+    marks: ClassVar = (frozenset({"group_index", "response", "response_length", "status", "reward"}),)
     file_marks: ClassVar = (".pt",)
     filter_setting: ClassVar = f"--dynamic-sampling-filter-path {_FILTER}"
     rewards: tuple[str, ...] = ("reward",)

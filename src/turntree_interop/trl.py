@@ -402,7 +402,7 @@ class CompletionsTables(TextOptions):
     """TRL's tables. Rows of one step with the same prompt, and facts about it, are one group, or several where other
     prompts show that a group is smaller; a prompt with its facts is a task."""
 
-    marks: ClassVar = frozenset({"step", "prompt", "completion", "advantage"})
+    marks: ClassVar = (frozenset({"step", "prompt", "completion", "advantage"}),)
     file_marks: ClassVar = ("completions_*.parquet", ".table.json")
     folders: ClassVar = ("completions_*.parquet", "completions/completions_*.parquet", "*.table.json")
 

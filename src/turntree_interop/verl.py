@@ -74,12 +74,12 @@ class Verl(TextOptions):
     """verl's rollout dumps. Rollouts of one step with the same `uid` (or prefix of it, where every rollout has a uid of
     its own), or else the same prompt, are one group; a prompt with its gold answer is a task."""
 
-    marks: ClassVar = frozenset({"input", "output", "score"})
+    marks: ClassVar = (frozenset({"input", "output", "score"}),)
     filter_setting: ClassVar = "algorithm.filter_groups.enable=True"
     rewards: tuple[str, ...] = ("score",)
     """Columns whose sum is the reward."""
 
-    def __call__(self, row: dict[str, Any]) -> LoggedRow:
+    def row(self, row: dict[str, Any]) -> LoggedRow:
         prompt, output = row.get("input"), row.get("output")
         if not isinstance(prompt, str) or not isinstance(output, str):
             raise RowRefused("no text in field 'input' or 'output'")

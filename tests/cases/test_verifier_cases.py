@@ -15,7 +15,7 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.stages.import_traces import ImportConfig, import_traces
 from turntree.stages.score import AuditConfig, ScoreConfig, run_audit, score
-from turntree.verify.answers import equal
+from turntree_worlds.qa.answers import equal
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "cases" / "traces-verifiers-audit"
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text("utf-8")) if FOLDER.is_dir() else []

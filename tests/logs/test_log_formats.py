@@ -308,7 +308,7 @@ class TestGeneric:
 class TestRecognition:
     def test_unclear_and_unknown_lines_end_in_one_line_that_says_what_to_do(self, tmp_path):
         both = {"group": "g", "reward": 0.0, "response": {}}
-        with pytest.raises(InputError, match=r":1: could be nemo-gym or generic .*give --format"):
+        with pytest.raises(InputError, match=r":1: could be generic or nemo-gym .*give --format"):
             read(write(tmp_path / "a.jsonl", [both]))
         with pytest.raises(InputError, match=r":1: is not a known rollout log \(its fields: x\)"):
             read(write(tmp_path / "b.jsonl", [{"x": 1}]))
@@ -334,12 +334,14 @@ class TestFormatsOfOnesOwn:
     """A function of one line, named like any part."""
 
     MODULE = '''
+from turntree.logs.generic import LogFormat
+
 def read(row, *, team: str = "team"):
     if "note" in row:
         return None
     return {"group": row[team], "reward": row["points"], "actions": row["did"]}
 
-class Whole:
+class Whole(LogFormat):
     """Not one rollout a line: the file is read by the format itself."""
     def groups(self, paths, report):
         from turntree.logs.groups import LoggedGroup, LoggedRollout
@@ -372,7 +374,7 @@ class Neither:
     def test_a_class_reads_whole_files_and_what_can_do_neither_is_refused(self, log):
         (group,), report = read(log, "own_logs:Whole")
         assert group.rewards == (1.0, 1.0) and report.format == "own_logs:Whole"
-        with pytest.raises(InputError, match="'own_logs:Neither' gave Neither, which has no groups"):
+        with pytest.raises(InputError, match="gave Neither, which is neither a LogFormat nor a function"):
             read(log, "own_logs:Neither")
 
 

@@ -32,7 +32,7 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "stages/plan.py read_config": "Transformers' reader of config.json",
     "train/checkpoints.py restore": "torch and safetensors reading a checkpoint",
     "verify/arguments.py *": "jsonschema",
-    "verify/symbolic_worker.py answer": "SymPy, in a process of its own",
+    "qa/symbolic_worker.py answer": "SymPy, in a process of its own",
 }
 
 

@@ -10,7 +10,6 @@ from turntree.audit import waste
 from turntree.audit.comparison import NO_ITERATIONS, compare
 from turntree.audit.config import AuditConfig
 from turntree.audit.played import CHARACTERS, TOKENS, TURNS, play
-from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.read import open_log
@@ -42,7 +41,7 @@ def run_audit(
     log = open_log(paths, config.log_format)
     log.report.watch = watch
     result = audit(log, config)
-    setting = getattr(parts.load("log_formats", log.report.format).target, "filter_setting", None)
+    setting = log.format.filter_setting
     return {**result, "log": {"paths": list(map(str, paths)), "filter_setting": setting, **log.report.to_json()}}
 
 

@@ -1,18 +1,57 @@
-"""The documented generic JSONL (docs/audit.md), and the options that log formats share."""
+"""What every log format is, and the documented generic JSONL (docs/audit.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from turntree.logs.groups import LoggedRollout
-from turntree.logs.rows import LoggedRow, RowRefused, count, counts, facts_of, flag, needed, reward, split, text, texts
+from turntree.logs.grouping import by_rows
+from turntree.logs.groups import LoggedGroup, LoggedRollout
+from turntree.logs.rows import (
+    LoggedRow,
+    ReadReport,
+    RowRefused,
+    count,
+    counts,
+    facts_of,
+    flag,
+    needed,
+    reward,
+    split,
+    text,
+    texts,
+)
 
 Row = dict[str, Any]
 
 
+class LogFormat:
+    """How a framework writes its rollouts. Of one JSON line a rollout `row` is enough; any other log has `groups`. The
+    fields of the class (a dataclass) are the format's options."""
+
+    marks: ClassVar[tuple[frozenset[str], ...]] = ()
+    """The fields by which a line is recognised, for each shape that lines have."""
+    file_marks: ClassVar[tuple[str, ...]] = ()
+    """... or the ends of the names of its files, `*` for anything."""
+    folders: ClassVar[tuple[str, ...]] = ()
+    """Where its files lie below a folder that is named."""
+    beside: ClassVar[tuple[str, ...]] = ()
+    """The names of what else lies there."""
+    filter_setting: ClassVar[str | None] = None
+    """What makes its framework drop groups without variance."""
+
+    def row(self, row: Row) -> LoggedRow:
+        """Raises `RowRefused` for what is no rollout; it is counted."""
+        raise NotImplementedError
+
+    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
+        return by_rows(self.row, paths, report)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(LogFormat):
     """Of a log whose turns are apart."""
 
     rewards: tuple[str, ...] = ()
@@ -60,3 +99,15 @@ def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
         task_type=text(row, "task_type"),
         facts=facts_of(row, task=row.get("task"), task_type=row.get("task_type")),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generic(Options):
+    """The documented JSONL."""
+
+    marks: ClassVar = (frozenset({"group", "reward"}),)
+    rewards: tuple[str, ...] = ("reward",)
+    """Columns whose sum is the reward."""
+
+    def row(self, row: Row) -> LoggedRow:
+        return generic(row, rewards=self.rewards)

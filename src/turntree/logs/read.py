@@ -2,26 +2,20 @@
 `traces.readers`).
 
 A log format is a part (`turntree.log_formats`): a function of one JSON line, which gives the fields of the generic
-format (docs/audit.md, `logs.generic`), or None for a line that is not a rollout. Where a line is not one rollout, it is
-a class with `groups(paths, report)`. Its keyword-only parameters are its options. A function may also return the
-`LoggedRow` itself.
+format (docs/audit.md), or None for a line that is not a rollout; its keyword-only parameters are its options. Where a
+line is not one rollout, or the format is to be recognised by itself, it is a `logs.generic.LogFormat`.
 
 >>> def my_log(line):  # turntree audit LOG --format my_module:my_log
 ...     return {"group": line["prompt"], "reward": line["score"], "actions": line["turns"]}
-
-A registered format that is recognised by itself says how: `marks` are the fields by which one of its lines is told (a
-tuple of them where lines have several shapes), `file_marks` the ends of the names of its files, `*` for anything,
-`folders` where its files lie below a folder that is named, and `beside` the names of what else its framework writes.
-`filter_setting` is what makes its framework drop groups without variance.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,14 +24,12 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
 from turntree.logs import rollouts, trees
-from turntree.logs.generic import TextOptions, generic
-from turntree.logs.grouping import by_rows
+from turntree.logs.generic import LogFormat, TextOptions, generic
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row, read_rows
 from turntree.run.jsonl import parse_json
 
 AUTO = Part("auto")
-_GENERIC: dict[str, Any] = {"generic": frozenset({"group", "reward"})}
 
 
 class RolloutLog:
@@ -45,13 +37,15 @@ class RolloutLog:
 
     def __init__(self, paths: Sequence[Path], format: Part) -> None:
         self.paths, self.report = tuple(paths), ReadReport(format.name)
-        self._format = parts.build("log_formats", format)
-        if not callable(self._format) and not hasattr(self._format, "groups"):
-            problem = f"{format.name!r} gave {type(self._format).__name__}, which has no groups"
-            raise InputError(problem, field="log_format", hint="see turntree.logs.read")
+        self.format = _built(format)
+        """Where it is recognised by what it reads, it is what was recognised from then on."""
 
     def __iter__(self) -> Iterator[LoggedGroup]:
-        yield from _groups(self._format, self.paths, self.report)
+        if isinstance(self.format, Auto):
+            self.report.format = _recognise(self.paths[0])
+            given = {name: value for name, value in vars(self.format).items() if value}
+            self.format = _built(Part(self.report.format, given))
+        yield from self.format.groups(self.paths, self.report)
         if not self.report.groups:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.report.dropped.most_common(3))
             where = next(iter(self.report.first.values()), None)
@@ -77,34 +71,37 @@ def open_log(paths: Sequence[Path], format: Part = AUTO) -> RolloutLog:
 class Auto(TextOptions):
     """The format that the first line tells, or the name of the first file. Options go on to it."""
 
-    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        report.format = _recognise(paths[0])
-        given = {name: value for name, value in vars(self).items() if value}
-        yield from _groups(parts.build("log_formats", Part(report.format, given)), paths, report)
+
+@dataclass(frozen=True)
+class FunctionOfALine(LogFormat):
+    """A format that is a function."""
+
+    function: Callable[[dict[str, Any]], Any]
+
+    def row(self, row: dict[str, Any]) -> LoggedRow:
+        """A row on which the function fails is dropped, counted by the name of the error."""
+        try:
+            found = self.function(row)
+        except (RowRefused, InputError, RecursionError):
+            raise
+        except BaseException as error:  # the boundary to foreign code, which meets every line of a log
+            problem = f"the format raised {type(error).__name__}"
+            raise RowRefused(problem, reason_of(error).partition(": ")[2]) from error
+        if found is None:
+            raise RowRefused("left out by the format")
+        if not isinstance(found, Mapping):
+            raise RowRefused("the format gave no object", type(found).__name__)
+        return generic(dict(cast("Mapping[str, Any]", found)))
 
 
-def _groups(format: Any, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-    if hasattr(format, "groups"):
-        return format.groups(paths, report)
-    return by_rows(partial(_own_row, format), paths, report)
-
-
-def _own_row(read: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> LoggedRow:
-    """The result of a format function for one row, as a rollout. A row on which it fails is dropped, counted by the
-    name of the error."""
-    try:
-        found = read(row)
-    except (RowRefused, InputError, RecursionError):
-        raise
-    except BaseException as error:  # the boundary to foreign code, which meets every line of a log
-        raise RowRefused(f"the format raised {type(error).__name__}", reason_of(error).partition(": ")[2]) from error
-    if found is None:
-        raise RowRefused("left out by the format")
-    if isinstance(found, LoggedRow):
-        return found
-    if not isinstance(found, Mapping):
-        raise RowRefused("the format gave no object", type(found).__name__)
-    return generic(dict(cast("Mapping[str, Any]", found)))
+def _built(format: Part) -> LogFormat:
+    built = parts.build("log_formats", format)
+    if isinstance(built, LogFormat):
+        return built
+    if callable(built):
+        return FunctionOfALine(built)
+    problem = f"{format.name!r} gave {type(built).__name__}, which is neither a LogFormat nor a function"
+    raise InputError(problem, field="log_format", hint="see turntree.logs.read")
 
 
 def _files(path: Path) -> list[Path]:
@@ -115,12 +112,11 @@ def _files(path: Path) -> list[Path]:
             raise InputError("does not exist", path=path, hint="check the path")
         return [path]
     formats = _formats().values()
-    told = [format.folders for format in formats if hasattr(format, "folders")]
-    beside = [name for format in formats for name in getattr(format, "beside", ())]
+    beside = [name for format in formats for name in format.beside]
     for patterns in (
         (rollouts.FILE_NAME,),
         (trees.FILE_NAME,),
-        *told,
+        *(format.folders for format in formats),
         ("*.jsonl", "*.jsonl.gz", "*.jsonl.xz", "*.parquet"),
         ("*/*.jsonl", "*/*.jsonl.gz", "*/*.jsonl.xz", "*/*.parquet"),
     ):
@@ -131,8 +127,10 @@ def _files(path: Path) -> list[Path]:
     return []
 
 
-def _formats() -> dict[str, Any]:
-    return {name: parts.load("log_formats", name).target for name in parts.names("log_formats")}
+def _formats() -> dict[str, type[LogFormat]]:
+    """Those that are registered; a function is recognised by nothing."""
+    loaded = {name: parts.load("log_formats", name).target for name in parts.names("log_formats")}
+    return {name: one for name, one in loaded.items() if inspect.isclass(one) and issubclass(one, LogFormat)}
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -143,9 +141,8 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _recognise(path: Path) -> str:
     formats = _formats()
     for name, format in formats.items():
-        if any(fnmatch(path.name, f"*{mark}") for mark in getattr(format, "file_marks", ())):
+        if any(fnmatch(path.name, f"*{mark}") for mark in format.file_marks):
             return name
-    known_marks = {name: format.marks for name, format in formats.items() if hasattr(format, "marks")} | _GENERIC
     for number, line in read_rows(path):
         try:
             fields = set(parse_row(line))
@@ -156,7 +153,7 @@ def _recognise(path: Path) -> str:
             if not several:
                 parse_json(line, path, number)  # says what is wrong with JSON, and which bytes are none
             raise InputError(problem, path=path, line=number, hint=hint) from None
-        matching = _best_matching(known_marks, fields)
+        matching = _best_matching(formats, fields)
         if len(matching) == 1:
             return matching[0]
         known = f"could be {' or '.join(matching)}" if matching else "is not a known rollout log"
@@ -169,12 +166,11 @@ def _recognise(path: Path) -> str:
     raise InputError("is empty", path=path, hint="name the files that hold rollouts")
 
 
-def _best_matching(known: Mapping[str, Any], fields: set[str]) -> list[str]:
-    """The formats that the fields tell by the most marks. A format whose lines have several shapes has a tuple of
-    marks."""
-    told: dict[str, int] = {}
-    for name, marks in known.items():
-        shapes: tuple[frozenset[str], ...] = marks if isinstance(marks, tuple) else (marks,)
-        told[name] = max((len(shape) for shape in shapes if shape <= fields), default=0)
+def _best_matching(formats: Mapping[str, type[LogFormat]], fields: set[str]) -> list[str]:
+    """The formats that the fields tell by the most marks."""
+    told = {
+        name: max((len(shape) for shape in format.marks if shape <= fields), default=0)
+        for name, format in formats.items()
+    }
     most = max(told.values(), default=0)
     return [name for name, count in told.items() if count == most and most]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from turntree.core.config import from_mapping
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
 from turntree.core.tree import Node, RolloutTree, StopReason
+from turntree.logs.generic import LogFormat
 from turntree.logs.groups import LoggedGroup, LoggedRollout, action_text
 from turntree.logs.rows import ReadReport
 from turntree.run import jsonl
@@ -115,10 +116,10 @@ def read_own(path: Path, read: Callable[[Any], T], what: str, report: ReadReport
         yield found
 
 
-class Rollouts:
+class Rollouts(LogFormat):
     """turntree's own rollout logs (a log format)."""
 
-    marks = frozenset({"schema", "task", "rollouts"})
+    marks: ClassVar = (frozenset({"schema", "task", "rollouts"}),)
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from turntree.core.config import Between, from_mapping
 from turntree.core.cost import NO_COST, Cost
@@ -17,6 +17,7 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import Decision, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.logs.generic import LogFormat
 from turntree.logs.groups import LARGEST, LoggedGroup
 from turntree.logs.rollouts import group_from_tree, read_own
 from turntree.logs.rows import ReadReport
@@ -170,10 +171,10 @@ def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
     return read_own(path, KeptTree.from_json, "a rollout tree", report)
 
 
-class Trees:
+class Trees(LogFormat):
     """The groups of kept trees, for audits and calibrations (a log format)."""
 
-    marks = frozenset({"schema", "tree", "verdicts"})
+    marks: ClassVar = (frozenset({"schema", "tree", "verdicts"}),)
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:

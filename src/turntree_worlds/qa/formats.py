@@ -32,7 +32,7 @@ from turntree.run.jsonl import located
 from turntree.run.opening import parquet_rows
 from turntree.traces.formats.row import RowRefused, part_of
 from turntree.traces.sources import source_rows
-from turntree.verify.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
+from turntree_worlds.qa.answers import ANSWER_TYPES, AnswerType, check_answer, read_number
 from turntree_worlds.qa.questions import Question
 
 _DAMAGE = {"\b": "\\b", "\f": "\\f"}  # LaTeX commands whose backslash was read as the beginning of an escape

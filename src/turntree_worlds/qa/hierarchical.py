@@ -12,7 +12,7 @@ from typing import Literal
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
-from turntree.verify.answers import AnswerType, equal, overlap
+from turntree_worlds.qa.answers import AnswerType, equal, overlap
 
 _OPEN, _CLOSE, _BOX, _THOUGHT = "<answer>", "</answer>", "\\boxed", "</think>"
 

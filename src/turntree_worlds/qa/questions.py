@@ -6,13 +6,13 @@ import unicodedata
 from dataclasses import dataclass
 
 from turntree.core.errors import ConfigError
-from turntree.verify.answers import AnswerType
+from turntree_worlds.qa.answers import AnswerType
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """`answers` are all right, each by itself (of a list: one text with `;` between its items); `answer_type` says how
-    they are compared (`verify.answers`). `kind` groups questions in reports; `hops` is how many look-ups the
+    they are compared (`answers`). `kind` groups questions in reports; `hops` is how many look-ups the
     shortest way to the answer takes, `evidence` what to look up one after another, where that is known."""
 
     id: str

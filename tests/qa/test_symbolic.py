@@ -8,15 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from turntree.core.errors import TurntreeError
-from turntree.verify import symbolic
 from turntree.verify.workers import Workers
+from turntree_worlds.qa import symbolic
 
 HOSTILE = ["9^{9^{9}}", "10000000!", r"\sum_{n=1}^{100000000} n^n", r"\prod_{n=1}^{9999999} n"]
 
 
 @pytest.fixture(scope="module")
 def worker():
-    return Workers("turntree.verify.symbolic_worker:answer", count=2)
+    return Workers("turntree_worlds.qa.symbolic_worker:answer", count=2)
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -91,7 +91,7 @@ def test_without_the_extra_the_error_names_it(monkeypatch):
 
 
 def test_a_worker_that_died_is_replaced():
-    one = Workers("turntree.verify.symbolic_worker:answer", count=1)
+    one = Workers("turntree_worlds.qa.symbolic_worker:answer", count=1)
     assert one.ask(("x+x", "2x"), 60) is True
     (process,) = one._idle
     process.kill()

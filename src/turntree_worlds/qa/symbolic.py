@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib.util
 
 from turntree.core.errors import TurntreeError
-from turntree.verify import latex
 from turntree.verify.workers import Workers
+from turntree_worlds.qa import latex
 
 SECONDS = 3.0
 _MOST_CHARACTERS = 400
 _MOST_REMEMBERED = 65_536
 _decided: dict[tuple[str, ...], bool] = {}
-_workers = Workers("turntree.verify.symbolic_worker:answer")
+_workers = Workers("turntree_worlds.qa.symbolic_worker:answer")
 
 
 def equal(one: str, two: str) -> bool | None:

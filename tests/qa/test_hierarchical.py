@@ -8,7 +8,7 @@ from turntree.core.config import from_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall
 from turntree.render.tool_calls import parse_message
-from turntree.verify import symbolic
+from turntree_worlds.qa import symbolic
 from turntree_worlds.qa.hierarchical import (
     ExecutedCall,
     HierarchicalConfig,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.errors import InputError
-from turntree.verify.answers import ANSWER_TYPES, check_answer, equal, items_of, overlap, read_number, words_of
+from turntree_worlds.qa.answers import ANSWER_TYPES, check_answer, equal, items_of, overlap, read_number, words_of
 
 NUMBERS = {
     "3": Fraction(3), "-3": Fraction(-3), "−3": Fraction(-3), "+3": Fraction(3), "- 3": Fraction(-3),

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from turntree.verify.answers import ANSWER_TYPES, AnswerType, equal, overlap
-from turntree.verify.quantities import read_quantity, unit_name
+from turntree_worlds.qa.answers import ANSWER_TYPES, AnswerType, equal, overlap
+from turntree_worlds.qa.quantities import read_quantity, unit_name
 
 PAIRS = Path(__file__).resolve().parents[2] / "benchmarks" / "answers" / "pairs.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in PAIRS.read_text("utf-8").splitlines()]

@@ -15,9 +15,9 @@ from fractions import Fraction
 from typing import Literal, get_args
 
 from turntree.core.errors import InputError
-from turntree.verify import symbolic
 from turntree.verify.matching import most_pairs, perfect_matching
-from turntree.verify.quantities import (
+from turntree_worlds.qa import symbolic
+from turntree_worlds.qa.quantities import (
     SIGNS,
     are_dates,
     are_units,
