@@ -21,7 +21,6 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-lean          ... with the updates, games and states of LEAN: half of those of hard games, in every world
   lean-shared       own-lean, a step's states four to an episode, whose beginning is prefilled and trained on once
   own-shared        own-balanced, drawn so
-  own-outcome       own states without a teacher, judged by how episodes go on from there
   grpo              GRPO on whole episodes of the same tasks
   grpo-long         ... for four times as long: of questions it then costs what own states cost
   grpo-short        ... for a sixth of the iterations: of hard games it then costs what `lean-shared` costs
@@ -69,14 +68,14 @@ BASE = "base"
 ARMS = (BASE, "sft", "random", "capped", "expert", "own")
 MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
-    "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "own-outcome", "grpo", "grpo-long",
+    "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
     "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
     ("filter", BASE),
     ("capped", BASE), ("capped", "random"), ("filter", "random"), ("all", BASE), ("filter", "all"), ("capped", "all"),
-    ("all", "strict-all"), ("random", BASE), ("all", "random"), ("own-outcome", BASE), ("own-outcome", "sft"),
+    ("all", "strict-all"), ("random", BASE), ("all", "random"),
     ("sft", BASE), ("grpo", "sft"), ("judged", "sft"), ("judged", "grpo"), ("grpo-long", "sft"),
     ("clean", BASE), ("clean-matched", BASE), ("clean", "clean-matched"), ("clean", "sft-clean"),
     ("clean-matched", "sft-clean"), ("clean", "grpo"), ("grpo", "sft-clean"),
@@ -98,7 +97,7 @@ COMPARED = (
     ("arpo", "grpo"), ("arpo", "dapo"), ("arpo", "reinforce"), ("arpo", BASE), ("dapo", "grpo"),
     ("reinforce", "grpo"), ("dapo", BASE), ("reinforce", BASE),
 )  # fmt: skip
-WEIGHTS = dict.fromkeys(("expert", "own", "own-outcome"), "variance")
+WEIGHTS = dict.fromkeys(("expert", "own"), "variance")
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
@@ -131,8 +130,6 @@ class Settings:
     tasks: int = 192  # that a search plays
     greedy: float = 0.5
     own_rollouts: int = 8
-    outcome_forks: int = 8  # without a teacher: fewer are mostly noise
-    outcome_states: int = 192  # of a search, each judged by rollouts times forks episodes
     own_candidates: int = 0  # states of a search that are profiled (0: all)
     max_turns: int = 16  # of training
     own_turns: int = 0  # of a search's games, where they are longer
@@ -148,7 +145,7 @@ class Settings:
 
 SMOKE: dict[str, float] = {
     "cap": 1.0, "games": 8, "candidates": 20, "rollouts": 4, "steps": 2, "refresh": 1, "tasks": 2, "own_rollouts": 4,
-    "outcome_forks": 2, "outcome_states": 4, "max_turns": 4, "part": 2,
+    "max_turns": 4, "part": 2,
     "iterations": 2, "groups": 2, "group_size": 2,
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
@@ -407,11 +404,7 @@ class Recipe:
         if arm in ("own-lean", "lean-shared"):
             options = replace(options, **world.lean)
         command = self.reinforced("--states", "own", *world.played, options=options) + world.own(seed)
-        if arm == "own-outcome":
-            command += words("--verifier", "outcome", "--set", f"verifier.forks={options.outcome_forks}")
-        else:
-            command += words("--teacher", world.teacher, "--verifier", world.verifier)
-        command += words("--refresh", options.refresh)
+        command += words("--teacher", world.teacher, "--verifier", world.verifier, "--refresh", options.refresh)
         chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
         chosen |= {"max_turns": options.own_turns or options.max_turns}
         if options.own_candidates:
@@ -420,8 +413,6 @@ class Recipe:
             chosen |= {"select.weight": WEIGHTS[arm]}
         if arm not in BALANCED:  # as they were measured
             chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0}
-        if arm == "own-outcome":
-            chosen |= {"candidates": options.outcome_states}
         if arm in BALANCED:
             chosen |= {"keep": 0.5}
         if arm in ("lean-shared", "own-shared"):

@@ -92,7 +92,7 @@ def recorded(path: Path, ids: list[int], count: int) -> Path:
 
 def test_the_tasks_of_own_states_are_not_those_of_the_checks(policy: Policy) -> None:
     own = TrainPivotConfig(
-        states="own", environment=HERE, verifier=Part("outcome"), own=OwnPathConfig(count=4), check=CheckConfig(tasks=3)
+        states="own", environment=HERE, verifier=Part("strict"), own=OwnPathConfig(count=4), check=CheckConfig(tasks=3)
     )
     assert checked(own, policy) == ["4", "5", "6"]
 

@@ -114,13 +114,12 @@ def player_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where and for whom tasks are played. Of a `part` of the tasks it says nothing that none can be rendered."""
+    """Where and for whom tasks are played."""
 
     pool: EnvironmentPool | None = None
     functions: RewardSum | None = None
     places: int = 256  # rollouts at once
     finished: Callable[[int], object] | None = None  # told how many rollouts ended, task by task
-    part: bool = False
 
 
 def grow(
@@ -146,15 +145,14 @@ def grow(
         settings = replace(settings, max_live_rollouts=setting.places, rollout_seconds=math.inf, group_seconds=math.inf)
     rewards = setting.functions if alone else None
     player = player_of(tasks, engine, renderer, settings, pool=setting.pool, rewards=rewards)
-    player.rendered = setting.part or not alone  # one task that cannot be rendered is censored
+    player.rendered = not alone  # one task that cannot be rendered is censored
     groups: list[GrownGroup] = []
     for group in player.run(tasks, seed=seed):
         groups.append(group)
         if setting.finished is not None:
             setting.finished(group_size)
     grown = [(group.tree, group.rewards) for group in groups]
-    if not setting.part:
-        require_rendered(grown)
+    require_rendered(grown)
     if alone or setting.functions is None:
         return grown
     judgements = judged([group.endings for group in groups], setting.functions)

@@ -279,7 +279,7 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
     """Whose states are trained on: the pivots file's, the policy's own, or both."""
     teacher: Part | None = None
     """Labels the policy's own states: household, qa, model, or your own module:object. None with a verifier that does
-    not compare with a label (outcome)."""
+    not compare with a label (`TurnVerifier.compares`)."""
     own: OwnPathConfig = field(default_factory=OwnPathConfig)
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""

@@ -40,14 +40,6 @@ _WAVE = 32  # states that are sampled together
 Row = dict[str, Any]
 
 
-def episodes_of(config: TrainPivotConfig) -> EpisodeConfig:
-    """How own states are played, or how a verifier plays on at an expert's."""
-    usual = EpisodeConfig(cut_turns=config.train.cut_turns, sampling=config.train.sampling)
-    if config.states == "expert":
-        return usual
-    return replace(usual, max_turns=config.own.max_turns, max_context=config.train.max_tokens)
-
-
 @contextlib.contextmanager
 def open_own_path(
     config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, folder: Path
@@ -58,12 +50,14 @@ def open_own_path(
         return
     assert config.environment is not None  # the configuration refuses it
     if config.teacher is None and verifier.compares:
-        hint = "pass --teacher NAME, or a verifier that needs no label (--verifier outcome)"
+        hint = "pass --teacher NAME, or a verifier that needs no label (with compares = False)"
         problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
         raise ConfigError(problem, field="teacher", hint=hint)
     environment = parts.resolve("environments", config.environment)
-    own = config.own
-    episodes = episodes_of(config)
+    own, train = config.own, config.train
+    episodes = EpisodeConfig(
+        cut_turns=train.cut_turns, sampling=train.sampling, max_turns=own.max_turns, max_context=train.max_tokens
+    )
     recorded = RecordConfig(
         environment=environment, split=TRAIN, count=own.count, task_seed=own.task_seed, episodes=episodes
     )

@@ -28,7 +28,6 @@ from turntree.pivots.rows import PUBLISHED, StoredProfile, moments
 from turntree.pivots.samples import Sampler, one_by_one, together
 from turntree.pivots.stopping import Prior
 from turntree.pivots.summary import UNJUDGED, ProfileSummary
-from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.run.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.run.files import file_hash
@@ -124,10 +123,9 @@ class Profiler:
 def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
     from turntree.stages.policy import open_speaker
 
-    episodes = EpisodeConfig(cut_turns=config.profile.cut_turns, sampling=config.profile.sampling)
     with (
         open_speaker(config.model, config.endpoint, config.device) as policy,
-        open_verifier(config.verifier, config.environment, policy, episodes) as verifier,
+        open_verifier(config.verifier, config.environment) as verifier,
     ):
         answer = together(policy.engine) if config.endpoint is None else one_by_one(policy.engine)
         stored = None if config.reuse is None else StoredProfile(Path(config.reuse))

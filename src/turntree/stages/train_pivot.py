@@ -45,7 +45,7 @@ from turntree.stages.candidates import SelectedState, read_candidates, read_sele
 from turntree.stages.config import TrainPivotConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
-from turntree.stages.own_path import episodes_of, open_own_path
+from turntree.stages.own_path import open_own_path
 from turntree.stages.policy import Policy, Speaker, load_policy
 from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
@@ -76,7 +76,7 @@ def run_train_pivot(
     longest = min(policy.engine.max_context, config.train.max_tokens)
     shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size)
     with contextlib.ExitStack() as stack:
-        verifier = stack.enter_context(open_verifier(given.verifier, config.environment, policy, episodes_of(config)))
+        verifier = stack.enter_context(open_verifier(given.verifier, config.environment))
         if given.header is not None:
             _require_verifier(config, given.header, verifier)
         own = stack.enter_context(open_own_path(config, policy, verifier, out / "own"))
@@ -187,7 +187,7 @@ def open_player(
 ) -> Iterator[Callable[[Any], Any]]:
     """What a worker of this stage plays a unit with (`stages.workers`)."""
     source = Part.from_value(settings["verifier"], "verifier")
-    with open_verifier(source, config.environment, policy, episodes_of(config)) as verifier:
+    with open_verifier(source, config.environment) as verifier:
 
         def play(unit: dict[str, Any]) -> list[dict[str, Any]]:
             drawn = draw_local(
