@@ -45,7 +45,7 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.folder import RunDirectory
 from turntree.run.loggers import RunInfo
-from turntree.stages.config import Device
+from turntree.stages.config import Device, EpisodesCheckConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.train.config import LoRAConfig, OnlineConfig, OptimizerConfig
 
@@ -87,9 +87,7 @@ def config(seed: int, staleness: int, given: argparse.Namespace) -> TrainOnlineC
         environment=Part("async_rollouts:rooms", {"seconds": given.tool_seconds}),
         model="household",
         count=200,
-        held_out_count=50,
-        held_out_samples=4,
-        held_out_temperature=1.0,
+        check=EpisodesCheckConfig(tasks=200, temperature=1.0, stops=False),
         train=train,
         keep_trees=0,
         cluster=WorkersConfig(workers=given.workers),

@@ -27,7 +27,7 @@ from turntree.cli.common import finish
 from turntree.core.tree import RolloutTree
 from turntree.logs.trees import KeptTree
 from turntree.run.folder import RunDirectory
-from turntree.stages.config import TrainOnlineConfig
+from turntree.stages.config import EpisodesCheckConfig, TrainOnlineConfig
 
 RUNS = ((1, 0), (2, 0), (4, 0), (4, 1), (2, 1), (4, 2))  # workers, staleness
 
@@ -35,7 +35,9 @@ RUNS = ((1, 0), (2, 0), (4, 0), (4, 1), (2, 1), (4, 2))  # workers, staleness
 def settings(workers: int, staleness: int, given: argparse.Namespace) -> TrainOnlineConfig:
     plain = config(given.seed, staleness, argparse.Namespace(**vars(given), workers=workers))
     rollouts = replace(plain.train.rollouts, group_size=given.size)
-    return replace(plain, train=replace(plain.train, rollouts=rollouts), held_out_count=1, keep_trees=None)
+    return replace(
+        plain, train=replace(plain.train, rollouts=rollouts), check=EpisodesCheckConfig(tasks=1), keep_trees=None
+    )
 
 
 def recorded(folder: Path) -> list[list[RolloutTree]]:

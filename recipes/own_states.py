@@ -237,9 +237,6 @@ class Alfworld(World):
     def moved(self, seed: int) -> tuple[str, ...]:
         return words("--set", f"task_seed={seed}")
 
-    def own(self, seed: int) -> tuple[str, ...]:
-        return words("--set", f"own.task_seed={seed}", "--set", f"own.count={self.tasks}")
-
     @property
     def played(self) -> tuple[str, ...]:
         return words("--environment", "household", "--set", f"environment.games={self._file('train')}")
@@ -429,7 +426,7 @@ class Recipe:
         command += _set("train", {"check_every": 0})
         if options.constant:
             command += _set("train", {"loss.normalizer": "constant", "loss.constant": options.constant})
-        command += words("--set", "train.optimizer.warmup_steps=3", "--set", "held_out_count=1")
+        command += words("--set", "train.optimizer.warmup_steps=3", "--set", "check.tasks=1")
         if arm != "judged":
             return command
         judged = words("--teacher", world.teacher, "--verifier", world.verifier)

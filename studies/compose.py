@@ -35,7 +35,13 @@ from turntree.run.artifacts import PROFILE
 from turntree.run.files import read_json, write_json
 from turntree.run.folder import RunDirectory
 from turntree.stages import profile, select
-from turntree.stages.config import CheckConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.stages.config import (
+    CheckConfig,
+    EpisodesCheckConfig,
+    ProfileStageConfig,
+    TrainOnlineConfig,
+    TrainPivotConfig,
+)
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
@@ -145,8 +151,7 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         config.online,
         model=model,
         environment=_environment(config, seed),
-        held_out_count=config.held_out,
-        held_out_temperature=config.pivot.sampling.temperature,
+        check=EpisodesCheckConfig(tasks=config.held_out, temperature=config.pivot.sampling.temperature, stops=False),
         train=train,
         filters=tuple(Part(name) for name in ("greso", "dapo") if name in added),
         gate=config.gate if "gate" in added else None,

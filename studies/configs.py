@@ -146,8 +146,7 @@ ADDED = ("dapo", "greso", "gate", "branching", "verdicts")  # what a GRPO stage 
 
 _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
-    "held_out_count": "held_out",
-    "held_out_temperature": "pivot.sampling.temperature",
+    "check": "held_out",
     "train.local": "verdicts",
     "filters": "",
 }

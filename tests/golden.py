@@ -24,7 +24,7 @@ def keys(**values):
 GROUPS = keys(train__states=6, train__group_size=4)
 EPISODES = (
     *("--iterations", 3, "--groups", 4, "--group-size", 4, "--max-turns", 8, "--max-tokens", 24, "--count", 12),
-    *("--learning-rate", 3e-4, *keys(train__check_every=2, held_out_count=3, checkpoints__every=2)),
+    *("--learning-rate", 3e-4, *keys(train__check_every=2, check__tasks=3, checkpoints__every=2)),
 )
 # times, and figures that not every version has
 UNCOMPARED = {

@@ -50,7 +50,7 @@ class Stored:
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
         """Raises `InputError` where held-out tasks are asked for: stored groups answer no new policy."""
         if set(splits) != {TRAIN}:
-            raise InputError("holds no task to play", path=self.trees, hint="train on it, with held_out_count=0")
+            raise InputError("holds no task to play", path=self.trees, hint="train on it, with check.tasks=0")
         gate = None if self.gate is None else parts.build("gates", self.gate, seed=seed)
         kept = seeds.shuffled(seed, list(read(Path(self.trees))), lambda one: one.id)[: splits[TRAIN]]
         tasks = [StoredTask(f"{one.tree.task_id}@{one.id}", one, partial(StoredPlayer, gate)) for one in kept]

@@ -97,7 +97,7 @@ def tasks(
     if splits == "official":
         listed = source.get_tasks_split()
         if split not in listed:
-            hint = f"it has {', '.join(listed)}; check on another (held_out_split=test)"
+            hint = f"it has {', '.join(listed)}; leave the checks out (check.tasks=0), and evaluate on test afterwards"
             raise InputError(f"has no split {split!r}", field="environment.splits", hint=hint)
         chosen = [(None, str(task)) for task in listed[split] if str(task) in found]
         rows = seeds.shuffled(seed, chosen, lambda row: row[1])[:count]

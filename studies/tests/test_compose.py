@@ -18,6 +18,7 @@ from observe.test_coverage import TASK_SD, chances, share
 from run import studies
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
+from turntree.stages.config import EpisodesCheckConfig
 
 UNIT = "decoded_tokens"
 
@@ -63,7 +64,7 @@ def test_pivots_of_another_policy_than_the_one_that_trains_on_them_are_refused(a
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("gate", Part("random")), ("held_out_count", 7), ("filters", (Part("dapo"),))],
+    [("gate", Part("random")), ("check", EpisodesCheckConfig(tasks=7)), ("filters", (Part("dapo"),))],
 )
 def test_settings_that_the_arms_replace_are_refused_and_not_ignored(name: str, value: Any) -> None:
     online = ComposeConfig().online

@@ -118,7 +118,7 @@ def test_pivots_beside_whole_episodes_are_trained_in_one_update(turntree, househ
     blend = [{"name": "household", "difficulty": "easy"}, {"name": f"pivots:{household / 'pivots.jsonl'}"}]
     done = turntree.json(
         *("train", "online", "--environment", "blend", "--set", f"environment.of={json.dumps(blend)}"),
-        *("--count", 12, "--iterations", 2, "--max-turns", 4, "--max-tokens", 24, "--set", "held_out_count=0"),
+        *("--count", 12, "--iterations", 2, "--max-turns", 4, "--max-tokens", 24, "--set", "check.tasks=0"),
         *("--set", "train.groups=12", "--set", "train.rollouts.group_size=4", "--out", tmp_path / "run"),
     )
     assert done["iterations"] == 2

@@ -115,7 +115,7 @@ def test_fine_tuning_and_online_training_log_too(turntree, household, folder) ->
         "sft", "--traces", household / "traces.jsonl", "--epochs", 1, "--out", "sft", *log, "--set", "check.tasks=0"
     )
     online = ("--iterations", 1, "--groups", 2, "--group-size", 2, "--max-turns", 2, "--max-tokens", 12, "--count", 2)
-    turntree("train", "online", "--out", "online", *online, *log, "--set", "held_out_count=1")
+    turntree("train", "online", "--out", "online", *online, *log, "--set", "check.tasks=1")
     for run in (folder / "sft", folder / "online"):
         assert told(run) == logged(run) and told(run)
 

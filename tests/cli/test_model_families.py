@@ -49,7 +49,7 @@ def test_whole_episodes_are_trained_with_branching(turntree, begun):
     turntree(
         *("train", "online", "--environment", "household", "--model", begun / "sft" / "model", "--iterations", 2),
         *("--max-turns", 3, "--max-tokens", 40, "--reward", "test_model_families:wordy", "--brancher", "fixed"),
-        *("--set", "train.groups=2", "--set", "train.rollouts.group_size=4", "--set", "held_out_count=1"),
+        *("--set", "train.groups=2", "--set", "train.rollouts.group_size=4", "--set", "check.tasks=1"),
         *("--set", "train.rollouts.initial_rollouts=2", "--set", "brancher.turns=[2]", "--out", out),
     )
     trained = [row for row in rows(out / "metrics.jsonl") if row.get("trained_tokens")]

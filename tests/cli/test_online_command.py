@@ -12,7 +12,7 @@ FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--filter"
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--gate-turn", 1, "--gate-threshold", 0.99,
     "--set", "train.rollouts.group_size=2", "--set", "train.rollouts.episodes.max_turns=3",
-    "--set", "held_out_count=2",
+    "--set", "check.tasks=2",
 )  # fmt: skip
 
 
@@ -23,7 +23,7 @@ def logged(row: dict[str, Any], key: str) -> bool:
 
 def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turntree, tmp_path) -> None:
     out = tmp_path / "online"
-    command = ("train", "online", "--out", out, *SMALL, *FILTERS, "--set", "held_out_count=2")
+    command = ("train", "online", "--out", out, *SMALL, *FILTERS, "--set", "check.tasks=2")
     assert turntree.json(*command)["iterations"] == 2
     groups = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
     assert [group["iteration"] for group in groups] == [1, 1, 2, 2]

@@ -13,7 +13,7 @@ from turntree_worlds.sandboxes.sandbox import Sandbox
 
 SMALL = (
     "--environment", "qa", "--iterations", 2, "--groups", 2, "--group-size", 4, "--max-turns", 6, "--max-tokens", 48,
-    "--count", 6, "--set", "held_out_count=3",
+    "--count", 6, "--set", "check.tasks=3",
 )  # fmt: skip
 
 

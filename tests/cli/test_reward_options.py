@@ -13,7 +13,7 @@ from turntree.train.checkpoints import Checkpoints
 
 SMALL = (
     *("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 3, "--max-tokens", 16, "--count", 4),
-    *("--learning-rate", 3e-4, "--set", "held_out_count=2", "--set", "train.check_every=1"),
+    *("--learning-rate", 3e-4, "--set", "check.tasks=2", "--set", "train.check_every=1"),
 )
 MODULE = '''
 def brief(episode, *, most: int = 100):

@@ -30,7 +30,7 @@ ONLINE = (
     "--iterations", 2, "--groups", 2, "--group-size", 2, "--max-turns", 3, "--max-tokens", 24, "--count", 2,
     "--set", "checkpoints.every=1", "--learning-rate", 3e-4,
 )  # fmt: skip
-CHECKED = ("--set", "held_out_count=2", "--set", "train.check_every=1")
+CHECKED = ("--set", "check.tasks=2", "--set", "train.check_every=1")
 COOLER = ("--temperature", "0.6")
 
 
@@ -153,7 +153,7 @@ def test_training_on_pivots_does_not_go_on_with_other_tasks_to_check_on(monkeypa
     (tmp_path / "goals.txt").write_text("lamp")
     command = (
         *("train", "pivot", household / "pivots.jsonl", "--out", tmp_path / "run", *PIVOT),
-        *("--set", 'check.environment={"name": "my_checks:Checks"}', "--set", "check.tasks=1"),
+        *("--set", 'environment={"name": "my_checks:Checks"}', "--set", "check.tasks=1"),
     )
     with monkeypatch.context() as patch:
         patch.setattr(LocalPolicy, "save", interrupt)

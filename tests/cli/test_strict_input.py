@@ -60,12 +60,6 @@ def test_a_split_that_there_is_not_is_refused_with_those_that_there_are(turntree
     assert "'tset' is not one of 'train', 'dev', 'test'" in message
 
 
-@pytest.mark.parametrize("split", ["train", "tset"])
-def test_what_is_trained_on_is_not_held_out(turntree, tmp_path, split):
-    message = turntree.error("train", "online", "--set", f"held_out_split={split}", "--out", tmp_path / "run")
-    assert f"field 'held_out_split': '{split}' is not allowed; use one of 'dev', 'test'" in message
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
 def test_pretty_printed_json_is_read_whatever_the_file_is_called(turntree, tmp_path, name):
     for value in (ROW, [ROW]):

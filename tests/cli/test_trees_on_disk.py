@@ -16,7 +16,7 @@ from turntree_worlds.sandboxes.sandbox import Sandbox
 
 SMALL = (
     "--environment", "qa", "--brancher", "entropy", "--iterations", 4, "--groups", 4, "--group-size", 4,
-    "--max-turns", 6, "--max-tokens", 48, "--count", 8, "--set", "held_out_count=2",
+    "--max-turns", 6, "--max-tokens", 48, "--count", 8, "--set", "check.tasks=2",
 )  # fmt: skip
 GATE = ("--gate-turn", 3, "--gate-threshold", 0.2, "--audit", 0.5, "--filter", "dapo")
 
@@ -103,7 +103,7 @@ def test_figures_from_trees_are_those_from_the_rollout_log(turntree, online, tmp
 def test_some_iterations_are_kept_evenly_and_the_log_of_rollouts_stays_complete(turntree, tmp_path) -> None:
     run = tmp_path / "run"
     small = ("--iterations", 4, "--groups", 2, "--group-size", 2, "--max-turns", 2, "--max-tokens", 12, "--count", 2)
-    command = ("train", "online", "--out", run, *small, "--set", "held_out_count=1")
+    command = ("train", "online", "--out", run, *small, "--set", "check.tasks=1")
     turntree(*command, "--keep-trees", 2)
     assert [one.iteration for one in trees.read(run / "trees.jsonl")] == [2, 2, 4, 4]
     audited = turntree.json("audit", run, cwd=tmp_path)

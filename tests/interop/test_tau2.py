@@ -18,7 +18,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.config import TrainOnlineConfig
+from turntree.stages.config import EpisodesCheckConfig, TrainOnlineConfig
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import OnlineConfig
 from turntree_interop import tau2
@@ -335,8 +335,7 @@ def test_it_is_trained_on_from_its_tasks_to_the_new_weights(bank, tmp_path):
         model="qa",
         environment=Part("tau2:bank"),
         count=3,
-        held_out_split="test",
-        held_out_count=1,
+        check=EpisodesCheckConfig(tasks=1),
         train=OnlineConfig(
             iterations=1,
             groups=2,

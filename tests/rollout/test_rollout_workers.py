@@ -29,7 +29,7 @@ from turntree.rollout.cluster.pool import WorkerPool
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages import train_online, train_pivot, workers
-from turntree.stages.config import CheckConfig, Device, TrainPivotConfig
+from turntree.stages.config import CheckConfig, Device, EpisodesCheckConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import resolve
 from turntree.stages.profile import ProfileStageConfig, run_profile
@@ -51,7 +51,7 @@ ONLINE = TrainOnlineConfig(
     environment=Part("chatter:tasks"),
     model="household",
     count=4,
-    held_out_count=1,
+    check=EpisodesCheckConfig(tasks=1),
     train=OnlineConfig(
         iterations=3,
         groups=4,

@@ -20,7 +20,7 @@ from turntree.decide.gates.table import progress_at
 from turntree.logs.trees import read
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
+from turntree.stages.config import EpisodesCheckConfig, EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import LossConfig, OnlineConfig
@@ -51,7 +51,7 @@ def trained(buffer: Path, out: Path, **environment: Any) -> list[dict[str, Any]]
     config = TrainOnlineConfig(
         environment=Part("stored_groups:Stored", {"trees": str(buffer), **environment}),
         model="household",
-        held_out_count=0,
+        check=EpisodesCheckConfig(tasks=0),
         estimator=Part("stored_groups:SampledTurns", {"turns": 2}),
         train=OnlineConfig(
             iterations=3,
@@ -88,7 +88,7 @@ def test_a_gate_leaves_out_exactly_the_groups_whose_recorded_divergence_is_below
 
 
 def test_a_buffer_plays_no_held_out_task(buffer: Path) -> None:
-    with pytest.raises(InputError, match="held_out_count=0"):
+    with pytest.raises(InputError, match=r"check\.tasks=0"):
         evaluate(EvaluateConfig(environment=Part("stored_groups:Stored", {"trees": str(buffer)}), model="household"))
 
 

@@ -22,7 +22,7 @@ from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.folder import HELD_OUT
-from turntree.stages.config import Device
+from turntree.stages.config import Device, EpisodesCheckConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.policy import resolve
 from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, open_rollouts, run_train_online
@@ -39,7 +39,7 @@ ROLLOUTS = SchedulerConfig(
 WHOLE = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=3)
 CONFIG = TrainOnlineConfig(
     count=3,
-    held_out_count=1,
+    check=EpisodesCheckConfig(tasks=1),
     train=OnlineConfig(iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS, local=LocalConfig(verdicts=1.0)),
     teacher=Part("household"),
     verifier=Part("household"),
@@ -89,7 +89,7 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
 
 def test_another_trainer_gets_the_groups_of_the_run(tmp_path: Path) -> None:
     train = replace(CONFIG.train, iterations=1, local=LocalConfig())
-    config = replace(CONFIG, teacher=None, verifier=None, held_out_count=0, train=train)
+    config = replace(CONFIG, teacher=None, verifier=None, check=EpisodesCheckConfig(tasks=0), train=train)
     run_train_online(config, tmp_path / "run")
     with open_rollouts(config) as service:
         groups = list(service.groups(1))
@@ -248,7 +248,9 @@ def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_succes
 
 def test_held_out_checks_can_be_switched_off(tmp_path: Path) -> None:
     train = replace(CONFIG.train, rollouts=WHOLE, iterations=1, local=LocalConfig())
-    config = replace(CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, held_out_count=0)
+    config = replace(
+        CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, check=EpisodesCheckConfig(tasks=0)
+    )
     assert run_train_online(config, tmp_path / "run")["held_out_success"] is None
     assert not any(key.startswith("held_out") for row in rows(tmp_path / "run" / "metrics.jsonl") for key in row)
 

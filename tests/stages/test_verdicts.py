@@ -12,6 +12,7 @@ import pytest
 from test_train_online import CONFIG, WHOLE
 
 from turntree.stages import verdicts
+from turntree.stages.config import EpisodesCheckConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.stages.verdicts import TurnVerdicts
 from turntree.train.config import LocalConfig
@@ -36,7 +37,7 @@ def test_what_labels_cost_is_on_the_bill(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(HouseholdEnvironment, "step", counted)
     config = one_task(local=LocalConfig(verdicts=1.0))
-    run_train_online(replace(config, held_out_count=1), tmp_path / "run")
+    run_train_online(replace(config, check=EpisodesCheckConfig(tasks=1)), tmp_path / "run")
     bill = json.loads((tmp_path / "run" / "cost.json").read_text(encoding="utf-8"))
     assert bill["tool_calls"] + bill["checks"]["tool_calls"] == steps > 27
 

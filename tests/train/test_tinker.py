@@ -34,7 +34,14 @@ from turntree.engine.limits import Prices, TinkerConfig
 from turntree.engine.tinker import FateUnknown, TinkerAdapter, TinkerSession, _once_only
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.config import Device, EvaluateConfig, SFTStageConfig, SuccessConfig, TrainOnlineConfig
+from turntree.stages.config import (
+    Device,
+    EpisodesCheckConfig,
+    EvaluateConfig,
+    SFTStageConfig,
+    SuccessConfig,
+    TrainOnlineConfig,
+)
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import evaluate
 from turntree.stages.policy import load_policy
@@ -204,7 +211,7 @@ def test_rows_sent_are_the_rows_made() -> None:
 PLAY = SchedulerConfig(episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3)
 ONLINE = TrainOnlineConfig(
     count=3,
-    held_out_count=1,
+    check=EpisodesCheckConfig(tasks=1),
     train=OnlineConfig(
         iterations=3,
         groups=2,
@@ -386,7 +393,7 @@ def test_a_machine_without_torch_trains_there(tmp_path: Path) -> None:
     short = "--set train.rollouts.episodes.max_turns=2 --set train.rollouts.episodes.sampling.max_tokens=6"
     size = "--set train.iterations=2 --set train.groups=2 --set train.minibatch=1 --set train.rollouts.group_size=3"
     train = f"train online --environment household --carrier tinker --gate divergence --set gate.turn=1 {short} {size}"
-    train += f" --set held_out_count=1 --set count=2 --out {tmp_path / 'run'}"
+    train += f" --set check.tasks=1 --set count=2 --out {tmp_path / 'run'}"
     play = f"evaluate --environment household --carrier tinker --model {tmp_path / 'run' / 'model'} --set count=1"
     play += " --set max_turns=2 --set max_tokens=6"
     tests = str(Path(__file__).resolve().parents[1])

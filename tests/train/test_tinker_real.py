@@ -26,7 +26,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.config import CreditConfig
 from turntree.engine.checkpoint import load_model
-from turntree.stages.config import Device, EvaluateConfig, TrainOnlineConfig
+from turntree.stages.config import Device, EpisodesCheckConfig, EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
 from turntree.stages.models import get_model
 from turntree.stages.policy import load_policy
@@ -159,7 +159,7 @@ def test_a_run_trains_there_dies_and_comes_back(server: Server, tmp_path: Path) 
         model=str(server.base),
         environment=Part("household"),
         count=8,
-        held_out_count=4,
+        check=EpisodesCheckConfig(tasks=4),
         device=device(),
         train=OnlineConfig(
             iterations=3,

@@ -37,7 +37,7 @@ SETTINGS = {
     "train.optimizer.learning_rate": 1e-3,
     "train.loss.kl_coefficient": 0.0,
     "checkpoints.every": 1,
-    "held_out_count": 0,
+    "check.tasks": 0,
     "count": 8,
     "device.carrier.timeout": 300,
 }

@@ -189,7 +189,7 @@ def _success(result: dict[str, Any]) -> list[str]:
     """What a training on turns says first."""
     success = result["success"]
     if success is None:
-        told = ["success was not looked at: no environment is known (check.environment), or check.tasks is 0"]
+        told = ["success was not looked at: no environment is known (--environment), or check.tasks is 0"]
         lost = [f"{kind} {was:.2f} -> {now:.2f}" for kind, (was, now) in result.get("kinds", {}).items() if now < was]
         if lost:
             told.append(f"accepted less often than at the start, by kind of action: {', '.join(lost)}")
@@ -226,7 +226,8 @@ REWARD = Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True)
     part="environment",
     named=environment_for,
     options={
-        **short("environment model count held_out_count train.iterations train.groups train.rollouts.group_size"),
+        **short("environment model count held-out-count=check.tasks train.iterations train.groups"),
+        **short("train.rollouts.group_size"),
         "--brancher": Read("brancher", lambda text: None if text == "none" else text, "SPEC"),
         **short(
             "brancher.probe_tokens initial=train.rollouts.initial_rollouts train.rollouts.episodes.max_turns "
@@ -263,7 +264,7 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
 
     result = run_train_online(config, out, overwrite=overwrite)
     success = result["held_out_success"]
-    how = "greedy" if config.held_out_temperature == 0 else f"at temperature {config.held_out_temperature:g}"
+    how = "greedy" if config.check.temperature == 0 else f"at temperature {config.check.temperature:g}"
     played = f"{plural(result['iterations'], 'iteration')}, {plural(result['cost']['turns'], 'turn')}"
     lines = [
         f"{played}, held-out success ({how}) {'unknown' if success is None else f'{success:.1%}'} -> {result['model']}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from turntree.core.completion import Sampling
@@ -59,4 +59,5 @@ class GateExperimentConfig(TrainOnlineConfig):
 
     @property
     def online(self) -> TrainOnlineConfig:
-        return TrainOnlineConfig(**{each.name: getattr(self, each.name) for each in fields(TrainOnlineConfig)})
+        arm = TrainOnlineConfig(**{each.name: getattr(self, each.name) for each in fields(TrainOnlineConfig)})
+        return replace(arm, check=replace(arm.check, stops=False))

@@ -36,7 +36,14 @@ from turntree.run.files import write_json
 from turntree.run.folder import open_folder
 from turntree.run.workers import die_with_parent, without_interrupts
 from turntree.stages import evaluate, profile, select, sft, train_online, train_pivot
-from turntree.stages.config import CheckConfig, OwnPathConfig, SuccessConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.stages.config import (
+    CheckConfig,
+    EpisodesCheckConfig,
+    OwnPathConfig,
+    SuccessConfig,
+    TrainOnlineConfig,
+    TrainPivotConfig,
+)
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import EvaluateConfig
 from turntree.stages.profile import ProfileStageConfig
@@ -185,7 +192,8 @@ def own_stage(seed: int) -> TrainPivotConfig:
 
 def _grpo(seed: int, out: Path) -> None:
     environment, count = _played(seed)
-    stage = TrainOnlineConfig(environment=environment, count=count, held_out_count=0, train=replace(GRPO, seed=seed))
+    unseen = EpisodesCheckConfig(tasks=0)
+    stage = TrainOnlineConfig(environment=environment, count=count, check=unseen, train=replace(GRPO, seed=seed))
     train_online.run_train_online(stage, out / "grpo", overwrite=True)
     _evaluate(seed, out, "grpo")
 

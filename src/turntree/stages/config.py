@@ -129,27 +129,43 @@ class ReinforcedTraining(Training):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuccessConfig:
-    """Whole tasks that are played before, during and after a training on turns, whose reward may run away from success
+class HeldOutConfig:
+    """Whole tasks that are played before, during and after a training, whose reward may run away from success
     (docs/results/hard.md)."""
 
-    environment: Part | None = None
-    """The environment of the held-out tasks. Default: that of --environment, or the one that the traces name."""
     tasks: int | None = None
     """Number of tasks of the split "dev" to play (0: none). Default: 64 where an environment is known, else none."""
-    task_seed: int = 0
-    """Seed for environments that draw their tasks."""
-    max_turns: int | None = None
-    """Longest episode (default: own.max_turns, or the longest of the traces)."""
-    max_tokens: int | None = None
-    """Longest completion of one turn (default: that of training, train.sampling.max_tokens; 256 for sft)."""
-    max_context: int = 4096
-    """Longest prompt plus completion of an episode, in tokens, beside the engine's own limit."""
     stops: bool = field(default=True, metadata=FIXED)
     """Whether a run ends where its reward runs away from success. (The arms of an experiment go on to their end.)"""
 
     def __post_init__(self) -> None:
-        at_least(self, "check.", tasks=0, max_turns=1, max_tokens=1, max_context=1)
+        at_least(self, "check.", tasks=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodesCheckConfig(HeldOutConfig):
+    """For a training on whole episodes, as which they are played."""
+
+    temperature: float = 0.0
+    """Sampling temperature of held-out episodes (0: greedy)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "check.", temperature=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuccessConfig(HeldOutConfig):
+    """For a training on turns. Episodes are sampled as it samples turns."""
+
+    max_turns: int | None = None
+    """Longest episode (default: own.max_turns, or the longest of the traces)."""
+    max_tokens: int | None = None
+    """Longest completion of one turn (default: that of training, train.sampling.max_tokens; 256 for sft)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "check.", max_turns=1, max_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +195,10 @@ class SFTStageConfig(Training):
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
+    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
+    """The environment of the held-out tasks. Default: the one that the traces name."""
+    task_seed: int = 0
+    """Seed for environments that draw their tasks."""
     sft: SFTConfig = field(default_factory=SFTConfig)
     check: SuccessConfig = field(default_factory=SuccessConfig)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
@@ -233,6 +253,24 @@ class RescoreConfig(FromProfile):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnSelectConfig:
+    """Which states of a search are pivots: every mixed one (lambda 1), balanced as `turntree select` does."""
+
+    max_per_kind: float = SelectConfig.max_per_kind
+    """Largest share of one kind of action in the draws of pivots (1: no limit)."""
+    anchor_share: float = SelectConfig.anchor_share
+    """Share of mastered states among the states and in the draws (0: none)."""
+    weight: Literal["equal", "variance"] = SelectConfig.weight
+    """How heavy a pivot is in the draws: all alike, or by its reward variance."""
+
+    def __post_init__(self) -> None:
+        self.rule()
+
+    def rule(self) -> SelectConfig:
+        return SelectConfig(threshold=1.0, **vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnPathConfig:
     """Pivots on the policy's own path: the policy plays training tasks, a teacher labels the states that it reached,
     and these are profiled and selected like those of traces."""
@@ -247,8 +285,6 @@ class OwnPathConfig:
     """Tasks that a search plays, each once."""
     count: int = 400
     """Tasks of the split "train" that they are drawn from."""
-    task_seed: int = 0
-    """Seed for environments that draw their tasks."""
     greedy: float = 0.0
     """Share of a search's tasks that are played at temperature 0: the loops of greedy play are states that sampled play
     rarely reaches. They are profiled and trained on at the temperature of training, as the others are."""
@@ -258,7 +294,7 @@ class OwnPathConfig:
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
     rollouts: int = 8
     """Rollouts of the profile at every state."""
-    select: SelectConfig = field(default_factory=lambda: SelectConfig(threshold=1.0))
+    select: OwnSelectConfig = field(default_factory=lambda: OwnSelectConfig())
 
     def __post_init__(self) -> None:
         at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, candidates=1)
@@ -281,6 +317,8 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
     """Labels the policy's own states: household, qa, model, or your own module:object. None with a verifier that does
     not compare with a label (`TurnVerifier.compares`)."""
     own: OwnPathConfig = field(default_factory=OwnPathConfig)
+    task_seed: int = 0
+    """Seed for environments that draw their tasks."""
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     verifier: Part | None = None
@@ -331,15 +369,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 
     count: int = 400
     """Tasks of the split "train" to train on."""
-    held_out_count: int = 100
-    """Held-out tasks for the checks (0: no checks)."""
-    held_out_split: Literal["dev", "test"] = "dev"
-    """The split of the held-out tasks."""
-    held_out_temperature: float = 0.0
-    """Sampling temperature of held-out episodes (0: greedy)."""
-    held_out_samples: int = 1
-    """Held-out episodes per task."""
     train: OnlineConfig = field(default_factory=OnlineConfig)
+    check: EpisodesCheckConfig = field(default_factory=EpisodesCheckConfig)
     rewards: tuple[Part, ...] = ()
     """Functions that judge episodes in training, as module:function=0.5 (repeatable). Their sum replaces the reward of
     the environment, which is the reward 'environment'."""
@@ -361,7 +392,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, count=1, held_out_count=0, held_out_samples=1)
+        at_least(self, count=1)
         if self.train.max_off_policy_steps and not self.cluster.workers:
             hint = "set cluster.workers, or leave it at 0"
             raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)

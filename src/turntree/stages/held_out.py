@@ -1,4 +1,4 @@
-"""Whole tasks that a training on turns is looked at by: which ones, how they are played, and what is kept of it."""
+"""Whole tasks that a training is looked at by: which ones, how they are played, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turntree.rollout.live import CutTurns
 from turntree.run.files import read_json, write_json
 from turntree.run.folder import HELD_OUT, RunDirectory
 from turntree.stages.config import EvaluateConfig, SuccessConfig
-from turntree.stages.evaluate import Evaluation, Evaluator
+from turntree.stages.evaluate import Evaluator
 from turntree.stages.policy import Policy
 from turntree.traces.schema import Trace
 from turntree.train.loop import Algorithm, Checked, Row
@@ -30,17 +30,18 @@ from turntree.train.success import FALSE_ALARMS, Look, best, change, counts, fal
 
 BEST = "best"  # the folder of the weights of the highest success
 _STEP = "step.json"  # in it
-_USUAL_TASKS = 64  # a collapse from one success in five is seen in 64 tasks (`train.success.has_fallen`)
+USUAL_TASKS = 64  # a collapse from one success in five is seen in 64 tasks (`train.success.has_fallen`)
 _FEWEST_TURNS = 16
 
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """What held-out tasks depend on: the environment that the user named; the traces that are trained on (read only
-    where they are needed); the number of training tasks that are played (0: none), the seed that they are drawn by and
-    the turns of the longest episode; how completions are sampled."""
+    """What held-out tasks depend on: how completions are sampled, in how long a context; the environment that the user
+    named; the traces that are trained on (read only where they are needed); the number of training tasks that are
+    played (0: none), the seed that they are drawn by and the turns of the longest episode."""
 
     sampling: Sampling
+    context: int
     environment: Part | None = None
     traces: Callable[[], Iterable[Trace]] = tuple
     tasks: int = 0
@@ -66,25 +67,25 @@ class HeldOutTasks:
 
 @contextlib.contextmanager
 def open_held_out(config: SuccessConfig, trained: TrainedOn, policy: Policy) -> Iterator[HeldOutTasks | None]:
-    """Tasks of the split "dev" of the environment that `check` or the command names, or that the traces were played
-    in; None where `check.tasks` is 0, or no environment is known. An environment that divides a file is told how many
-    of its tasks are trained on; tasks that the traces have seen all the same are left out, and counted. Without a word
-    on `check.tasks` an environment that has no such tasks, or cannot be opened, is said and not looked at."""
+    """Tasks of the split "dev" of the environment that the command names, or that the traces were played in; None where
+    `check.tasks` is 0, or no environment is known. An environment that divides a file is told how many of its tasks
+    are trained on; tasks that the traces have seen all the same are left out, and counted. Without a word on
+    `check.tasks` an environment that has no such tasks, or cannot be opened, is said and not looked at."""
     if config.tasks == 0:
         yield None
         return
     seen = _Seen(trained)
-    environment = config.environment or seen.environment(trained.environment)
+    environment = seen.environment(trained.environment)
     if environment is None:
         if config.tasks:
-            hint = "name it as check.environment, or set check.tasks to 0"
+            hint = "name it with --environment, or set check.tasks to 0"
             raise ConfigError("needs to know an environment", field="check.tasks", hint=hint)
         yield None
         return
     settings = EvaluateConfig(
         max_turns=config.max_turns or trained.turns or max(_FEWEST_TURNS, seen.longest),
         max_tokens=config.max_tokens or trained.sampling.max_tokens,
-        max_context=config.max_context,
+        max_context=trained.context,
         cut_turns=trained.cut_turns,
     )
     with contextlib.ExitStack() as stack:
@@ -106,15 +107,14 @@ def _fresh(
 ) -> Iterator[TaskSet]:
     """The held-out tasks, without those of the traces. Raises `InputError` where none is left."""
     used = max(trained.tasks, seen.count_in(environment.name))
-    splits = ({TRAIN: used} if used else {}) | {DEV: config.tasks or _USUAL_TASKS}
-    seed = trained.task_seed if trained.tasks else config.task_seed  # one division into training and held-out tasks
-    with open_tasks(environment, splits, seed=seed, model=policy.source) as opened:
+    splits = ({TRAIN: used} if used else {}) | {DEV: config.tasks or USUAL_TASKS}
+    with open_tasks(environment, splits, seed=trained.task_seed, model=policy.source) as opened:
         ids = seen.ids_in(environment.name)
         fresh = [task for task in opened.of(DEV) if task.task_id not in ids]
         known = len(opened.of(DEV)) - len(fresh)
         told = f"{known} of {len(opened.of(DEV))} held-out tasks are among those of the traces"
         if not fresh:
-            hint = "set it to 0, or name other games as check.environment"
+            hint = "set it to 0, or name other games with --environment"
             raise InputError(told if known else "has no held-out task", field="check.tasks", hint=hint)
         if known:
             notice(f"{told}; they are left out of the checks")
@@ -167,8 +167,16 @@ class SuccessCheck:
     """Plays held-out tasks at every check of a run and keeps what came of it, so that a run that resumes knows the
     checks before: outcomes in `held_out.jsonl`, the weights of the highest success in `best/`."""
 
-    def __init__(self, run: RunDirectory, policy: Policy, tasks: HeldOutTasks, algorithm: Algorithm) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        policy: Policy,
+        tasks: HeldOutTasks,
+        algorithm: Algorithm,
+        seen: Callable[[Iterable[RolloutTree]], object] = list,
+    ) -> None:
         self._run, self._policy, self._temperature, self._stops = run, policy, tasks.temperature, tasks.stops
+        self._seen = seen  # is shown what was played
         every = algorithm.check_every or algorithm.steps
         self._planned = math.ceil(algorithm.steps / every)  # checks after the start
         self._evaluator = Evaluator(policy, tasks.settings, tasks.opened.of(DEV), tasks.opened.pool)
@@ -178,8 +186,11 @@ class SuccessCheck:
         if kept is not None and kept >= step:  # of a step that a killed process took; this one may take it otherwise
             shutil.rmtree(self._run.path / BEST)
         played = self._evaluator.play(self._temperature, 1, quiet=True)
-        keep_outcomes(self._run, step, played)
-        turns = Counter(kind for kept in played.trees for kind in _kinds(kept.tree))
+        outcomes = played.summary["outcomes"]
+        rows = [{"iteration": step, "task": each["task"], "rewards": each["rewards"]} for each in outcomes]
+        self._run.append(HELD_OUT, rows)
+        self._seen(each.tree for each in played.trees)
+        turns = Counter(kind for each in played.trees for kind in _kinds(each.tree))
         actions = {kind: count / turns.total() for kind, count in turns.most_common()}
         looks = self.looks({"step": step, **row, "held_out_actions": actions})
         if step and best(looks) is looks[-1]:
@@ -187,7 +198,11 @@ class SuccessCheck:
             shutil.rmtree(folder, ignore_errors=True)
             self._policy.save(folder)
             write_json(folder / _STEP, {"step": step})
-        figures = held_out_figures(played, "success", "turns_per_episode")
+        figures = {  # `_share`: what the tasks count for themselves
+            f"held_out_{name}": value
+            for name, value in played.summary.items()
+            if name in ("success", "turns_per_episode") or name.endswith("_share")
+        }
         return Checked({**figures, "held_out_actions": actions}, played.cost, self._stop(looks))
 
     def _stop(self, looks: Sequence[Look]) -> str:
@@ -258,16 +273,3 @@ def _kinds(tree: RolloutTree) -> Iterator[str]:
         kind = action_kind(action)
         words = answer_text(action).split()
         yield (words[0][:20] if words else "nothing") if kind == "message" else kind
-
-
-def keep_outcomes(run: RunDirectory, step: int, played: Evaluation) -> None:
-    """Append the outcome of every task at the check after `step`."""
-    outcomes = played.summary["outcomes"]
-    run.append(HELD_OUT, [{"iteration": step, "task": each["task"], "rewards": each["rewards"]} for each in outcomes])
-
-
-def held_out_figures(played: Evaluation, *names: str) -> Row:
-    """These figures of the play, and what the tasks count for themselves."""
-    return {
-        f"held_out_{name}": value for name, value in played.summary.items() if name in names or name.endswith("_share")
-    }

@@ -59,9 +59,9 @@ def open_own_path(
         cut_turns=train.cut_turns, sampling=train.sampling, max_turns=own.max_turns, max_context=train.max_tokens
     )
     recorded = RecordConfig(
-        environment=environment, split=TRAIN, count=own.count, task_seed=own.task_seed, episodes=episodes
+        environment=environment, split=TRAIN, count=own.count, task_seed=config.task_seed, episodes=episodes
     )
-    with open_tasks(environment, {TRAIN: own.count}, seed=own.task_seed, model=policy.source) as opened:
+    with open_tasks(environment, {TRAIN: own.count}, seed=config.task_seed, model=policy.source) as opened:
         teacher = None if config.teacher is None else parts.build("teachers", config.teacher)
         yield OwnStates(config, recorded, policy, verifier, teacher, opened, folder)
 
@@ -100,7 +100,7 @@ class OwnStates:
         states = len(visited) + skipped.total()
         prompted = self._drawn(visited, seed)
         rows, profiled = self._profile(prompted, seed)
-        chosen = select(rows, self.config.own.select).rows
+        chosen = select(rows, self.config.own.select.rule()).rows
         self.folder.mkdir(exist_ok=True)
         write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
         write_lines(self._pivots(step), chosen)

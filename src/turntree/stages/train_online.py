@@ -24,7 +24,7 @@ from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Ga
 from turntree.core.tree import RolloutTree
 from turntree.engine.limits import EndpointConfig
 from turntree.env.processes import ProcessPoolConfig
-from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks, same_tasks
+from turntree.env.tasks import DEV, TRAIN, TaskSet, identity, open_tasks, same_tasks
 from turntree.logs import rollouts, trees
 from turntree.logs.trees import KeptTree
 from turntree.rollout import rewards
@@ -37,14 +37,14 @@ from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import HELD_OUT, RunDirectory, open_run
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
-from turntree.stages.evaluate import Evaluator, opened_rewards
+from turntree.stages.evaluate import opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
-from turntree.stages.held_out import held_out_figures, keep_outcomes
+from turntree.stages.held_out import USUAL_TASKS, HeldOutTasks, SuccessCheck
 from turntree.stages.policy import Policy, Speaker, load_policy, load_renderer, open_speaker, policy_name
 from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, check_servers, open_crew
-from turntree.train.loop import Checked, Row
+from turntree.train.loop import Row
 from turntree.train.online import OnlineGRPO
 from turntree.train.ranks import SINGLE, ProcessGroup
 
@@ -93,7 +93,10 @@ def run_train_online(
         learner = policy.trainee(shared, group)
         components = replace(playing.parts(learner, filters, estimator), spread=spread)
         algorithm = OnlineGRPO(components, config.train, judge)
-        overlap = _Overlap()
+        overlap, success = _Overlap(), None
+        if config.check.tasks != 0:
+            tasks = _held_out(config, playing.opened)
+            success = SuccessCheck(run, policy, tasks, algorithm, partial(overlap.add, DEV))
         trained = run_algorithm(
             run,
             policy,
@@ -101,7 +104,7 @@ def run_train_online(
             config,
             shown=("reward_mean", "groups_cut", "held_out_success"),
             keep=partial(_keep, run, config, overlap),
-            check=_check(run, policy, playing.opened, config, overlap),
+            check=success,
             warnings=_never_forks,
         )
     rows = run.metrics()
@@ -112,6 +115,8 @@ def run_train_online(
         "iterations": last["step"],
         "reward_mean": last["reward_mean"],
         "held_out_success": last.get("held_out_success"),
+        "success": None if success is None else success.result(policy.source),
+        "stopped": trained.stopped,
         "forks": last["trees"]["forks"],
         "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
@@ -152,7 +157,8 @@ def _open_playing(
     config: TrainOnlineConfig, source: str, vocabulary: int, workers: ProcessPoolConfig | None
 ) -> Iterator[_Playing]:
     gate, brancher = config.build_gate(), config.build_brancher(vocabulary)
-    splits = {TRAIN: config.count} | ({config.held_out_split: config.held_out_count} if config.held_out_count else {})
+    tasks = USUAL_TASKS if config.check.tasks is None else config.check.tasks
+    splits = {TRAIN: config.count} | ({DEV: tasks} if tasks else {})
     with (
         opened_rewards(config.rewards) as functions,
         open_tasks(config.environment, splits, seed=config.task_seed, model=source, workers=workers) as opened,
@@ -301,13 +307,9 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
     )
 
 
-def _check(
-    run: RunDirectory, policy: Policy, opened: TaskSet, config: TrainOnlineConfig, overlap: _Overlap
-) -> Callable[[int, Row], Checked] | None:
-    """Play of the held-out tasks, their outcomes kept task by task; None where there are none."""
-    if not config.held_out_count:
-        return None
-    episodes, split = config.train.rollouts.episodes, config.held_out_split
+def _held_out(config: TrainOnlineConfig, opened: TaskSet) -> HeldOutTasks:
+    """They are played as those of the training are, but for the temperature."""
+    episodes = config.train.rollouts.episodes
     settings = EvaluateConfig(
         max_turns=episodes.max_turns,
         max_tokens=episodes.sampling.max_tokens,
@@ -315,12 +317,4 @@ def _check(
         cut_turns=episodes.cut_turns,
         max_live_rollouts=config.train.rollouts.max_live_rollouts or EvaluateConfig.max_live_rollouts,
     )
-    evaluator = Evaluator(policy, settings, opened.of(split), opened.pool)
-
-    def check(iteration: int, row: Row) -> Checked:
-        played = evaluator.play(config.held_out_temperature, config.held_out_samples, quiet=True)
-        keep_outcomes(run, iteration, played)
-        overlap.add(split, (kept.tree for kept in played.trees))
-        return Checked(held_out_figures(played, "success", "turns_per_episode"), played.cost)
-
-    return check
+    return HeldOutTasks(config.environment, opened, settings, config.check.temperature, config.check.stops)

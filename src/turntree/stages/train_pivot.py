@@ -132,10 +132,11 @@ def trained_on(config: TrainPivotConfig, traces: str, split: str = "") -> Traine
     plays = config.states != "expert"
     return TrainedOn(
         config.train.sampling,
+        config.train.max_tokens,
         config.environment,
         partial(read_traces, traces, split) if traces else tuple,
         tasks=config.own.count if plays else 0,
-        task_seed=config.own.task_seed,
+        task_seed=config.task_seed,
         turns=config.own.max_turns if plays else 0,
         cut_turns=config.train.cut_turns,
     )
@@ -320,7 +321,7 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
     """Acceptance at held-out states of the traces, as many as can be sampled."""
     if not config.check.states:
         return None
-    states = read_candidates(traces, "dev", config.check.states, config.check.task_seed)
+    states = read_candidates(traces, "dev", config.check.states, config.task_seed)
     context = policy.engine.max_context
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
     prompted = _held_out(states, policy.renderer, sampled)
