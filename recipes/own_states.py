@@ -29,6 +29,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   third             lean-shared, and from there a sixth of them: at most a third of grpo's whole bill at hard games
   union             lean-shared, and from there three quarters of them: at most grpo's whole bill at hard games
   own-third         own-shared, and from there an eighth of them
+  own-union         own-shared, and from there two thirds of them
   judged            ... with verdicts on the turns that the episodes took
   dapo, reinforce   DAPO and REINFORCE++ in its place, with as many tool calls
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
@@ -69,7 +70,7 @@ ARMS = (BASE, "sft", "random", "capped", "expert", "own")
 MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
-    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "dapo", "reinforce", "arpo",
+    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -89,7 +90,7 @@ COMPARED = (
     ("third", BASE), ("third", "sft"), ("third", "lean-shared"), ("third", "grpo"), ("union", BASE), ("union", "sft"),
     ("union", "lean-shared"), ("union", "own-grpo"), ("union", "grpo"),
     ("own-shared", "own-balanced"), ("own-shared", "lean-shared"), ("own-shared", "grpo"), ("own-third", "own-shared"),
-    ("own-third", "third"), ("own-third", "grpo"),
+    ("own-third", "third"), ("own-third", "grpo"), ("own-union", "own-shared"), ("own-union", "grpo"),
     ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
@@ -101,6 +102,7 @@ WEIGHTS = dict.fromkeys(("expert", "own"), "variance")
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
+    "own-union": ("own-shared", 2 / 3),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),

@@ -186,7 +186,7 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
 
 
 def _success(result: dict[str, Any]) -> list[str]:
-    """What a training on turns says first."""
+    """What a training says first."""
     success = result["success"]
     if success is None:
         told = ["success was not looked at: no environment is known (--environment), or check.tasks is 0"]
@@ -263,12 +263,8 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     from turntree.stages.train_online import run_train_online
 
     result = run_train_online(config, out, overwrite=overwrite)
-    success = result["held_out_success"]
-    how = "greedy" if config.check.temperature == 0 else f"at temperature {config.check.temperature:g}"
     played = f"{plural(result['iterations'], 'iteration')}, {plural(result['cost']['turns'], 'turn')}"
-    lines = [
-        f"{played}, held-out success ({how}) {'unknown' if success is None else f'{success:.1%}'} -> {result['model']}"
-    ]
+    lines = [*_success({**result, "steps": result["iterations"]}), f"{played} -> {result['model']}"]
     if config.brancher is not None and not result["forks"]:
         probe = config.brancher.options.get("probe_tokens")
         why = f": turns that end within brancher.probe_tokens ({probe}) cannot" if probe else ""
