@@ -70,7 +70,8 @@ ARMS = (BASE, "sft", "random", "capped", "expert", "own")
 MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
-    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union", "dapo", "reinforce", "arpo",
+    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
+    "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -428,7 +429,7 @@ class Recipe:
         command += _set("train", {"check_every": 0})
         if options.constant:
             command += _set("train", {"loss.normalizer": "constant", "loss.constant": options.constant})
-        command += words("--set", "train.optimizer.warmup_steps=3", "--set", "check.tasks=1")
+        command += words("--set", "train.optimizer.warmup_steps=3", "--set", "check.tasks=0")
         if arm != "judged":
             return command
         judged = words("--teacher", world.teacher, "--verifier", world.verifier)

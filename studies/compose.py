@@ -105,7 +105,7 @@ def _stage(config: ComposeConfig, seed: int, name: str, model: str, shared: Path
             environment=config.online.environment,
             max_turns=episodes.max_turns,
             max_tokens=episodes.sampling.max_tokens,
-            max_context=episodes.max_context,
+            stops=False,
         ),
         device=config.online.device,
     )

@@ -28,9 +28,9 @@ def household_selection() -> SelectConfig:
 
 
 def household_own() -> OwnPathConfig:
-    """The vetted search for own states of the embedded household policy (docs/results/own-states.md)."""
-    chosen = SelectConfig(threshold=1.0, weight="both", max_per_kind=1.0, anchor_share=0.0)
-    return OwnPathConfig(refresh=15, keep=0.5, tasks=192, greedy=0.5, max_turns=16, forks=2, measured=96, select=chosen)
+    """The search for own states of the embedded household policy (docs/results/own-states.md), without importance,
+    which has left the library."""
+    return OwnPathConfig(refresh=15, keep=0.5, tasks=192, greedy=0.5, max_turns=16)
 
 
 def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:

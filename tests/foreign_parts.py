@@ -673,7 +673,7 @@ def _(behave: Behave) -> str:
     from turntree.logs.rows import RowRefused
 
     try:
-        return f"{FunctionOfALine(lambda row: behave()).row({})}"
+        return f"{FunctionOfALine(lambda row: behave()).logged({})}"
     except RowRefused:
         return REFUSED
 

@@ -218,7 +218,7 @@ class Recipe:
             *("train", "online", "--environment", *self.flags("--offset", options.games, "--model", warm.model)),
             *("--seed", seed),  # tasks that no trace shows
             *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
-            *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "check.tasks=1"),
+            *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "check.tasks=0"),
             *("--set", "train.max_tokens=4096"),  # the longest episode: a larger pass takes more memory
             *("--set", f"train.rollouts.group_size={options.group}", *(forks if branching else ())),
             *self.training(name),

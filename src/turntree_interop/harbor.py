@@ -418,27 +418,21 @@ class Tests:
     def _ran(self, shell: ContainerShell, files: Mapping[str, bytes], seconds: float) -> Ran:
         """Lay files into the folder of tests and run the script, beside processes of the episode. These stand still
         before and after it: what they write to cannot be unpacked, or read back."""
-        stop = _STOP if shell.background else ""
-        _as_root(shell, f"{stop}\nrm -rf {_TESTS} {_LOGS} && mkdir -p {_TESTS} {_LOGS} && chmod 777 {_LOGS}")
+        shell.signal("STOP")
+        clean = (
+            f"[ -d /logs ] || rm -rf /logs; rm -rf {_TESTS} {_LOGS} && mkdir -p {_TESTS} {_LOGS} && chmod 777 {_LOGS}"
+        )
+        laid = shell.script(["/bin/sh", "-c", clean], seconds=60.0)
+        if laid.code != 0:
+            raise EnvironmentFault(f"the tests could not be laid into the container: {laid}")
         shell.put(_packed(files), _TESTS)
+        shell.signal("CONT")
         # bytecode beside sources may be the episode's
         environment = {"PYTHONPYCACHEPREFIX": f"{_LOGS}/bytecode", **self.environment}
         words = [f"{_TESTS}/{self.script}"]
-        if stop:
-            _as_root(shell, "kill -CONT -1")
         ran = shell.script(words, seconds=seconds, environment=environment, user=self.user)
-        if stop:
-            _as_root(shell, stop)
+        shell.signal("STOP")
         return ran
-
-
-_STOP = 'kill -STOP -1; kill -CONT "$PPID"'  # all processes but the script's own
-
-
-def _as_root(shell: ContainerShell, script: str) -> None:
-    ran = shell.script(["/bin/sh", "-c", script], seconds=60.0)
-    if ran.code != 0:
-        raise EnvironmentFault(f"the tests could not be laid into the container: {ran}")
 
 
 def _leaves(changed: Mapping[str, int]) -> dict[str, int]:

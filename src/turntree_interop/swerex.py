@@ -37,10 +37,10 @@ head -c "$2" <&5
 cat <&6 >&2
 exit "$code"
 """
-# Everything but what ran when the shell was begun, and this script.
-_END = r"""
+# Signals everything but what ran when the shell was begun, and this script.
+_SIGNAL = r"""
 for p in /proc/[0-9]*; do
-  case " $1 /proc/$$ /proc/self " in *" $p "*) ;; *) kill -KILL "${p#/proc/}" 2>/dev/null ;; esac
+  case " $1 /proc/$$ /proc/self " in *" $p "*) ;; *) kill -"$2" "${p#/proc/}" 2>/dev/null ;; esac
 done
 true
 """
@@ -191,11 +191,14 @@ class SwerexShell(ContainerShell):
         found = super().state()
         return {**found, "folders": self._told(["bash", "-c", folders, "bash", *found["paths"]]).decode()}
 
-    def restart(self) -> None:
+    def signal(self, name: str) -> None:
         with self._lock:
             self.ready()
-            self._executed(["bash", "-c", _END, "bash", self._processes], self.limits.seconds)
-            self.background = False
+            self._executed(["bash", "-c", _SIGNAL, "bash", self._processes, name], self.limits.seconds)
+
+    def restart(self) -> None:
+        self.signal("KILL")
+        self.background = False
 
     def fork(self) -> None:
         """There is none: the episode is replayed."""

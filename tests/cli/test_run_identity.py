@@ -153,7 +153,7 @@ def test_training_on_pivots_does_not_go_on_with_other_tasks_to_check_on(monkeypa
     (tmp_path / "goals.txt").write_text("lamp")
     command = (
         *("train", "pivot", household / "pivots.jsonl", "--out", tmp_path / "run", *PIVOT),
-        *("--set", 'environment={"name": "my_checks:Checks"}', "--set", "check.tasks=1"),
+        *("--set", 'check.environment={"name": "my_checks:Checks"}', "--set", "check.tasks=1"),
     )
     with monkeypatch.context() as patch:
         patch.setattr(LocalPolicy, "save", interrupt)

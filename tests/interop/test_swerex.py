@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
@@ -119,6 +120,20 @@ def test_files_go_in_and_out_and_changes_are_told(shell):
     assert shell.state() == before
     shell.run("rm /tmp/w/gone")
     assert shell.state() != before, "a file that was deleted is a change"
+
+
+def test_processes_of_an_episode_are_stopped_and_go_on_and_the_server_answers(shell):
+    shell.run("(while :; do echo x >> /tmp/now; done) & disown")
+
+    def written():
+        return shell.run("stat -c %s /tmp/now").output
+
+    shell.signal("STOP")
+    assert written() == written()
+    shell.signal("CONT")
+    before = written()
+    time.sleep(0.2)
+    assert written() != before
 
 
 def test_a_deployment_that_is_lost_is_a_fault(shell):

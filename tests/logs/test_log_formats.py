@@ -348,6 +348,10 @@ class Whole(LogFormat):
         report.saw_group(2)
         yield LoggedGroup(id="g", task="t", rollouts=(LoggedRollout(actions=("a",), reward=1.0),) * 2)
 
+class Lines(LogFormat):
+    def row(self, row):
+        return read(row)
+
 class Neither:
     pass
 '''
@@ -359,8 +363,9 @@ class Neither:
         rows = [{"team": "a", "points": i, "did": ["go"]} for i in range(2)]
         return write(tmp_path / "log.jsonl", [{"note": "begins"}, *rows, {"team": "a", "did": []}])
 
-    def test_it_gives_the_fields_of_the_generic_format_and_what_it_drops_is_counted_by_reason(self, log):
-        (group,), report = read(log, "own_logs:read")
+    @pytest.mark.parametrize("name", ["read", "Lines"])
+    def test_it_gives_the_fields_of_the_generic_format_and_what_it_drops_is_counted_by_reason(self, log, name):
+        (group,), report = read(log, f"own_logs:{name}")
         assert group.rewards == (0.0, 1.0) and group.rollouts[0].actions == ("go",)
         assert report.dropped == {"left out by the format": 1, "the format raised KeyError": 1}
         assert report.first["the format raised KeyError"] == f"{log}:4 ('points')"

@@ -172,4 +172,4 @@ def test_traces_run_no_code_and_without_an_environment_there_is_no_check(policy:
     with pytest.raises(ConfigError) as error, open_held_out(CheckConfig(tasks=1), trained_on(config, ""), policy):
         raise AssertionError
     assert error.value.field == "check.tasks"
-    assert checked(replace(config, environment=HERE, check=CheckConfig(tasks=1)), policy, traces) == ["1"]
+    assert checked(replace(config, check=CheckConfig(tasks=1, environment=HERE)), policy, traces) == ["1"]

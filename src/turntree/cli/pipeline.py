@@ -189,7 +189,7 @@ def _success(result: dict[str, Any]) -> list[str]:
     """What a training says first."""
     success = result["success"]
     if success is None:
-        told = ["success was not looked at: no environment is known (--environment), or check.tasks is 0"]
+        told = ["success was not looked at: no environment is known (check.environment), or check.tasks is 0"]
         lost = [f"{kind} {was:.2f} -> {now:.2f}" for kind, (was, now) in result.get("kinds", {}).items() if now < was]
         if lost:
             told.append(f"accepted less often than at the start, by kind of action: {', '.join(lost)}")

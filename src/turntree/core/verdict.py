@@ -20,7 +20,7 @@ class Verdict:
     success: bool | None = None  # of an episode: whether its task was solved, whatever the reward is
     # of an episode: what each reward function gave, by name (`rollout.rewards`), None where it failed
     parts: Mapping[str, float | None] = field(default_factory=dict[str, "float | None"], hash=False)
-    cost: Cost = NO_COST  # of judging, where a verifier plays on with the policy
+    cost: Cost = NO_COST  # of judging, where a verifier plays
 
 
 def succeeded(said: bool | None, reward: float | None) -> bool | None:

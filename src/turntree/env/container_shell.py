@@ -23,6 +23,7 @@ _STATE_CHARS, _ARGUMENT = 1_000_000, 100_000  # of a shell; the kernel takes 128
 # Runs a program between its process group's id and its exit code, without which whoever listens to standard error has
 # not heard all. Bash would read BASH_ENV once more.
 _FRAMED = r"""echo "$$" >&2; "$@"; printf '\n#%d\n' "$?" >&2"""
+_SIGNAL = 'kill -"$1" -1; kill -CONT "$PPID"'  # its parent, which frames it, goes on
 # Runs $1 in the state $2 (a script, in pieces), and writes the state afterwards to what was its standard error. The
 # state is saved at an `exit`, too. What is saved is quoted by bash itself.
 _WRAPPER = r"""
@@ -143,6 +144,11 @@ class ContainerShell:
             heard, stopped, code = self._watched(start, user, seconds, environment or {})
             return Ran(heard.text(), code, stopped)
 
+    def signal(self, name: str) -> None:
+        """Send a signal to every process that the episode's commands left running."""
+        if self.background:
+            self.script(["bash", "-c", _SIGNAL, "bash", name], seconds=60.0)
+
     def _watched(
         self, words: Sequence[str], user: str, seconds: float | None, environment: Mapping[str, str]
     ) -> tuple[Heard, str | None, int | None]:
@@ -258,11 +264,11 @@ class ContainerShell:
             ran = self._ran_on(list(kinds), _DIGEST)
             if any(each.code != 0 for each in ran):
                 raise EnvironmentFault(f"the files cannot be compared: {'; '.join(map(str, ran))}")
-            files = [each.output for each in ran]
             paths = [path for path, kind in kinds.items() if kind != _ADDED]  # what was added and is gone left nothing
             lines = [line for line in self._state.splitlines() if line.startswith(("cd -- ", "declare -x "))]
             known = [line for line in lines if not line.startswith(("declare -x OLDPWD", "declare -x SHLVL"))]
-            return {"paths": paths, "files": files, "shell": known, "background": self.background}
+            found: dict[str, Any] = {"paths": paths, "files": [each.output for each in ran]}
+            return found | {"shell": known, "background": self.background}
 
     def _ran_on(self, paths: Sequence[str], script: str) -> list[Ran]:
         """Run a script on paths, as many at a time as a command line takes."""
@@ -309,10 +315,9 @@ class ContainerShell:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._container is None or not self._kept():
-                return False
-            self.close()
-            return True
+            if kept := self._container is not None and self._kept():
+                self.close()
+            return kept
         except EnvironmentFault:
             return False
         finally:

@@ -10,7 +10,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import SchedulerConfig
-from turntree.stages.config import TrainOnlineConfig
+from turntree.stages.config import EpisodesCheckConfig, TrainOnlineConfig
 from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig
 
 GateArm = Literal["none", "gate", "random"]
@@ -38,6 +38,7 @@ class GateExperimentConfig(TrainOnlineConfig):
     environment: Part = field(default_factory=lambda: Part("household", {"difficulty": "easy"}))
     """The environment of every arm."""
     train: OnlineConfig = field(default_factory=_gated)
+    check: EpisodesCheckConfig = field(default_factory=lambda: EpisodesCheckConfig(tasks=100))
     gate: Part | None = field(default_factory=lambda: Part("divergence", {"turn": 8, "threshold": 0.64}))
     """That of the arm "gate"."""
     seeds: tuple[int, ...] = (0, 1, 2, 3)

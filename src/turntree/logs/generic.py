@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from turntree.core.errors import InputError
+from turntree.core.foreign import reason_of
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.rows import (
@@ -42,12 +44,30 @@ class LogFormat:
     filter_setting: ClassVar[str | None] = None
     """What makes its framework drop groups without variance."""
 
-    def row(self, row: Row) -> LoggedRow:
-        """Raises `RowRefused` for what is no rollout; it is counted."""
+    def row(self, row: Row) -> LoggedRow | Mapping[str, Any] | None:
+        """The rollout of a line, or the fields of the generic format; None for a line that is none. A line on which it
+        fails is dropped, counted by the name of the error, as one of which it raises `RowRefused`."""
         raise NotImplementedError
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        return by_rows(self.row, paths, report)
+        return by_rows(self.logged, paths, report)
+
+    def logged(self, row: Row) -> LoggedRow:
+        """What `row` gives of a line, of whatever kind."""
+        try:
+            found = self.row(row)
+        except (RowRefused, InputError, RecursionError):
+            raise
+        except BaseException as error:  # the boundary to foreign code, which meets every line of a log
+            problem = f"the format raised {type(error).__name__}"
+            raise RowRefused(problem, reason_of(error).partition(": ")[2]) from error
+        if found is None:
+            raise RowRefused("left out by the format")
+        if isinstance(found, LoggedRow):
+            return found
+        if not isinstance(found, Mapping):
+            raise RowRefused("the format gave no object", type(found).__name__)
+        return generic(dict(found))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.core.foreign import reason_of
 from turntree.logs import rollouts, trees
-from turntree.logs.generic import LogFormat, TextOptions, generic
+from turntree.logs.generic import LogFormat, TextOptions
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row, read_rows
+from turntree.logs.rows import ReadReport, RowRefused, parse_row, read_rows
 from turntree.run.jsonl import parse_json
 
 AUTO = Part("auto")
@@ -78,20 +77,8 @@ class FunctionOfALine(LogFormat):
 
     function: Callable[[dict[str, Any]], Any]
 
-    def row(self, row: dict[str, Any]) -> LoggedRow:
-        """A row on which the function fails is dropped, counted by the name of the error."""
-        try:
-            found = self.function(row)
-        except (RowRefused, InputError, RecursionError):
-            raise
-        except BaseException as error:  # the boundary to foreign code, which meets every line of a log
-            problem = f"the format raised {type(error).__name__}"
-            raise RowRefused(problem, reason_of(error).partition(": ")[2]) from error
-        if found is None:
-            raise RowRefused("left out by the format")
-        if not isinstance(found, Mapping):
-            raise RowRefused("the format gave no object", type(found).__name__)
-        return generic(dict(cast("Mapping[str, Any]", found)))
+    def row(self, row: dict[str, Any]) -> Any:
+        return self.function(row)
 
 
 def _built(format: Part) -> LogFormat:

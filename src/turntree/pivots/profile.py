@@ -76,9 +76,8 @@ class Judge:
         return rule_name(self.verifier, self._cut_turns)
 
     def known(self, state: TurnState) -> dict[str, Judgement]:
-        """Known verdicts on the actions at a state, by `Sample.key`. Verdicts of a verifier that plays on hold for the
-        weights of then."""
-        if self._stored is None or not self.verifier.compares:
+        """Known verdicts on the actions at a state, by `Sample.key`."""
+        if self._stored is None:
             return {}
         return self._stored.judgements(state, self.name)
 

@@ -136,7 +136,8 @@ class HeldOutConfig:
     tasks: int | None = None
     """Number of tasks of the split "dev" to play (0: none). Default: 64 where an environment is known, else none."""
     stops: bool = field(default=True, metadata=FIXED)
-    """Whether a run ends where its reward runs away from success. (The arms of an experiment go on to their end.)"""
+    """Whether a run ends where its reward runs away from success, and keeps its best weights. (The arms of an
+    experiment go on to their end, and nothing reads but their last.)"""
 
     def __post_init__(self) -> None:
         at_least(self, "check.", tasks=0)
@@ -158,6 +159,8 @@ class EpisodesCheckConfig(HeldOutConfig):
 class SuccessConfig(HeldOutConfig):
     """For a training on turns. Episodes are sampled as it samples turns."""
 
+    environment: Part | None = None
+    """The environment of the held-out tasks. Default: that of --environment, or the one that the traces name."""
     max_turns: int | None = None
     """Longest episode (default: own.max_turns, or the longest of the traces)."""
     max_tokens: int | None = None
@@ -195,8 +198,6 @@ class SFTStageConfig(Training):
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
     split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
-    environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
-    """The environment of the held-out tasks. Default: the one that the traces name."""
     task_seed: int = 0
     """Seed for environments that draw their tasks."""
     sft: SFTConfig = field(default_factory=SFTConfig)
@@ -294,7 +295,7 @@ class OwnPathConfig:
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
     rollouts: int = 8
     """Rollouts of the profile at every state."""
-    select: OwnSelectConfig = field(default_factory=lambda: OwnSelectConfig())
+    select: OwnSelectConfig = field(default_factory=OwnSelectConfig)
 
     def __post_init__(self) -> None:
         at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, candidates=1)

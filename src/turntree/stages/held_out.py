@@ -67,18 +67,18 @@ class HeldOutTasks:
 
 @contextlib.contextmanager
 def open_held_out(config: SuccessConfig, trained: TrainedOn, policy: Policy) -> Iterator[HeldOutTasks | None]:
-    """Tasks of the split "dev" of the environment that the command names, or that the traces were played in; None where
-    `check.tasks` is 0, or no environment is known. An environment that divides a file is told how many of its tasks
-    are trained on; tasks that the traces have seen all the same are left out, and counted. Without a word on
-    `check.tasks` an environment that has no such tasks, or cannot be opened, is said and not looked at."""
+    """Tasks of the split "dev" of the environment that `check` or the command names, or that the traces were played
+    in; None where `check.tasks` is 0, or no environment is known. An environment that divides a file is told how many
+    of its tasks are trained on; tasks that the traces have seen all the same are left out, and counted. Without a word
+    on `check.tasks` an environment that has no such tasks, or cannot be opened, is said and not looked at."""
     if config.tasks == 0:
         yield None
         return
     seen = _Seen(trained)
-    environment = seen.environment(trained.environment)
+    environment = config.environment or seen.environment(trained.environment)
     if environment is None:
         if config.tasks:
-            hint = "name it with --environment, or set check.tasks to 0"
+            hint = "name it as check.environment, or set check.tasks to 0"
             raise ConfigError("needs to know an environment", field="check.tasks", hint=hint)
         yield None
         return
@@ -114,7 +114,7 @@ def _fresh(
         known = len(opened.of(DEV)) - len(fresh)
         told = f"{known} of {len(opened.of(DEV))} held-out tasks are among those of the traces"
         if not fresh:
-            hint = "set it to 0, or name other games with --environment"
+            hint = "set it to 0, or name other games as check.environment"
             raise InputError(told if known else "has no held-out task", field="check.tasks", hint=hint)
         if known:
             notice(f"{told}; they are left out of the checks")
@@ -183,8 +183,8 @@ class SuccessCheck:
 
     def __call__(self, step: int, row: Row) -> Checked:
         kept = self._kept()
-        if kept is not None and kept >= step:  # of a step that a killed process took; this one may take it otherwise
-            shutil.rmtree(self._run.path / BEST)
+        if kept is None or kept >= step:  # half saved, or of a step that a killed process took: this one may differ
+            shutil.rmtree(self._run.path / BEST, ignore_errors=True)
         played = self._evaluator.play(self._temperature, 1, quiet=True)
         outcomes = played.summary["outcomes"]
         rows = [{"iteration": step, "task": each["task"], "rewards": each["rewards"]} for each in outcomes]
@@ -193,10 +193,9 @@ class SuccessCheck:
         turns = Counter(kind for each in played.trees for kind in _kinds(each.tree))
         actions = {kind: count / turns.total() for kind, count in turns.most_common()}
         looks = self.looks({"step": step, **row, "held_out_actions": actions})
-        if step and best(looks) is looks[-1]:
+        if step and self._stops and best(looks) is looks[-1]:
             folder = self._run.path / BEST
-            shutil.rmtree(folder, ignore_errors=True)
-            self._policy.save(folder)
+            self._policy.save(folder)  # replaces it whole
             write_json(folder / _STEP, {"step": step})
         figures = {  # `_share`: what the tasks count for themselves
             f"held_out_{name}": value

@@ -50,7 +50,7 @@ def open_own_path(
         return
     assert config.environment is not None  # the configuration refuses it
     if config.teacher is None and verifier.compares:
-        hint = "pass --teacher NAME, or a verifier that needs no label (with compares = False)"
+        hint = "pass --teacher NAME, or a verifier with compares = False, which needs no label: rubric, or your own"
         problem = f"is missing: {verifier.name!r} compares own states with what a teacher says there"
         raise ConfigError(problem, field="teacher", hint=hint)
     environment = parts.resolve("environments", config.environment)

@@ -45,13 +45,8 @@ def run_sft(
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
     config.sft.optimizer.require_steps(config.sft.steps(len(learned.examples)), "sft.optimizer.schedule")
-    trained_on = TrainedOn(
-        Sampling(max_tokens=_MAX_TOKENS),
-        config.sft.max_tokens,
-        config.environment,
-        lambda: found,
-        task_seed=config.task_seed,
-    )
+    sampling = Sampling(max_tokens=_MAX_TOKENS)
+    trained_on = TrainedOn(sampling, config.sft.max_tokens, traces=lambda: found, task_seed=config.task_seed)
     with contextlib.ExitStack() as stack:
         tasks = stack.enter_context(open_held_out(config.check, trained_on, policy))
         if tasks is not None:

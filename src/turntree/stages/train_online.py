@@ -16,7 +16,7 @@ from typing import Any
 
 from turntree.core import parts
 from turntree.core.config import to_mapping
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
 from turntree.core.progress import notice
@@ -56,10 +56,10 @@ LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 def run_train_online(
     config: TrainOnlineConfig, out: Path, *, overwrite: bool = False, group: ProcessGroup = SINGLE
 ) -> dict[str, Any]:
-    """Train; the policy lies in `out/model`, the curves in `out/metrics.jsonl`, every group that was played in
-    `out/rollouts.jsonl` (what `turntree audit` and `turntree gate calibrate` read), whole trees in `out/trees.jsonl`,
-    the gate's input and decisions in `out/gate.jsonl`, held-out outcomes by task in `out/held_out.jsonl`, the cost in
-    `out/cost.json`."""
+    """Train; the policy lies in `out/model`, that of the highest held-out success in `out/best`, the curves in
+    `out/metrics.jsonl`, every group that was played in `out/rollouts.jsonl` (what `turntree audit` and `turntree gate
+    calibrate` read), whole trees in `out/trees.jsonl`, the gate's input and decisions in `out/gate.jsonl`, held-out
+    outcomes by task in `out/held_out.jsonl`, the cost in `out/cost.json`."""
     config = parts.resolved(config)
     named = [parts.resolve("filters", part, field=f"filters.{i}") for i, part in enumerate(config.filters)]
     config = replace(config, filters=tuple(named))
@@ -94,7 +94,7 @@ def run_train_online(
         components = replace(playing.parts(learner, filters, estimator), spread=spread)
         algorithm = OnlineGRPO(components, config.train, judge)
         overlap, success = _Overlap(), None
-        if config.check.tasks != 0:
+        if DEV in playing.opened.tasks:
             tasks = _held_out(config, playing.opened)
             success = SuccessCheck(run, policy, tasks, algorithm, partial(overlap.add, DEV))
         trained = run_algorithm(
@@ -158,11 +158,16 @@ def _open_playing(
 ) -> Iterator[_Playing]:
     gate, brancher = config.build_gate(), config.build_brancher(vocabulary)
     tasks = USUAL_TASKS if config.check.tasks is None else config.check.tasks
-    splits = {TRAIN: config.count} | ({DEV: tasks} if tasks else {})
-    with (
-        opened_rewards(config.rewards) as functions,
-        open_tasks(config.environment, splits, seed=config.task_seed, model=source, workers=workers) as opened,
-    ):
+    opening = partial(open_tasks, config.environment, seed=config.task_seed, model=source, workers=workers)
+    with contextlib.ExitStack() as stack:
+        functions = stack.enter_context(opened_rewards(config.rewards))
+        try:
+            opened = stack.enter_context(opening({TRAIN: config.count} | ({DEV: tasks} if tasks else {})))
+        except InputError as error:
+            if config.check.tasks is not None:
+                raise
+            opened = stack.enter_context(opening({TRAIN: config.count}))
+            notice(f"success is not looked at: {error}")
         yield _Playing(opened, gate, brancher, functions)
 
 

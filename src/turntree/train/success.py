@@ -1,9 +1,9 @@
-"""Whether success on whole tasks holds while turns are trained.
+"""Whether success on whole tasks holds in training.
 
-The reward of a turn stands in for success, and may run away from it: a policy that does nothing but search is paid for
-it at every state of a search, and wins no game (docs/results/hard.md). So whole tasks are played before, during and
-after training. The step of the highest success is known, and a run ends where success has fallen below that of the
-start although the reward of turns has not.
+A reward stands in for success, and may run away from it: a policy that does nothing but search is paid for it at every
+state of a search, and wins no game (docs/results/hard.md). So whole tasks are played before, during and after training.
+The step of the highest success is known, and a run ends where success has fallen below that of the start although the
+reward has not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from turntree.run.statistics import Interval, t_interval
 
 FALSE_ALARMS = 0.04  # chance that a run ends although success is what it was, over all its looks
 FEWEST_SCORED = 0.9  # of the tasks that the start has an outcome of; a look with fewer says nothing about success
-TOLERANCE = 0.05  # a reward that fell by less has not fallen: it is a mean over the turns that were drawn
+TOLERANCE = 0.05  # a reward of 1 that fell by less has not fallen: it is a mean over what was drawn
 _KINDS = 3  # kinds of action that the reason names
 _STEPS = 3  # whose mean is a kind's acceptance
 
@@ -29,7 +29,7 @@ _STEPS = 3  # whose mean is a kind's acceptance
 class Look:
     """The tasks as they were played after `step`. `outcomes` is the share of successes by task, without tasks that
     were censored; `actions` is the share of each kind of action among all turns; `reward` is the mean reward of the
-    turns that were trained on since the look before (of the start: in the first step; None: there was none)."""
+    rollouts that were trained on since the look before (of the start: in the first step; None: there was none)."""
 
     step: int
     outcomes: Mapping[str, float]
@@ -79,7 +79,7 @@ def has_fallen(start: Look, now: Look, level: float) -> bool:
 
 @dataclass(frozen=True)
 class Fall:
-    """A fall of success at a look, in words; `runs_away`: the reward of turns did not fall with it."""
+    """A fall of success at a look, in words; `runs_away`: the reward did not fall with it."""
 
     text: str
     runs_away: bool
@@ -95,8 +95,8 @@ def fall(looks: Sequence[Look], planned: int) -> Fall | None:
     shares = [mean(look.outcomes[task] for task in both) for look in (start, now)]
     reward, fell = "", False
     if start.reward is not None and now.reward is not None:
-        reward = f" while the reward of turns went from {start.reward:.2f} to {now.reward:.2f}"
-        fell = now.reward < start.reward - TOLERANCE
+        reward = f" while the reward went from {start.reward:.2f} to {now.reward:.2f}"
+        fell = now.reward < start.reward - TOLERANCE * max(abs(start.reward), abs(now.reward))
     return Fall(
         f"step {now.step}: success fell from {shares[0]:.1%} to {shares[1]:.1%} of {len(both)} tasks"
         f" ({_signed(change(start, now))}){reward}; of its actions, {_moved(start.actions, now.actions)}",

@@ -65,6 +65,7 @@ class Rubric(Asking):
     file: str
     """A TOML file of criteria (`read_rubric`)."""
     whole_episodes = True
+    compares = False
 
     def __post_init__(self) -> None:
         self.criteria = read_rubric(Path(self.file))
