@@ -6,17 +6,22 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from turntree.core.config import Part
+from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.env.tasks import TaskSet, environment_record
+from turntree.run.folder import RunDirectory
+from turntree.stages import held_out
 from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
+from turntree.stages.evaluate import Evaluation
 from turntree.stages.held_out import _Seen, open_held_out
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.train_pivot import trained_on
@@ -173,3 +178,29 @@ def test_traces_run_no_code_and_without_an_environment_there_is_no_check(policy:
         raise AssertionError
     assert error.value.field == "check.tasks"
     assert checked(replace(config, check=CheckConfig(tasks=1, environment=HERE)), policy, traces) == ["1"]
+
+
+class Saved:
+    """A policy that is a file."""
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "weights").write_text("new")
+
+
+def test_weights_that_a_kill_left_half_saved_are_no_best(monkeypatch: Any, tmp_path: Path) -> None:
+    """And an arm of an experiment keeps none."""
+    wins = {"outcomes": [{"task": "a", "rewards": [1.0]}], "success": 1.0}
+    played = Evaluation(wins, NO_COST, [])
+    monkeypatch.setattr(held_out, "Evaluator", lambda *_: SimpleNamespace(play=lambda *_, **__: played))
+    opened = SimpleNamespace(of=lambda split: [], pool=None)
+    for stops in (True, False):
+        run = RunDirectory(tmp_path / str(stops))
+        (run.path / "best").mkdir(parents=True)
+        (run.path / "best" / "half").touch()
+        tasks: Any = SimpleNamespace(opened=opened, settings=None, temperature=0.0, stops=stops)
+        algorithm: Any = SimpleNamespace(check_every=1, steps=2)
+        policy: Any = Saved()
+        held_out.SuccessCheck(run, policy, tasks, algorithm)(1, {"reward_mean": 1.0})
+        files = sorted(path.name for path in run.path.glob("best/*"))
+        assert files == (["step.json", "weights"] if stops else [])
