@@ -37,7 +37,7 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
         "section 3.1",
         "use  $\\mathcal{D}_{\\text{pivot}} = \\mathcal{D}_{\\text{adv}}$",
     ),
-    'in the paper).""" per_duplicate': (PIVOTRL, "section 3.1", "removes turns that are already uniformly solved"),
+    'in the paper).""" weight': (PIVOTRL, "section 3.1", "removes turns that are already uniformly solved"),
     "the paper gives no value": (PIVOTRL, "Eq. 5", "not \\lambda_{\\text{diff}} ="),
     "The paper gives no lambda": (PIVOTRL, "Eq. 5", "not \\lambda_{\\text{diff}} ="),
     "The paper gives no rule": (PIVOTRL, "A.2, BrowseComp", "not BrowseComp. The local verifier"),

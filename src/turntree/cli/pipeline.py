@@ -185,8 +185,8 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
     finish(result, json_path, [*_success(result), line, *censored("rollouts", result["censored"], result["rollouts"])])
 
 
-def _success(result: dict[str, Any]) -> list[str]:
-    """What a training says first."""
+def _success(result: dict[str, Any], steps: str = "steps") -> list[str]:
+    """What a training says first, with what its steps are called."""
     success = result["success"]
     if success is None:
         told = ["success was not looked at: no environment is known (check.environment), or check.tasks is 0"]
@@ -201,7 +201,7 @@ def _success(result: dict[str, Any]) -> list[str]:
     if success["change"] is not None and success["change"][1] is not None:
         mean, low, high = (100 * value for value in success["change"])
         told += f" ({mean:+.1f} points [{low:+.1f}, {high:+.1f}])"
-    if success["best_step"] not in (None, result["steps"]):
+    if success["best_step"] not in (None, result[steps]):
         where = success["best_model"] or "its weights were lost"
         told += f"; the highest of {success['looks']} looks is {highest} after step {success['best_step']}: {where}"
     return [*([f"stopped early: {result['stopped']}"] if result["stopped"] else []), told]
@@ -264,7 +264,7 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
 
     result = run_train_online(config, out, overwrite=overwrite)
     played = f"{plural(result['iterations'], 'iteration')}, {plural(result['cost']['turns'], 'turn')}"
-    lines = [*_success({**result, "steps": result["iterations"]}), f"{played} -> {result['model']}"]
+    lines = [*_success(result, "iterations"), f"{played} -> {result['model']}"]
     if config.brancher is not None and not result["forks"]:
         probe = config.brancher.options.get("probe_tokens")
         why = f": turns that end within brancher.probe_tokens ({probe}) cannot" if probe else ""

@@ -24,34 +24,43 @@ THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectConfig:
-    """Which turns are trained on, and how often each is drawn."""
+class BalanceConfig:
+    """How often each turn is drawn."""
 
-    rule: Literal["pivots", "random"] = "pivots"
-    """Keep the pivots (variance above zero, mean below lambda), or the same number of candidates drawn at random."""
-    threshold: float = 0.6
-    """lambda_diff: keep reward means below this."""
     max_per_kind: float = 0.3
     """Largest share of one kind of action in the draws of pivots (1: no limit, as in the paper). Too few kinds
     for it have equal shares."""
     anchor_share: float = 0.3
     """Share of mastered turns (mean at or above lambda) among the turns and in the draws, the same for every kind of
     action that has enough (0: none, as in the paper)."""
-    per_duplicate: int = 1
-    """Most pivots of equal demonstrated actions at equal states (0: no limit). What is dropped is chosen by seed."""
     weight: Literal["equal", "variance"] = "equal"
     """How heavy a pivot is in the draws of training: all alike, or by its reward variance. A step draws distinct turns:
     in proportion to the weights where it draws few of them, nearly all alike where it draws most."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.anchor_share < 1:
+            raise ConfigError("is outside [0, 1)", field="anchor_share", hint="0: no anchors")
+        if not 0 < self.max_per_kind <= 1:
+            raise ConfigError("is outside (0, 1]", field="max_per_kind", hint="1: no limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectConfig(BalanceConfig):
+    """Which turns are trained on, and how often each is drawn."""
+
+    rule: Literal["pivots", "random"] = "pivots"
+    """Keep the pivots (variance above zero, mean below lambda), or the same number of candidates drawn at random."""
+    threshold: float = 0.6
+    """lambda_diff: keep reward means below this."""
+    per_duplicate: int = 1
+    """Most pivots of equal demonstrated actions at equal states (0: no limit). What is dropped is chosen by seed."""
     seed: int = 0
     """Seed for choosing what is dropped at a limit."""
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1.01:
             raise ConfigError("is outside (0, 1]", field="threshold", hint="0.6 is usual, and 1 keeps every mean")
-        if not 0 <= self.anchor_share < 1:
-            raise ConfigError("is outside [0, 1)", field="anchor_share", hint="0: no anchors")
-        if not 0 < self.max_per_kind <= 1:
-            raise ConfigError("is outside (0, 1]", field="max_per_kind", hint="1: no limit")
+        super().__post_init__()
         if self.rule == "random" and self.weight != "equal":
             raise ConfigError("does not go with rule random, which draws blindly", field="weight", hint="use equal")
         if self.per_duplicate < 0:

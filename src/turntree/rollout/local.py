@@ -216,7 +216,7 @@ def score_wave(
             if tree.stop_reason(leaf) is StopReason.RENDERER_ERROR:
                 of_leaves[leaf] = Verdict(None, action.content)
                 continue
-            thought = "" if verifier.compares else action.reasoning  # what goes on from an action has read it
+            thought = "" if verifier.compares else action.reasoning  # which it may judge
             of_leaves[leaf] = key = repr((action.content, action.tool_calls, action.cut, thought))
             asked.setdefault((number, key), (state, action))
         keys.append(of_leaves)

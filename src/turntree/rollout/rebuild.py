@@ -24,10 +24,6 @@ Walked = tuple[Environment, Observation]
 _PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("model", str), ("task_id", str))
 
 
-class Misfit(InputError):
-    """A trace and its environment tell different things."""
-
-
 def said(messages: Sequence[Message]) -> Said:
     """Roles and texts. Ids of calls are left out, because they are drawn at random."""
     return [(message.role, message.content) for message in messages]
@@ -108,11 +104,11 @@ class Rebuilder:
         return self._tasks[key][task_id]
 
 
-def _misfit(of: str, place: int, told: Said, again: Said) -> Misfit:
+def _misfit(of: str, place: int, told: Said, again: Said) -> InputError:
     what = "its task" if place < 0 else f"the answer to its message {place}"
     both = f"{what} is {_short(told)}, and played again {_short(again)}"
     hint = "name the environment that was played; one that draws at random without a seed cannot be played again"
-    return Misfit(f"{of} does not fit its environment: {both}", field="environment", hint=hint)
+    return InputError(f"{of} does not fit its environment: {both}", field="environment", hint=hint)
 
 
 def _short(told: Said) -> str:

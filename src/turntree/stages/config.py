@@ -18,7 +18,7 @@ from turntree.credit.credit import CreditRule
 from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.pivots.profile import ProfileConfig
-from turntree.pivots.select import SelectConfig
+from turntree.pivots.select import BalanceConfig
 from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.live import CutTurns, EpisodeConfig
 from turntree.traces.schema import Split
@@ -142,6 +142,11 @@ class HeldOutConfig:
     def __post_init__(self) -> None:
         at_least(self, "check.", tasks=0)
 
+    @property
+    def wanted(self) -> int:
+        """How many tasks: a collapse from one success in five is seen in 64 (`train.success.has_fallen`)."""
+        return 64 if self.tasks is None else self.tasks
+
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodesCheckConfig(HeldOutConfig):
@@ -254,24 +259,6 @@ class RescoreConfig(FromProfile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnSelectConfig:
-    """Which states of a search are pivots: every mixed one (lambda 1), balanced as `turntree select` does."""
-
-    max_per_kind: float = SelectConfig.max_per_kind
-    """Largest share of one kind of action in the draws of pivots (1: no limit)."""
-    anchor_share: float = SelectConfig.anchor_share
-    """Share of mastered states among the states and in the draws (0: none)."""
-    weight: Literal["equal", "variance"] = SelectConfig.weight
-    """How heavy a pivot is in the draws: all alike, or by its reward variance."""
-
-    def __post_init__(self) -> None:
-        self.rule()
-
-    def rule(self) -> SelectConfig:
-        return SelectConfig(threshold=1.0, **vars(self))
-
-
-@dataclass(frozen=True, kw_only=True)
 class OwnPathConfig:
     """Pivots on the policy's own path: the policy plays training tasks, a teacher labels the states that it reached,
     and these are profiled and selected like those of traces."""
@@ -295,7 +282,7 @@ class OwnPathConfig:
     """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
     rollouts: int = 8
     """Rollouts of the profile at every state."""
-    select: OwnSelectConfig = field(default_factory=OwnSelectConfig)
+    select: BalanceConfig = field(default_factory=BalanceConfig)
 
     def __post_init__(self) -> None:
         at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, candidates=1)

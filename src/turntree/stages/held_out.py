@@ -30,7 +30,6 @@ from turntree.train.success import FALSE_ALARMS, Look, best, change, counts, fal
 
 BEST = "best"  # the folder of the weights of the highest success
 _STEP = "step.json"  # in it
-USUAL_TASKS = 64  # a collapse from one success in five is seen in 64 tasks (`train.success.has_fallen`)
 _FEWEST_TURNS = 16
 
 
@@ -107,7 +106,7 @@ def _fresh(
 ) -> Iterator[TaskSet]:
     """The held-out tasks, without those of the traces. Raises `InputError` where none is left."""
     used = max(trained.tasks, seen.count_in(environment.name))
-    splits = ({TRAIN: used} if used else {}) | {DEV: config.tasks or USUAL_TASKS}
+    splits = ({TRAIN: used} if used else {}) | {DEV: config.wanted}
     with open_tasks(environment, splits, seed=trained.task_seed, model=policy.source) as opened:
         ids = seen.ids_in(environment.name)
         fresh = [task for task in opened.of(DEV) if task.task_id not in ids]

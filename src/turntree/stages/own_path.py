@@ -22,7 +22,7 @@ from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifie
 from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.samples import Sampler, together
-from turntree.pivots.select import is_mixed, select
+from turntree.pivots.select import SelectConfig, is_mixed, select
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Limits, Prompted, that_fit
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
@@ -100,7 +100,7 @@ class OwnStates:
         states = len(visited) + skipped.total()
         prompted = self._drawn(visited, seed)
         rows, profiled = self._profile(prompted, seed)
-        chosen = select(rows, self.config.own.select.rule()).rows
+        chosen = select(rows, SelectConfig(threshold=1.0, **vars(self.config.own.select))).rows
         self.folder.mkdir(exist_ok=True)
         write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
         write_lines(self._pivots(step), chosen)

@@ -39,7 +39,7 @@ from turntree.run.folder import HELD_OUT, RunDirectory, open_run
 from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
-from turntree.stages.held_out import USUAL_TASKS, HeldOutTasks, SuccessCheck
+from turntree.stages.held_out import HeldOutTasks, SuccessCheck
 from turntree.stages.policy import Policy, Speaker, load_policy, load_renderer, open_speaker, policy_name
 from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
@@ -157,7 +157,7 @@ def _open_playing(
     config: TrainOnlineConfig, source: str, vocabulary: int, workers: ProcessPoolConfig | None
 ) -> Iterator[_Playing]:
     gate, brancher = config.build_gate(), config.build_brancher(vocabulary)
-    tasks = USUAL_TASKS if config.check.tasks is None else config.check.tasks
+    tasks = config.check.wanted
     opening = partial(open_tasks, config.environment, seed=config.task_seed, model=source, workers=workers)
     with contextlib.ExitStack() as stack:
         functions = stack.enter_context(opened_rewards(config.rewards))
