@@ -41,8 +41,6 @@ from turntree.experiments.paired import (
     task_matrix,
 )
 from turntree.rollout.cluster.config import WorkersConfig
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.folder import RunDirectory
 from turntree.run.loggers import RunInfo
 from turntree.stages.config import Device, EpisodesCheckConfig
@@ -79,7 +77,8 @@ def config(seed: int, staleness: int, given: argparse.Namespace) -> TrainOnlineC
         seed=seed,
         max_off_policy_steps=staleness,
         optimizer=OptimizerConfig(learning_rate=1e-3),
-        rollouts=SchedulerConfig(episodes=EpisodeConfig(max_turns=2, sampling=Sampling(max_tokens=24))),
+        max_turns=2,
+        sampling=Sampling(max_tokens=24),
     )
     servers = Part("vllm", {"url": given.servers})
     device = Device(lora=LoRAConfig(), engine=servers) if given.servers else Device()

@@ -34,9 +34,8 @@ RUNS = ((1, 0), (2, 0), (4, 0), (4, 1), (2, 1), (4, 2))  # workers, staleness
 
 def settings(workers: int, staleness: int, given: argparse.Namespace) -> TrainOnlineConfig:
     plain = config(given.seed, staleness, argparse.Namespace(**vars(given), workers=workers))
-    rollouts = replace(plain.train.rollouts, group_size=given.size)
     return replace(
-        plain, train=replace(plain.train, rollouts=rollouts), check=EpisodesCheckConfig(tasks=1), keep_trees=None
+        plain, train=replace(plain.train, group_size=given.size), check=EpisodesCheckConfig(tasks=1), keep_trees=None
     )
 
 

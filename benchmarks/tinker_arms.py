@@ -30,7 +30,7 @@ TASKS = 200  # held out
 PATIENCE = {"device.carrier.timeout": 1800}
 ONLINE = {
     "train.groups": 4,
-    "train.rollouts.group_size": 8,
+    "train.group_size": 8,
     "train.loss.kl_coefficient": 0.0,
     "train.optimizer.learning_rate": 2e-3,
     "train.optimizer.max_grad_norm": 1e9,  # SkyRL clips none
@@ -39,7 +39,7 @@ ONLINE = {
 }
 EPISODES = {"household": (16, 24), "qa": (5, 48)}  # most turns, and tokens of a turn
 PIVOTS = {
-    "train.states": 8,
+    "train.groups": 8,
     "train.group_size": 8,
     "train.sampling.max_tokens": 24,
     "train.loss.kl_coefficient": 0.0,
@@ -67,8 +67,8 @@ def trained(world: str, arm: str, seed: int, base: Path, folder: Path, iteration
         settings = {
             **ONLINE,
             "train.iterations": iterations,
-            "train.rollouts.episodes.max_turns": turns,
-            "train.rollouts.episodes.sampling.max_tokens": tokens,
+            "train.max_turns": turns,
+            "train.sampling.max_tokens": tokens,
             **(PATIENCE if arm == THERE else {"device.lora.rank": 16, "device.lora.alpha": 32}),
         }
         turntree(f"train online --environment {world} --model {base} --seed {seed} --out {out}{carrier}", settings)

@@ -159,7 +159,7 @@ class Recipe:
         command = words(
             *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--max-tokens", options.tokens, "--keep-trees", "none"),
-            *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
+            *("--set", f"train.groups={options.states}", "--set", f"train.group_size={options.group}"),
             *("--set", f"train.max_tokens={options.path}", *(["--verifier", "strict"] if arm == "strict" else [])),
             *(*adapter, *options.device, "--out", name),
         )

@@ -30,6 +30,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   union             lean-shared, and from there three quarters of them: at most grpo's whole bill at hard games
   own-third         own-shared, and from there an eighth of them
   own-union         own-shared, and from there two thirds of them
+  own-judged        ... with verdicts on the turns that the episodes took
   judged            ... with verdicts on the turns that the episodes took
   dapo, reinforce   DAPO and REINFORCE++ in its place, with as many tool calls
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
@@ -71,7 +72,7 @@ MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
     "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
-    "dapo", "reinforce", "arpo",
+    "own-judged", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -92,6 +93,7 @@ COMPARED = (
     ("union", "lean-shared"), ("union", "own-grpo"), ("union", "grpo"),
     ("own-shared", "own-balanced"), ("own-shared", "lean-shared"), ("own-shared", "grpo"), ("own-third", "own-shared"),
     ("own-third", "third"), ("own-third", "grpo"), ("own-union", "own-shared"), ("own-union", "grpo"),
+    ("own-judged", "own-shared"), ("own-judged", "own-union"), ("own-judged", "grpo"),
     ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
@@ -103,7 +105,7 @@ WEIGHTS = dict.fromkeys(("expert", "own"), "variance")
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
-    "own-union": ("own-shared", 2 / 3),
+    "own-union": ("own-shared", 2 / 3), "own-judged": ("own-shared", 2 / 3),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
@@ -430,10 +432,10 @@ class Recipe:
         if options.constant:
             command += _set("train", {"loss.normalizer": "constant", "loss.constant": options.constant})
         command += words("--set", "train.optimizer.warmup_steps=3", "--set", "check.tasks=0")
-        if arm != "judged":
+        if "judged" not in arm:
             return command
         judged = words("--teacher", world.teacher, "--verifier", world.verifier)
-        return command + judged + _set("train.local", {"verdicts": 2})
+        return command + judged + _set("train", {"verdicts": 2})
 
     def reinforced(self, *states: str, options: Settings | None = None) -> tuple[str, ...]:
         options = options or self.settings

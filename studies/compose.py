@@ -45,7 +45,6 @@ from turntree.stages.config import (
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
-from turntree.train.config import LocalConfig
 
 SCHEMA = "turntree.compose/1"
 UNITS = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens", "tool_calls", "seconds")
@@ -89,7 +88,7 @@ def _stage(config: ComposeConfig, seed: int, name: str, model: str, shared: Path
     if stage == "grpo":
         run_train_online(_online(config, seed, model, added), out)
         return
-    episodes = config.online.train.rollouts.episodes
+    episodes = config.online.train.episodes
     if stage == "pivot":
         states: dict[str, Any] = {"pivots": _pivots(config, seed, shared)}
     else:
@@ -142,11 +141,10 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
     train = replace(
         config.online.train,
         seed=seed,
-        local=LocalConfig(verdicts=config.verdicts if judges else 0.0),
+        verdicts=config.verdicts if judges else 0.0,
     )
     if "branching" in added:
-        rollouts = replace(train.rollouts, initial_rollouts=max(1, train.rollouts.group_size // 2))
-        train = replace(train, rollouts=rollouts)
+        train = replace(train, initial_rollouts=max(1, train.group_size // 2))
     return replace(
         config.online,
         model=model,

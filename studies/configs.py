@@ -15,7 +15,6 @@ from turntree.experiments.config import COMMAND
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
 from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
@@ -120,12 +119,11 @@ class TheoryConfig:
 
 def _grpo() -> TrainOnlineConfig:
     easy = Part("household", {"difficulty": "easy"})
-    episodes = EpisodeConfig(max_turns=16, sampling=COMMAND)
     train = OnlineConfig(
         iterations=20,
         groups=8,
         check_every=2,
-        rollouts=SchedulerConfig(episodes=episodes),
+        sampling=COMMAND,
         loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=5000.0),
         optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=3),
     )
@@ -147,7 +145,7 @@ ADDED = ("dapo", "greso", "gate", "branching", "verdicts")  # what a GRPO stage 
 _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
     "check": "held_out",
-    "train.local": "verdicts",
+    "train.verdicts": "verdicts",
     "filters": "",
 }
 

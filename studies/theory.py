@@ -285,7 +285,7 @@ def _trained(
     reference = frozen_reference(policy.model)
     settings = household_pivots(check_every=0)
     settings = replace(
-        settings, steps=config.steps, states=len(studied), group_size=config.group_size, seed=config.seed
+        settings, steps=config.steps, groups=len(studied), group_size=config.group_size, seed=config.seed
     )
     pivots = [Pivot(space.prompted, "", "pivot") for space in studied]
     trainee = Trainee(policy.model, policy.engine, policy.renderer)

@@ -21,7 +21,7 @@ def keys(**values):
     return [word for key, value in values.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
 
 
-GROUPS = keys(train__states=6, train__group_size=4)
+GROUPS = keys(train__groups=6, train__group_size=4)
 EPISODES = (
     *("--iterations", 3, "--groups", 4, "--group-size", 4, "--max-turns", 8, "--max-tokens", 24, "--count", 12),
     *("--learning-rate", 3e-4, *keys(train__check_every=2, check__tasks=3, checkpoints__every=2)),
@@ -60,7 +60,7 @@ RUNS = {
     ),
     "verdicts": (
         *("train", "online", *EPISODES, "--teacher", "household", "--verifier", "household"),
-        *keys(train__local__verdicts=1.0),
+        *keys(train__verdicts=1.0),
     ),
     "sft": ("sft", "--traces", "traces.jsonl", "--epochs", 1, "--learning-rate", 3e-4, *keys(sft__batch=6)),
 }

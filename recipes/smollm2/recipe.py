@@ -203,7 +203,7 @@ class Recipe:
         command = words(
             *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
-            *("--set", f"train.states={options.states}", "--set", f"train.group_size={options.group}"),
+            *("--set", f"train.groups={options.states}", "--set", f"train.group_size={options.group}"),
             *("--set", f"train.sampling.max_tokens={options.max_tokens}", "--set", "check.tasks=0"),
             *(*more, *self.training(name)),
         )
@@ -212,7 +212,7 @@ class Recipe:
     def online(self, name: str, warm: Stage, seed: int, *, branching: bool) -> Stage:
         """GRPO on whole training games; with branching half of the rollouts begin, and the others are forks."""
         options = self.settings
-        forks = ("--brancher", "entropy", "--set", f"train.rollouts.initial_rollouts={options.group // 2}")
+        forks = ("--brancher", "entropy", "--set", f"train.initial_rollouts={options.group // 2}")
         forks += ("--set", "brancher.probe_tokens=2")  # a command has some eight tokens: few turns are as long as 20
         command = words(
             *("train", "online", "--environment", *self.flags("--offset", options.games, "--model", warm.model)),
@@ -220,7 +220,7 @@ class Recipe:
             *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
             *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "check.tasks=0"),
             *("--set", "train.max_tokens=4096"),  # the longest episode: a larger pass takes more memory
-            *("--set", f"train.rollouts.group_size={options.group}", *(forks if branching else ())),
+            *("--set", f"train.group_size={options.group}", *(forks if branching else ())),
             *self.training(name),
         )
         return Stage(name, f"{name}/cost.json", command, (warm,))

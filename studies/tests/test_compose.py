@@ -118,8 +118,8 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(tmp_path
     small = (
         "--seeds", 0, "--iterations", 2, "--steps", 2, "--groups", 2, "--set", "candidates=12", "--set", "held_out=2",
         "--set", "online.count=3", "--set", "online.train.check_every=1", "--set", "pivot.check_every=1",
-        "--set", "pivot.states=2", "--set", "pivot.group_size=2", "--set", "profile.rollouts=4",
-        "--set", "online.train.rollouts.group_size=4", "--set", "online.train.rollouts.episodes.max_turns=3",
+        "--set", "pivot.groups=2", "--set", "pivot.group_size=2", "--set", "profile.rollouts=4",
+        "--set", "online.train.group_size=4", "--set", "online.train.max_turns=3",
         "--set", "select.threshold=1.0", "--set", "select.max_per_kind=1.0", "--set", "own.tasks=3",
         "--set", "gate.turn=1",
         "--arms", "grpo,pivot,pivot/grpo+greso+gate+branching,own/grpo+dapo+verdicts",

@@ -119,7 +119,7 @@ def test_pivots_beside_whole_episodes_are_trained_in_one_update(turntree, househ
     done = turntree.json(
         *("train", "online", "--environment", "blend", "--set", f"environment.of={json.dumps(blend)}"),
         *("--count", 12, "--iterations", 2, "--max-turns", 4, "--max-tokens", 24, "--set", "check.tasks=0"),
-        *("--set", "train.groups=12", "--set", "train.rollouts.group_size=4", "--out", tmp_path / "run"),
+        *("--set", "train.groups=12", "--set", "train.group_size=4", "--out", tmp_path / "run"),
     )
     assert done["iterations"] == 2
     rollouts = [json.loads(line) for line in (tmp_path / "run/rollouts.jsonl").read_text().splitlines()]

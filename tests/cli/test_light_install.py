@@ -87,7 +87,7 @@ def folder(turntree, household, tmp_path_factory):
     shutil.copytree(EXAMPLES, folder / "examples")
     for name in ("traces.jsonl", "profile.jsonl", "pivots.jsonl"):
         shutil.copy(household / name, folder / name)
-    small = ("--steps", 1, "--max-tokens", 24, "--set", "train.states=2", "--set", "train.group_size=4")
+    small = ("--steps", 1, "--max-tokens", 24, "--set", "train.groups=2", "--set", "train.group_size=4")
     turntree("train", "pivot", folder / "pivots.jsonl", *small, "--out", folder / "run")
     actions = [json.dumps({"role": "assistant", "content": text}) + "\n" for text in ("go north", "look")]
     (folder / "gold.jsonl").write_text("".join(actions))

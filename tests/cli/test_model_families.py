@@ -36,7 +36,7 @@ def test_pivots_are_profiled_and_trained(turntree, begun):
     turntree("select", profile, "--threshold", 1.0, "--out", pivots)
     turntree(
         *("train", "pivot", pivots, *model, "--verifier", "test_model_families:by_length", "--steps", 2),
-        *("--max-tokens", 12, "--set", "train.states=2", "--set", "train.group_size=4"),
+        *("--max-tokens", 12, "--set", "train.groups=2", "--set", "train.group_size=4"),
         *("--set", "train.cut_turns=judge", "--set", "check.tasks=0", "--out", out),
     )
     trained = [row for row in rows(out / "metrics.jsonl") if row.get("trained_tokens")]
@@ -49,8 +49,8 @@ def test_whole_episodes_are_trained_with_branching(turntree, begun):
     turntree(
         *("train", "online", "--environment", "household", "--model", begun / "sft" / "model", "--iterations", 2),
         *("--max-turns", 3, "--max-tokens", 40, "--reward", "test_model_families:wordy", "--brancher", "fixed"),
-        *("--set", "train.groups=2", "--set", "train.rollouts.group_size=4", "--set", "check.tasks=1"),
-        *("--set", "train.rollouts.initial_rollouts=2", "--set", "brancher.turns=[2]", "--out", out),
+        *("--set", "train.groups=2", "--set", "train.group_size=4", "--set", "check.tasks=1"),
+        *("--set", "train.initial_rollouts=2", "--set", "brancher.turns=[2]", "--out", out),
     )
     trained = [row for row in rows(out / "metrics.jsonl") if row.get("trained_tokens")]
     assert len(trained) == 2 and all(row["rho"] > 2 for row in trained)

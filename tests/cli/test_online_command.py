@@ -11,7 +11,7 @@ SMALL = ("--iterations", 2, "--groups", 2, "--group-size", 3, "--max-turns", 4, 
 FILTERS = ("--gate-turn", 2, "--gate-threshold", 0.9, "--audit", 0.5, "--filter", "dapo", "--filter", "greso")
 ARMS = (
     "--seeds", 0, "--iterations", 1, "--groups", 2, "--gate-turn", 1, "--gate-threshold", 0.99,
-    "--set", "train.rollouts.group_size=2", "--set", "train.rollouts.episodes.max_turns=3",
+    "--set", "train.group_size=2", "--set", "train.max_turns=3",
     "--set", "check.tasks=2",
 )  # fmt: skip
 

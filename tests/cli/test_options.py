@@ -119,7 +119,7 @@ def test_one_truth_of_the_defaults_that_differed(turntree):
     assert "[default: 0.02]" in help_of(turntree, "train pivot")["--kl"]
     assert PivotConfig().loss == TrainPivotConfig(pivots="p").train.loss == LossConfig(kl_coefficient=0.02)
     shown = help_of(turntree, "train online")
-    episodes = TrainOnlineConfig().train.rollouts.episodes
+    episodes = TrainOnlineConfig().train
     assert f"[default: {episodes.max_turns}]" in shown["--max-turns"] and episodes.max_turns == 16
     assert f"[default: {episodes.sampling.max_tokens}]" in shown["--max-tokens"]
 
@@ -131,10 +131,10 @@ def dry(turntree, *arguments):
 def test_later_sources_win(turntree, tmp_path):
     """Defaults < --config < short options < --set."""
     file = tmp_path / "c.toml"
-    file.write_text('pivots = "p"\n[train]\nsteps = 7\nstates = 5\nseed = 3\n[train.loss]\nkl_coefficient = 0.5\n')
+    file.write_text('pivots = "p"\n[train]\nsteps = 7\ngroups = 5\nseed = 3\n[train.loss]\nkl_coefficient = 0.5\n')
     command = ("train", "pivot", "--out", tmp_path / "r", "--config", file, "--steps", 8, "--kl", 0.6)
     config = dry(turntree, *command, "--set", "train.loss.kl_coefficient=0.7")["config"]["train"]
-    assert (config["seed"], config["states"], config["steps"]) == (3, 5, 8)
+    assert (config["seed"], config["groups"], config["steps"]) == (3, 5, 8)
     assert config["loss"]["kl_coefficient"] == 0.7 and config["group_size"] == PivotConfig().group_size
     assert not (tmp_path / "r").exists()
 
@@ -215,7 +215,7 @@ def test_options_of_a_part_that_is_off_switch_on_the_usual_one(turntree, tmp_pat
     command = ("train", "online", "--out", tmp_path / "r")
     assert dry(turntree, *command)["config"]["brancher"] is None
     entropy = dry(turntree, *command, "--probe-tokens", 3)["config"]["brancher"]
-    assert (entropy["name"], entropy["probe_tokens"], entropy["paced"]) == ("entropy", 3, True)
+    assert (entropy["name"], entropy["probe_tokens"], entropy["tau"]) == ("entropy", 3, None)
     coin = dry(turntree, *command, "--brancher", "random", "--probe-tokens", 3)["config"]["brancher"]
     assert (coin["name"], coin["probe_tokens"]) == ("random", 3)
     random = dry(turntree, *command, "--gate", "random", "--set", "gate.rate=0.5")["config"]["gate"]

@@ -93,7 +93,7 @@ def test_training_uses_the_verifier_of_the_profile(turntree, own, tmp_path):
         "--max-tokens",
         64,
         "--set",
-        "train.states=2",
+        "train.groups=2",
         "--set",
         "train.group_size=2",
     )

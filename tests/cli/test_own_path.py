@@ -10,7 +10,7 @@ OWN = (
     "train", "pivot", "--states", "own", "--environment", "household", "--teacher", "household",
     "--verifier", "household", "--max-tokens", 24, "--refresh", 2, "--steps", 4,
     "--set", "own.tasks=3", "--set", "own.max_turns=6", "--set", "own.rollouts=4",
-    "--set", "train.states=4", "--set", "train.group_size=4", "--set", "checkpoints.every=1",
+    "--set", "train.groups=4", "--set", "train.group_size=4", "--set", "checkpoints.every=1",
     "--set", "check.tasks=0",
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from household_text import written
 from turntree.run.artifacts import PROFILE
 from turntree.stages.evaluate import _share
 
-TRAIN = ("--steps", 2, "--set", "train.states=4", "--set", "train.group_size=4", "--set", "check.tasks=0")
+TRAIN = ("--steps", 2, "--set", "train.groups=4", "--set", "train.group_size=4", "--set", "check.tasks=0")
 
 
 def test_a_profile_has_exact_counts_and_names_its_policy(household):

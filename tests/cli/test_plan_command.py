@@ -14,7 +14,7 @@ from turntree.train.plan import Memory, Planned, memory
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 2000}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
-SMALL = ("--set", "train.max_tokens=256", "--set", "train.rollouts.episodes.max_context=128", "--groups", 2)
+SMALL = ("--set", "train.max_tokens=256", "--set", "train.max_context=128", "--groups", 2)
 
 
 @pytest.fixture(scope="module")

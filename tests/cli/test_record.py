@@ -161,7 +161,7 @@ def test_training_by_execution_goes_on_after_a_stop_and_names_its_environment_it
 ):
     import turntree.train.pivot as training
 
-    arguments = ("train", "pivot", pivots, "--steps", 2, "--max-tokens", 24, "--set", "train.states=2")
+    arguments = ("train", "pivot", pivots, "--steps", 2, "--max-tokens", 24, "--set", "train.groups=2")
     arguments = (*arguments, "--set", "train.group_size=4", "--set", "checkpoints.every=1", "--set", "check.tasks=0")
     message = turntree.error(*arguments, "--out", rooms / "run", cwd=rooms)
     assert "--environment" in message  # a file does not decide what code runs

@@ -14,7 +14,7 @@ import pytest
 from turntree.stages.local import LocalPolicy
 from turntree.train import trainer
 
-PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.states=4", "--set", "train.group_size=4",
+PIVOT = ("--steps", 4, "--max-tokens", 24, "--set", "train.groups=4", "--set", "train.group_size=4",
     "--set", "check.tasks=3", "--set", "check.max_turns=4",
 )  # fmt: skip
 OFTEN = ("--set", "checkpoints.every=2")

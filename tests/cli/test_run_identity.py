@@ -20,7 +20,7 @@ PIVOT = (
     "--max-tokens",
     24,
     "--set",
-    "train.states=2",
+    "train.groups=2",
     "--set",
     "train.group_size=2",
     "--set",

@@ -30,7 +30,7 @@ def test_a_run_whose_reward_pays_for_walking_ends_and_names_the_best_weights(tur
     )
     turntree("select", "profile.jsonl", "--threshold", 1.0, "--anchor-share", 0.0, "--out", "pivots.jsonl")
     command = ("train", "pivot", "pivots.jsonl", *verifier, "--steps", 24, "--max-tokens", 24, "--learning-rate", 1e-3)
-    keys = ("train.states=16", "train.check_every=6", "check.tasks=32", "check.max_turns=16")
+    keys = ("train.groups=16", "train.check_every=6", "check.tasks=32", "check.max_turns=16")
     done = turntree(*command, *(word for key in keys for word in ("--set", key)), "--out", "run")
     rows = [json.loads(line) for line in (walking / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] < 24 and rows[-1]["held_out_success"] < rows[0]["held_out_success"]

@@ -36,7 +36,7 @@ def online(turntree, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def pivot(turntree, household, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("kept") / "pivot"
-    states = ("--set", "train.states=4", "--set", "train.group_size=4", "--keep-trees", 2)
+    states = ("--set", "train.groups=4", "--set", "train.group_size=4", "--keep-trees", 2)
     turntree(
         "train",
         "pivot",

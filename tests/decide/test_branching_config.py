@@ -19,8 +19,7 @@ CONSTANT = LossConfig(normalizer="constant", constant=100.0)
 
 
 def config(brancher: Part | None, initial: int | None = 4, **train: Any) -> TrainOnlineConfig:
-    rollouts = SchedulerConfig(group_size=8, initial_rollouts=initial)
-    wanted = TrainOnlineConfig(train=OnlineConfig(rollouts=rollouts, **train), brancher=brancher)
+    wanted = TrainOnlineConfig(train=OnlineConfig(group_size=8, initial_rollouts=initial, **train), brancher=brancher)
     wanted.build_brancher(vocabulary=10)
     return wanted
 
@@ -38,8 +37,8 @@ def test_what_works_survives_its_file() -> None:
 @pytest.mark.parametrize(
     ("wrong", "field", "why"),
     [
-        (lambda: config(Part("entropy"), 8), "train.rollouts.initial_rollouts", "none left to add"),
-        (lambda: config(None, 4), "train.rollouts.initial_rollouts", "without a brancher"),
+        (lambda: config(Part("entropy"), 8), "train.initial_rollouts", "none left to add"),
+        (lambda: config(None, 4), "train.initial_rollouts", "without a brancher"),
         (lambda: config(Part("entropy"), loss=LossConfig(ratio="action")), "train.loss.ratio", "whole turns"),
         (
             lambda: config(Part("random"), loss=LossConfig(ratio="action")),

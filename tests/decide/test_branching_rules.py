@@ -36,7 +36,7 @@ def registered(rule: str, **options: Any) -> Any:
 
 
 def entropy_rule(**settings: Any) -> EntropyBrancher:
-    return EntropyBrancher(**{"vocabulary": VOCABULARY, "probe_tokens": 3, "paced": False, **settings})
+    return EntropyBrancher(**{"vocabulary": VOCABULARY, "probe_tokens": 3, "tau": 0.5, **settings})
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -102,7 +102,7 @@ def test_a_first_turn_that_is_shorter_than_the_probe_counts_as_far_as_it_goes() 
 @pytest.mark.parametrize(
     ("rule", "options"),
     [
-        ("entropy", {"probe_tokens": 1, "tau": -9.0, "paced": False}),
+        ("entropy", {"probe_tokens": 1, "tau": -9.0}),
         ("random", {"probe_tokens": 1, "rate": 1.0}),
         ("fixed", {"turns": [2]}),
         ("arpo_released", {"alpha": 1.0}),
@@ -120,7 +120,7 @@ def test_a_fork_has_as_many_branches_as_asked_for_and_as_the_budget_allows(
 
 
 def entropy_at_its_pace() -> EntropyBrancher:
-    return EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, tau=2.0)
+    return EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1)
 
 
 def random_at_that_pace() -> RandomBrancher:
@@ -153,11 +153,12 @@ def test_rollouts_that_end_early_leave_a_rest_and_nobody_forks_more_than_the_bud
 
 def test_the_threshold_is_the_quantile_of_the_iteration_before_that_spends_the_budget() -> None:
     """Ten moments at turn 2, five of which had a third: 1.5 lie ahead, so 2/3 fork where one leaf is left to add."""
-    brancher = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, alpha=0.0, beta=math.log(VOCABULARY), tau=99.0)
+    brancher = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, alpha=0.0, beta=math.log(VOCABULARY))
     for number in range(10):
-        assert decided(brancher, moment([0.0], [float(number)], key=(number,))).branches == 1, "tau, at first"
+        first = decided(brancher, moment([0.0], [float(number)], key=(number,)))
+        assert first.branches == 1 + (number > 0), "at first wherever entropy rose"
     for number in range(5):
-        assert decided(brancher, moment([0.0], [0.0], [10.0 + number], key=(number,))).branches == 1
+        brancher.decide(moment([0.0], [0.0], [10.0 + number], key=(number,)))
     decision = decided(brancher, moment([0.0], [4.5], budget=1, iteration=1))
     assert decision.numbers["rate"] == pytest.approx(1 / 1.5)
     assert decision.numbers["threshold"] == pytest.approx(4.0), "ten of fifteen values lie above it"
@@ -169,7 +170,7 @@ def test_the_threshold_is_the_quantile_of_the_iteration_before_that_spends_the_b
 
 def test_a_turn_is_compared_with_earlier_moments_at_the_same_turn() -> None:
     """Whatever the entropy of other turns: else late turns, which are calmer, would never fork."""
-    brancher = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, alpha=0.0, beta=math.log(VOCABULARY), tau=99.0)
+    brancher = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, alpha=0.0, beta=math.log(VOCABULARY))
     for number in range(20):
         brancher.decide(moment([0.0], [1.0 + number / 20], key=(number,)))
         brancher.decide(moment([0.0], [1.0], [number / 20], key=(number,)))

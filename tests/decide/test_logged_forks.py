@@ -67,7 +67,7 @@ def test_a_split_turn_is_one_action_of_every_branch_and_paid_for_once() -> None:
 
 
 def test_a_log_pays_for_every_sampled_token_once_and_tells_whole_actions() -> None:
-    for group in played(EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=2, beta=1.0, tau=0.6, paced=False)):
+    for group in played(EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=2, beta=1.0, tau=0.6)):
         log = logged(group)
         sampled = sum(len(node.token_ids) for node in group.tree if node.sampled)
         assert sum(rollout.generated_tokens or 0 for rollout in log.rollouts) == sampled

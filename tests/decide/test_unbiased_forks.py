@@ -26,7 +26,7 @@ ENOUGH = 4.0  # standard errors
 
 
 def entropy(probe_tokens: int, kind: type[EntropyBrancher] = EntropyBrancher) -> EntropyBrancher:
-    return kind(vocabulary=VOCABULARY, probe_tokens=probe_tokens, tau=TAU[probe_tokens], beta=1.0, paced=False)
+    return kind(vocabulary=VOCABULARY, probe_tokens=probe_tokens, tau=TAU[probe_tokens], beta=1.0)
 
 
 class SharesNothing(EntropyBrancher):

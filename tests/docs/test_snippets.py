@@ -22,7 +22,7 @@ SOURCES = sorted((pages.REPOSITORY / "src").rglob("*.py"))
 SMALL = {  # what a command is given on top, so that it takes a second or two
     "train online --environment 'gateway:": "--iterations 1 --groups 1 --group-size 2 --count 4 --held-out-count 1",
     "train online": "--iterations 1 --groups 2 --group-size 4 --count 4 --held-out-count 2 --max-turns 2",
-    "train pivot": "--steps 1 --set train.states=2 --set train.group_size=4 --set check.max_turns=2",
+    "train pivot": "--steps 1 --set train.groups=2 --set train.group_size=4 --set check.max_turns=2",
     "sft": "--set check.max_turns=2",
     "evaluate": "--count 4",
     "profile": "--limit 24 --rollouts 8",

@@ -168,7 +168,7 @@ def traces(turntree, folder) -> Path:
 
 
 PROFILE = ("profile", "--limit", 8, "--rollouts", 8, *SHORT, "--engine", "door_machinery:Counting")
-PIVOT = ("--steps", 2, *SHORT, "--set", "train.states=2", "--set", "train.group_size=4", "--set", "checkpoints.every=1")
+PIVOT = ("--steps", 2, *SHORT, "--set", "train.groups=2", "--set", "train.group_size=4", "--set", "checkpoints.every=1")
 PIVOT = (*PIVOT, "--set", "check.tasks=0")
 
 

@@ -16,8 +16,6 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import EpisodesCheckConfig, TrainOnlineConfig
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import OnlineConfig
@@ -339,9 +337,9 @@ def test_it_is_trained_on_from_its_tasks_to_the_new_weights(bank, tmp_path):
         train=OnlineConfig(
             iterations=1,
             groups=2,
-            rollouts=SchedulerConfig(
-                group_size=2, episodes=EpisodeConfig(max_turns=2, sampling=Sampling(max_tokens=8))
-            ),
+            group_size=2,
+            max_turns=2,
+            sampling=Sampling(max_tokens=8),
         ),
     )
     result = run_train_online(config, tmp_path / "run")

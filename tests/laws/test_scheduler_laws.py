@@ -43,7 +43,7 @@ BRANCHERS: dict[str, Callable[[], Brancher | None]] = {
     "none": lambda: None,
     "fixed": lambda: FixedBrancher(turns=(2, 3), branches=3),
     "random": lambda: RandomBrancher(rate=0.5, probe_tokens=2),
-    "entropy": lambda: EntropyBrancher(vocabulary=len(TOKENIZER), probe_tokens=2, paced=False),
+    "entropy": lambda: EntropyBrancher(vocabulary=len(TOKENIZER), probe_tokens=2, tau=0.5),
     "released": lambda: ReleasedArpoBrancher(vocabulary=len(TOKENIZER)),
     "posthoc": lambda: PosthocBrancher(expansions=1),
 }

@@ -111,7 +111,7 @@ def write_lines(path: Path, rows: Sequence[Any]) -> None:
 
 def write_online_run(path: Path) -> Path:
     """Held-out success rises from one task of four to three; ten of sixteen calls an iteration are fresh."""
-    rollouts = {"rollouts": {"initial_rollouts": 2, "group_size": 4}}
+    rollouts = {"initial_rollouts": 2, "group_size": 4}
     settings = {"model": "qa", "brancher": {"name": "entropy"}, "train": rollouts}
     config = to_mapping(from_mapping(TrainOnlineConfig, settings))  # by the names that the stage writes
     write_json(path / "config.json", {"stage": "train online", "config": config})

@@ -58,8 +58,8 @@ from turntree.rollout.rewards import Episode, RewardSum, WeightedReward
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 
 BRANCHERS: dict[str, Callable[[], Brancher]] = {
-    "entropy": lambda: EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=3, tau=0.5, beta=1.0, paced=False),
-    "entropy, first token": lambda: EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, beta=1.0, paced=False),
+    "entropy": lambda: EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=3, tau=0.5, beta=1.0),
+    "entropy, first token": lambda: EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, beta=1.0, tau=0.5),
     "random": lambda: RandomBrancher(rate=0.5, probe_tokens=2, branches=3),
     "fixed": lambda: FixedBrancher(turns=(2, 3)),
     "as printed": lambda: ArpoBrancher(vocabulary=VOCABULARY, probe_tokens=3, beta=1.0),
@@ -295,7 +295,7 @@ def test_the_printed_rule_branches_until_the_prompt_has_used_its_budget_whoever_
     taken = [Counter(_starts_of_branches(group)) for group in groups]
     assert all(counts.total() == 8 - 4 for counts in taken)
     assert max(max(counts.values()) for counts in taken) > 1
-    divided = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, tau=-9.0, paced=False)
+    divided = EntropyBrancher(vocabulary=VOCABULARY, probe_tokens=1, tau=-9.0)
     for group in play(divided, initial_rollouts=4)[0]:
         assert max(Counter(_starts_of_branches(group)).values()) == 1
 

@@ -139,8 +139,9 @@ def trained_with(renderer: Failing) -> list[dict[str, Any]]:
     model, rows = tiny_model(seed=1), []
     tasks = [Even(f"task {number}", 2) for number in range(4)]
     run = Parts(Trainee(model, HFEngine(model, renderer.stop_ids), renderer), tasks)
-    rollouts = SchedulerConfig(episodes=replace(EPISODES, cut_turns="judge"), group_size=4)  # so that all are answered
-    train(OnlineGRPO(run, OnlineConfig(iterations=2, groups=2, rollouts=rollouts)), Hooks(log=rows.append))
+    episodes = {**vars(EPISODES), "cut_turns": "judge"}  # so that all are answered
+    config = OnlineConfig(iterations=2, groups=2, group_size=4, **episodes)
+    train(OnlineGRPO(run, config), Hooks(log=rows.append))
     return rows
 
 
@@ -191,8 +192,9 @@ def test_a_run_goes_on_where_its_next_task_is_the_one_that_cannot_be_rendered(tm
         config = OnlineConfig(
             iterations=iterations,
             groups=1,
-            rollouts=SchedulerConfig(episodes=EPISODES, group_size=4),
+            group_size=4,
             loss=LossConfig(kl_coefficient=0),
+            **vars(EPISODES),
         )
         keep: Any = lambda step, groups, credits: found.extend(group.tree.task_id for group in groups)  # noqa: E731
         checkpoints = Checkpoints(tmp_path / folder, CheckpointConfig(every=1))

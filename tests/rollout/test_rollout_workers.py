@@ -26,8 +26,6 @@ from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
 from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.cluster.pool import WorkerPool
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages import train_online, train_pivot, workers
 from turntree.stages.config import CheckConfig, Device, EpisodesCheckConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
@@ -57,11 +55,11 @@ ONLINE = TrainOnlineConfig(
         groups=4,
         check_every=0,
         optimizer=FAST,
-        rollouts=SchedulerConfig(
-            episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12), cut_turns="judge"),
-            group_size=4,
-            initial_rollouts=2,
-        ),
+        group_size=4,
+        initial_rollouts=2,
+        max_turns=3,
+        sampling=Sampling(max_tokens=12),
+        cut_turns="judge",
     ),
     brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it learns from what the workers' branchers saw
     gate=Part("divergence", {"turn": 2, "threshold": 0.5, "audit": 0.5}),
@@ -274,7 +272,7 @@ def test_pivot_training_is_the_same_when_a_node_is_lost(
     run_select(tmp_path / "profile.jsonl", SelectConfig(threshold=1.0, anchor_share=0.2), tmp_path / "pivots.jsonl")
     config = TrainPivotConfig(
         pivots=str(tmp_path / "pivots.jsonl"),
-        train=PivotConfig(steps=8, states=4, group_size=4, sampling=COMMAND, optimizer=FAST),  # it ends after the node
+        train=PivotConfig(steps=8, groups=4, group_size=4, sampling=COMMAND, optimizer=FAST),  # it ends after the node
         check=CheckConfig(states=2, samples=2, tasks=0),
     )
     run_train_pivot(config, tmp_path / "here")

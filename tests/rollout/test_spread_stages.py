@@ -19,7 +19,6 @@ from turntree.rollout.cluster.pool import UnitLost
 from turntree.stages import workers
 from turntree.stages.train_online import run_train_online
 from turntree.train.checkpoints import Checkpoints
-from turntree.train.config import LocalConfig
 
 
 @pytest.fixture(autouse=True)
@@ -88,9 +87,8 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
 
 
 def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
-    rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
     judging = dict.fromkeys(("environment", "teacher", "verifier"), Part("household"))
-    train = replace(ONLINE.train, rollouts=rollouts, local=LocalConfig(verdicts=2.0))
+    train = replace(ONLINE.train, initial_rollouts=None, verdicts=2.0)
     here = replace(ONLINE, brancher=None, gate=None, train=train, **judging)
     run_train_online(here, tmp_path / "here")
     run_train_online(replace(here, cluster=TWO), tmp_path / "there")
@@ -100,8 +98,7 @@ def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
 
 
 def test_the_greedy_rollout_of_remax_is_played_on_workers_too(tmp_path: Path) -> None:
-    rollouts = replace(ONLINE.train.rollouts, initial_rollouts=None)
-    train = replace(ONLINE.train, rollouts=rollouts, credit=CreditConfig(advantages="remax"))
+    train = replace(ONLINE.train, initial_rollouts=None, credit=CreditConfig(advantages="remax"))
     here = replace(ONLINE, brancher=None, gate=None, train=train)
     run_train_online(here, tmp_path / "here")
     run_train_online(replace(here, cluster=TWO), tmp_path / "there")

@@ -18,8 +18,6 @@ from turntree.credit.credit import CreditRule
 from turntree.decide.gates.signals import prefix_edit_distance_mean
 from turntree.decide.gates.table import progress_at
 from turntree.logs.trees import read
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import EpisodesCheckConfig, EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
 from turntree.stages.train_online import run_train_online
@@ -47,7 +45,6 @@ def buffer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(buffer: Path, out: Path, **environment: Any) -> list[dict[str, Any]]:
-    episodes = EpisodeConfig(max_turns=TURNS, max_context=1024, sampling=Sampling(temperature=0.7, max_tokens=24))
     config = TrainOnlineConfig(
         environment=Part("stored_groups:Stored", {"trees": str(buffer), **environment}),
         model="household",
@@ -56,7 +53,10 @@ def trained(buffer: Path, out: Path, **environment: Any) -> list[dict[str, Any]]
         train=OnlineConfig(
             iterations=3,
             groups=2,
-            rollouts=SchedulerConfig(episodes=episodes, group_size=4),
+            group_size=4,
+            max_turns=TURNS,
+            max_context=1024,
+            sampling=Sampling(temperature=0.7, max_tokens=24),
             loss=LossConfig(kl_coefficient=0.0),
         ),
     )

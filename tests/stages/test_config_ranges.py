@@ -24,7 +24,6 @@ from turntree_worlds.qa.demonstrator import QaDemonstrator
 @pytest.mark.parametrize(
     ("kind", "given", "field"),
     [
-        (TrainPivotConfig, {"pivots": "p", "check": {"samples": 0}}, "check.samples"),
         (TrainPivotConfig, {"pivots": "p", "check": {"tasks": -3}}, "check.tasks"),
         (TrainPivotConfig, {"pivots": "p", "check": {"states": -1}}, "check.states"),
         (TrainPivotConfig, {"pivots": "p", "check": {"max_turns": 0}}, "check.max_turns"),
@@ -32,10 +31,10 @@ from turntree_worlds.qa.demonstrator import QaDemonstrator
         (TrainPivotConfig, {"states": "own", "own": {"candidates": 0}}, "own.candidates"),
         (
             TrainOnlineConfig,
-            {"train": {"rollouts": {"episodes": {"max_turns": 0}}}},
-            "train.rollouts.episodes.max_turns",
+            {"train": {"max_turns": 0}},
+            "train.max_turns",
         ),
-        (TrainOnlineConfig, {"train": {"rollouts": {"rollout_seconds": 0.0}}}, "train.rollouts.rollout_seconds"),
+        (TrainOnlineConfig, {"train": {"rollout_seconds": 0.0}}, "train.rollout_seconds"),
         (EvaluateConfig, {"max_turns": 0}, "max_turns"),
         (EvaluateConfig, {"count": 0}, "count"),
         (Gold, {"count": -1}, "count"),
@@ -94,9 +93,8 @@ def test_credit_that_does_not_go_with_the_loss_names_the_key_of_the_loss() -> No
 
 
 def test_sampling_that_no_loss_takes_is_named_where_it_is() -> None:
-    rollouts = {"episodes": {"sampling": {"temperature": 0.0}}}
-    with pytest.raises(ConfigError, match=r"field 'train\.rollouts\.episodes\.sampling': training needs"):
-        from_mapping(TrainOnlineConfig, {"train": {"rollouts": rollouts}})
+    with pytest.raises(ConfigError, match=r"field 'train\.sampling': training needs"):
+        from_mapping(TrainOnlineConfig, {"train": {"sampling": {"temperature": 0.0}}})
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_training_on_pivots_that_give_no_gradient_says_so_or_ends(tmp_path, capf
     profile = ProfileConfig(rollouts=4, sampling=sampling)
     run_profile(ProfileStageConfig(traces=str(traces), limit=6, profile=profile), tmp_path / "profile.jsonl")
     run_select(tmp_path / "profile.jsonl", SelectConfig(threshold=1.0), pivots)
-    train = PivotConfig(steps=3, states=2, group_size=2, sampling=Sampling(max_tokens=1))
+    train = PivotConfig(steps=3, groups=2, group_size=2, sampling=Sampling(max_tokens=1))
     config = TrainPivotConfig(
         pivots=str(pivots), train=train, check=CheckConfig(states=0, tasks=0), verifier=Part("strict"), allow_stale=True
     )

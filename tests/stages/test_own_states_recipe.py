@@ -80,7 +80,7 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
         words = read_json(tmp_path / "stages" / f"{name}.0.json")["command"]
         return set(words) - {f"{name}.0", f"pivots-{name}.0.jsonl"}
 
-    labels = {"--teacher", "--verifier", "household", "train.local.verdicts=2"}
+    labels = {"--teacher", "--verifier", "household", "train.verdicts=2"}
     assert command("judged") - command("grpo") == labels - {"household"} and not command("grpo") - command("judged")
     assert command("lean-shared") ^ command("own-lean") == {"train.per_trace=4"}
     assert command("third") - command("grpo") == {"--model", "lean-shared.0/model"}

@@ -19,8 +19,6 @@ from turntree.engine.checkpoint import load_model
 from turntree.logs import rollouts, trees
 from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.cluster.config import WorkersConfig
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.folder import HELD_OUT
 from turntree.stages.config import Device, EpisodesCheckConfig
 from turntree.stages.gradients import reasons, require_rewards
@@ -28,19 +26,24 @@ from turntree.stages.policy import resolve
 from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, open_rollouts, run_train_online
 from turntree.stages.verdicts import TurnVerdicts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
-from turntree.train.config import LocalConfig
 from turntree.train.online import OnlineConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
-ROLLOUTS = SchedulerConfig(
-    episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3, initial_rollouts=2
-)
-WHOLE = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=3)
+EPISODES: dict[str, Any] = {"max_turns": 3, "sampling": Sampling(max_tokens=12)}
+WHOLE: dict[str, Any] = {"group_size": 3, "initial_rollouts": None}
 CONFIG = TrainOnlineConfig(
     count=3,
     check=EpisodesCheckConfig(tasks=1),
-    train=OnlineConfig(iterations=3, groups=2, check_every=1, rollouts=ROLLOUTS, local=LocalConfig(verdicts=1.0)),
+    train=OnlineConfig(
+        iterations=3,
+        groups=2,
+        check_every=1,
+        group_size=3,
+        initial_rollouts=2,
+        verdicts=1.0,
+        **EPISODES,
+    ),
     teacher=Part("household"),
     verifier=Part("household"),
     brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it remembers earlier iterations
@@ -88,7 +91,7 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
 
 
 def test_another_trainer_gets_the_groups_of_the_run(tmp_path: Path) -> None:
-    train = replace(CONFIG.train, iterations=1, local=LocalConfig())
+    train = replace(CONFIG.train, iterations=1, verdicts=0.0)
     config = replace(CONFIG, teacher=None, verifier=None, check=EpisodesCheckConfig(tasks=0), train=train)
     run_train_online(config, tmp_path / "run")
     with open_rollouts(config) as service:
@@ -99,7 +102,7 @@ def test_another_trainer_gets_the_groups_of_the_run(tmp_path: Path) -> None:
     assert [group.trained_credit is None for group in groups] == [kt.credit is None for kt in kept]
     with pytest.raises(ConfigError) as refused, open_rollouts(CONFIG):
         pass
-    assert refused.value.field == "train.local"
+    assert refused.value.field == "train.verdicts"
 
 
 def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
@@ -109,7 +112,7 @@ def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
     monkeypatch.setattr(Acceptance, "slopes", lambda self, kinds: dict.fromkeys(kinds, 0.5))  # no episode here is won
     rows: dict[float, list[dict[str, Any]]] = {}
     for weight in (0.0, 2.0):
-        train = replace(CONFIG.train, local=LocalConfig(verdicts=weight), rollouts=WHOLE)
+        train = replace(CONFIG.train, verdicts=weight, **WHOLE)
         judges = {} if weight else {"teacher": None, "verifier": None}
         config = replace(CONFIG, gate=None, brancher=None, train=train, **judges)
         run_train_online(config, tmp_path / f"{weight}")
@@ -134,14 +137,14 @@ def test_judged_turns_need_a_teacher_and_a_verifier(missing: str) -> None:
 
 @pytest.mark.parametrize("idle", ["teacher", "verifier"])
 def test_a_judge_that_judges_nothing_is_refused(idle: str) -> None:
-    train = replace(CONFIG.train, local=LocalConfig())
+    train = replace(CONFIG.train, verdicts=0.0)
     kept = {"teacher": None, "verifier": None} | {idle: Part("household")}
     with pytest.raises(ConfigError, match=f"'{idle}': has no effect: no turn is judged"):
         replace(CONFIG, train=train, **kept)
 
 
 def test_credit_beside_an_estimator_of_ones_own_is_refused() -> None:
-    train = replace(CONFIG.train, local=LocalConfig(), credit=CreditConfig(advantages="rloo"))
+    train = replace(CONFIG.train, verdicts=0.0, credit=CreditConfig(advantages="rloo"))
     with pytest.raises(ConfigError, match="an estimator of your own gives the credit"):
         replace(CONFIG, train=train, teacher=None, verifier=None, estimator=Part("mine:credit"))
 
@@ -149,12 +152,10 @@ def test_credit_beside_an_estimator_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize("rollouts", [{"group_size": 2}, {"group_size": 4, "initial_rollouts": 1}])
 def test_starts_are_not_compared_where_only_one_begins(rollouts: dict[str, int]) -> None:
     credit = CreditConfig(advantages="rloo", comparison="starts")
-    settings = SchedulerConfig(episodes=ROLLOUTS.episodes, **rollouts)
-    with pytest.raises(ConfigError, match=r"'train.rollouts.initial_rollouts': 1 rollout begins independently"):
-        replace(CONFIG, train=replace(CONFIG.train, credit=credit, rollouts=settings))
-    replace(
-        CONFIG, train=replace(CONFIG.train, credit=credit, rollouts=replace(settings, group_size=5, initial_rollouts=2))
-    )
+    settings: dict[str, Any] = {"credit": credit, "initial_rollouts": None, **rollouts}
+    with pytest.raises(ConfigError, match=r"'train.initial_rollouts': 1 rollout begins independently"):
+        replace(CONFIG, train=replace(CONFIG.train, **settings))
+    replace(CONFIG, train=replace(CONFIG.train, **{**settings, "group_size": 5, "initial_rollouts": 2}))
 
 
 LATE = {"turn": 3, "threshold": 0.5}
@@ -181,9 +182,8 @@ def test_a_gate_that_never_looks_is_refused(gate: Part, refused: str | None, tmp
 
 
 def test_a_gate_of_groups_that_begin_with_one_rollout_is_refused() -> None:
-    rollouts = replace(ROLLOUTS, initial_rollouts=1)
     with pytest.raises(ConfigError, match="'gate': compares rollouts that begin independently, and one does"):
-        replace(CONFIG, train=replace(CONFIG.train, rollouts=rollouts)).build_gate()
+        replace(CONFIG, train=replace(CONFIG.train, initial_rollouts=1)).build_gate()
 
 
 def test_turns_that_are_too_short_to_fork_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -191,7 +191,7 @@ def test_turns_that_are_too_short_to_fork_are_told(tmp_path: Path, capfd: pytest
     said = []
     for probe in (12, 2):
         brancher = Part("entropy", {"probe_tokens": probe})
-        train = replace(CONFIG.train, iterations=1, local=LocalConfig())
+        train = replace(CONFIG.train, iterations=1, verdicts=0.0)
         run_train_online(
             replace(CONFIG, brancher=brancher, gate=None, teacher=None, verifier=None, train=train),
             tmp_path / f"{probe}",
@@ -239,7 +239,7 @@ def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_succes
         raise RuntimeError("the room is on fire")
 
     monkeypatch.setattr(HouseholdEnvironment, "step", step)
-    config = replace(CONFIG, brancher=None, gate=None, train=replace(CONFIG.train, rollouts=WHOLE, iterations=2))
+    config = replace(CONFIG, brancher=None, gate=None, train=replace(CONFIG.train, **WHOLE, iterations=2))
     with pytest.raises(InputError, match=r"no rollout of the run has a reward.* \(12 x .*the room is on fire"):
         run_train_online(config, tmp_path / "run")
     said = capfd.readouterr().err
@@ -247,7 +247,7 @@ def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_succes
 
 
 def test_held_out_checks_can_be_switched_off(tmp_path: Path) -> None:
-    train = replace(CONFIG.train, rollouts=WHOLE, iterations=1, local=LocalConfig())
+    train = replace(CONFIG.train, **WHOLE, iterations=1, verdicts=0.0)
     config = replace(
         CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, check=EpisodesCheckConfig(tasks=0)
     )
@@ -273,7 +273,7 @@ def test_a_run_in_which_no_group_has_a_gradient_says_why_early_and_at_its_end_or
         return replace(played(self, action), done=True, success=False)
 
     monkeypatch.setattr(HouseholdEnvironment, "step", step)
-    train = replace(CONFIG.train, rollouts=WHOLE, iterations=3, local=LocalConfig())
+    train = replace(CONFIG.train, **WHOLE, iterations=3, verdicts=0.0)
     config = replace(CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, filters=filters)
     run_train_online(config, tmp_path / "run")
     said = capfd.readouterr().err
@@ -286,11 +286,10 @@ def test_a_run_in_which_no_group_has_a_gradient_says_why_early_and_at_its_end_or
 
 
 def test_a_part_that_is_refused_leaves_no_folder_which_the_corrected_command_would_not_take(tmp_path: Path) -> None:
-    rollouts = SchedulerConfig(episodes=EpisodeConfig(sampling=Sampling(max_tokens=24)))
     config = TrainOnlineConfig(
         environment=Part("household"),
         brancher=Part("random", {"rate": 3.0}),
-        train=OnlineConfig(iterations=1, rollouts=rollouts),
+        train=OnlineConfig(iterations=1, sampling=Sampling(max_tokens=24)),
     )
     with pytest.raises(ConfigError, match=r"'brancher\.rate'"):
         run_train_online(config, tmp_path / "run")

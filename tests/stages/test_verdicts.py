@@ -15,13 +15,12 @@ from turntree.stages import verdicts
 from turntree.stages.config import EpisodesCheckConfig
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.stages.verdicts import TurnVerdicts
-from turntree.train.config import LocalConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 
 def one_task(**settings: Any) -> TrainOnlineConfig:
     """Every group of an iteration plays the same task."""
-    train = replace(CONFIG.train, iterations=1, groups=3, check_every=0, rollouts=WHOLE, **settings)
+    train = replace(CONFIG.train, iterations=1, groups=3, check_every=0, **WHOLE, **settings)
     return replace(CONFIG, count=1, brancher=None, gate=None, train=train)
 
 
@@ -36,7 +35,7 @@ def test_what_labels_cost_is_on_the_bill(tmp_path: Path, monkeypatch: pytest.Mon
         return step(self, action)
 
     monkeypatch.setattr(HouseholdEnvironment, "step", counted)
-    config = one_task(local=LocalConfig(verdicts=1.0))
+    config = one_task(verdicts=1.0)
     run_train_online(replace(config, check=EpisodesCheckConfig(tasks=1)), tmp_path / "run")
     bill = json.loads((tmp_path / "run" / "cost.json").read_text(encoding="utf-8"))
     assert bill["tool_calls"] + bill["checks"]["tool_calls"] == steps > 27
@@ -54,7 +53,7 @@ def test_a_state_that_several_episodes_share_is_labelled_once_and_all_its_turns_
 
     labelled = verdicts.labelled
     monkeypatch.setattr(verdicts, "labelled", silent)
-    run_train_online(one_task(local=LocalConfig(verdicts=1.0)), tmp_path / "run")
+    run_train_online(one_task(verdicts=1.0), tmp_path / "run")
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     told, episodes = row["local"], row["trees"]["leaves"]
     assert asked.count(0) == 3 < episodes and len(asked) == told["visited"]
@@ -75,7 +74,7 @@ def test_a_turn_that_several_episodes_share_is_judged_and_counted_once(
 
     judged = verdicts.judge_turns
     monkeypatch.setattr(verdicts, "judge_turns", counted)
-    train = replace(CONFIG.train, iterations=1, check_every=0, local=LocalConfig(verdicts=1.0))
+    train = replace(CONFIG.train, iterations=1, check_every=0, verdicts=1.0)
     run_train_online(replace(CONFIG, gate=None, train=train), tmp_path / "run")
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     told, trees = row["local"], row["trees"]

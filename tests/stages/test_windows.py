@@ -15,8 +15,6 @@ from tiny_models import VOCAB_SIZE, save_tiny_checkpoint
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import Device, TrainOnlineConfig, TrainPivotConfig
 from turntree.stages.train_online import run_train_online
 from turntree.stages.train_pivot import run_train_pivot
@@ -47,7 +45,7 @@ ELSEWHERE = Device(engine=Part("test_windows:engine"), prefixes="shared")
 
 
 def online(model: str, tokens: int) -> TrainOnlineConfig:
-    train = OnlineConfig(rollouts=SchedulerConfig(episodes=EpisodeConfig(max_context=tokens)))
+    train = OnlineConfig(max_context=tokens)
     return TrainOnlineConfig(model=model, device=ELSEWHERE, train=train)
 
 
@@ -58,7 +56,7 @@ def pivot(model: str, tokens: int) -> TrainPivotConfig:
 
 
 STAGES = [
-    (run_train_online, online, "train.rollouts.episodes.max_context"),
+    (run_train_online, online, "train.max_context"),
     (run_train_pivot, pivot, "train.max_tokens"),
 ]
 

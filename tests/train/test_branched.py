@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from random_trees import add_completion, ids, sampled_near, score
-from test_online import ROLLOUTS, Even, config, parts, weights, without_timing
+from test_online import Even, config, parts, weights, without_timing
 from test_parity import in_pieces
 
 from packed_gradient import gradient, library_gradient, relative_error
@@ -25,7 +25,7 @@ from turntree.credit.credit import CreditRule
 from turntree.credit.scored import path_weighted
 from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.pack.packing import PackingStats, flat_batches, pack
-from turntree.rollout.scheduler import Scheduler, SchedulerConfig
+from turntree.rollout.scheduler import Scheduler
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.loop import Hooks, train
 from turntree.train.losses import LossConfig
@@ -138,8 +138,8 @@ def branching_parts(brancher: Brancher) -> Any:
 
 def test_what_the_engine_says_of_split_turns_is_what_the_model_says_of_the_whole_path() -> None:
     """A branch is asked for with the tokens that it shares in its prompt, wherever their keys and values lie."""
-    run = branching_parts(EntropyBrancher(vocabulary=384, probe_tokens=3, tau=0.0, paced=False))
-    rollouts = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=6, initial_rollouts=2, max_live_rollouts=8)
+    run = branching_parts(EntropyBrancher(vocabulary=384, probe_tokens=3, tau=0.0))
+    rollouts = config(group_size=6, initial_rollouts=2).rollouts
     trees = [group.tree for group in Scheduler(
         run.policy.engine, run.policy.renderer, rollouts, brancher=run.brancher
     ).run(run.tasks[:3], seed=0)]  # fmt: skip
@@ -155,8 +155,7 @@ def test_what_the_engine_says_of_split_turns_is_what_the_model_says_of_the_whole
 
 @pytest.mark.parametrize("rule", BRANCHERS)
 def test_a_killed_run_with_a_paced_brancher_goes_on_to_the_same_weights_and_rows(rule: str, tmp_path: Path) -> None:
-    rollouts = SchedulerConfig(episodes=ROLLOUTS.episodes, group_size=5, initial_rollouts=2, max_live_rollouts=8)
-    settings = config(iterations=4, rollouts=rollouts)
+    settings = config(iterations=4, group_size=5, initial_rollouts=2, max_retries=2)
     calm, calm_rows = branching_parts(BRANCHERS[rule]()), []
     train(OnlineGRPO(calm, settings), Hooks(log=calm_rows.append))
     assert all(row["branching"]["forks"] for row in calm_rows[1:])

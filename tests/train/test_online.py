@@ -26,8 +26,6 @@ from turntree.decide.filters.greso import Greso, GresoConfig
 from turntree.engine.hf import HFEngine
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.render.template import ChatRenderer
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.rollout.service import Parts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.loop import Checked, Hooks, Trainee, train
@@ -37,12 +35,14 @@ from turntree.train.optimizer import OptimizerConfig
 from turntree.train.update import Learner
 
 RENDERER = ChatRenderer(tiny_tokenizer())
-ROLLOUTS = SchedulerConfig(
-    episodes=EpisodeConfig(sampling=Sampling(max_tokens=8), cut_turns="judge"),  # a random policy does not stop in time
-    group_size=4,
-    max_live_rollouts=8,
-    max_retries=1,
-)
+ROLLOUTS: dict[str, Any] = {
+    "sampling": Sampling(max_tokens=8),
+    "cut_turns": "judge",  # a random policy does not stop in time
+    "group_size": 4,
+    "max_live_rollouts": 8,
+    "max_retries": 1,
+    "max_turns": 30,
+}
 
 
 class CutAll:
@@ -66,7 +66,7 @@ def filtered(tasks: Any = None, **others: Any) -> Parts:
 
 
 def config(**settings: Any) -> OnlineConfig:
-    given = {"iterations": 3, "groups": 3, "rollouts": ROLLOUTS, "optimizer": OptimizerConfig(learning_rate=1e-3)}
+    given = {"iterations": 3, "groups": 3, "optimizer": OptimizerConfig(learning_rate=1e-3), **ROLLOUTS}
     return OnlineConfig(**{**given, **settings})
 
 
@@ -209,8 +209,7 @@ PATH_WEIGHTED = CreditConfig(advantages="rloo", comparison="starts", leaf_weight
 def one_group(*, credit: CreditConfig, **rollouts: Any) -> OnlineConfig:
     """One iteration on one group, under the normaliser that path weights need."""
     loss = LossConfig(normalizer="constant", constant=100.0)
-    shape = replace(ROLLOUTS, **rollouts)
-    return config(iterations=1, groups=1, rollouts=shape, credit=credit, loss=loss)
+    return config(iterations=1, groups=1, credit=credit, loss=loss, **rollouts)
 
 
 @pytest.mark.parametrize(
@@ -453,7 +452,7 @@ def test_remax_plays_the_first_rollout_of_every_group_greedily_and_reinforce_pp_
         algorithm = OnlineGRPO(parts(corridors(count=2)), config(groups=2, seed=seed, credit=rule))
         for group in sorted(algorithm.sample(1), key=lambda group: group.tree.task_id):
             starts = group.tree.starts()
-            assert len(starts) == ROLLOUTS.group_size
+            assert len(starts) == ROLLOUTS["group_size"]
             found.append(group.tree[starts[0]].token_ids)
             assert group.credit is None or starts[0] not in group.credit.nodes
         return found

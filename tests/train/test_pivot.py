@@ -63,7 +63,7 @@ def train(renderer):
             )
             pivots.append(Pivot(render(state, renderer), "say", role or "pivot"))
         short = {"sampling": Sampling(max_tokens=6), "cut_turns": "judge"}  # a random policy does not stop in time
-        config = PivotConfig(**{"steps": 1, "states": 4, "group_size": GROUP, **short, **settings})
+        config = PivotConfig(**{"steps": 1, "groups": 4, "group_size": GROUP, **short, **settings})
         rows = []
         engine = HFEngine(model, renderer.stop_ids)
         (engines if engines is not None else []).append(engine)  # for a check that uses it
@@ -104,7 +104,7 @@ def test_a_step_whose_rollouts_are_all_censored_is_skipped_and_counted(train) ->
 
 
 def test_a_skipped_step_takes_no_step_of_the_optimizer_and_a_killed_run_goes_on_after_it(train, tmp_path) -> None:
-    names, settings = ["broken", "chance", "chance"], {"steps": 6, "states": 1}
+    names, settings = ["broken", "chance", "chance"], {"steps": 6, "groups": 1}
     settings["optimizer"] = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, schedule="cosine")
     calm = train(names, **settings)
     assert [row["trained_groups"] for row in calm.rows].count(0) == 2

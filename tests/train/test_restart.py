@@ -43,7 +43,7 @@ def stages(tmp_path_factory):
         pivots=str(folder / "pivots.jsonl"),
         train=PivotConfig(
             steps=5,
-            states=4,
+            groups=4,
             group_size=4,
             check_every=3,
             sampling=COMMAND,

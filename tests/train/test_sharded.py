@@ -194,7 +194,7 @@ def pivotrl(
         Trainee(model, HFEngine(model, renderer.stop_ids), renderer, group=group),
         PivotConfig(
             steps=steps,
-            states=3,
+            groups=3,
             group_size=4,
             updates=2,
             sampling=Sampling(max_tokens=6),

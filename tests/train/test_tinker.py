@@ -32,8 +32,6 @@ from turntree.core.tree import RolloutTree
 from turntree.credit.config import CreditConfig
 from turntree.engine.limits import Prices, TinkerConfig
 from turntree.engine.tinker import FateUnknown, TinkerAdapter, TinkerSession, _once_only
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import (
     Device,
     EpisodesCheckConfig,
@@ -208,7 +206,6 @@ def test_rows_sent_are_the_rows_made() -> None:
 # what a server or a connection loses
 
 
-PLAY = SchedulerConfig(episodes=EpisodeConfig(max_turns=3, sampling=Sampling(max_tokens=12)), group_size=3)
 ONLINE = TrainOnlineConfig(
     count=3,
     check=EpisodesCheckConfig(tasks=1),
@@ -217,7 +214,9 @@ ONLINE = TrainOnlineConfig(
         groups=2,
         updates=2,
         check_every=2,
-        rollouts=PLAY,
+        group_size=3,
+        max_turns=3,
+        sampling=Sampling(max_tokens=12),
         loss=LossConfig(kl_coefficient=0.05),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
     ),
@@ -390,8 +389,8 @@ print(server.steps, [name for name in ("torch", "peft") if name in sys.modules])
 def test_a_machine_without_torch_trains_there(tmp_path: Path) -> None:
     """`--dry-run`, a whole run that gates and takes steps on parts of its batches, and the evaluation of what came of
     it, in an interpreter to which torch is not installed."""
-    short = "--set train.rollouts.episodes.max_turns=2 --set train.rollouts.episodes.sampling.max_tokens=6"
-    size = "--set train.iterations=2 --set train.groups=2 --set train.minibatch=1 --set train.rollouts.group_size=3"
+    short = "--set train.max_turns=2 --set train.sampling.max_tokens=6"
+    size = "--set train.iterations=2 --set train.groups=2 --set train.minibatch=1 --set train.group_size=3"
     train = f"train online --environment household --carrier tinker --gate divergence --set gate.turn=1 {short} {size}"
     train += f" --set check.tasks=1 --set count=2 --out {tmp_path / 'run'}"
     play = f"evaluate --environment household --carrier tinker --model {tmp_path / 'run' / 'model'} --set count=1"

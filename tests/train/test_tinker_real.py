@@ -164,13 +164,14 @@ def test_a_run_trains_there_dies_and_comes_back(server: Server, tmp_path: Path) 
         train=OnlineConfig(
             iterations=3,
             groups=2,
-            rollouts=replace(OnlineConfig().rollouts, group_size=4, max_live_rollouts=8),
+            group_size=4,
+            max_live_rollouts=8,
+            max_turns=4,
+            sampling=Sampling(max_tokens=16),
             optimizer=OptimizerConfig(learning_rate=3e-3),
         ),
         checkpoints=replace(TrainOnlineConfig().checkpoints, every=1),
     )
-    episodes = replace(config.train.rollouts.episodes, max_turns=4, sampling=Sampling(max_tokens=16))
-    config = replace(config, train=replace(config.train, rollouts=replace(config.train.rollouts, episodes=episodes)))
     started = time.monotonic()
     result = run_train_online(config, tmp_path / "run")
     print(f"three iterations of 8 episodes in {time.monotonic() - started:.0f} s")

@@ -31,9 +31,9 @@ from skyrl_server import Server, free_port, opened
 FATES = {"passed": 0.94, "request lost": 0.015, "answer lost": 0.015, "answer late": 0.015, "answer twice": 0.015}
 SETTINGS = {
     "train.groups": 2,
-    "train.rollouts.group_size": 4,
-    "train.rollouts.episodes.max_turns": 8,  # a fifth of the games succeed
-    "train.rollouts.episodes.sampling.max_tokens": 12,
+    "train.group_size": 4,
+    "train.max_turns": 8,  # a fifth of the games succeed
+    "train.sampling.max_tokens": 12,
     "train.optimizer.learning_rate": 1e-3,
     "train.loss.kl_coefficient": 0.0,
     "checkpoints.every": 1,

@@ -227,11 +227,11 @@ REWARD = Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True)
     named=environment_for,
     options={
         **short("environment model count held-out-count=check.tasks train.iterations train.groups"),
-        **short("train.rollouts.group_size"),
+        **short("train.group_size"),
         "--brancher": Read("brancher", lambda text: None if text == "none" else text, "SPEC"),
         **short(
-            "brancher.probe_tokens initial=train.rollouts.initial_rollouts train.rollouts.episodes.max_turns "
-            "train.rollouts.episodes.sampling.max_tokens train.rollouts.episodes.sampling.temperature "
+            "brancher.probe_tokens initial=train.initial_rollouts train.max_turns "
+            "train.sampling.max_tokens train.sampling.temperature "
             "train.optimizer.learning_rate kl=train.loss.kl_coefficient gate gate-turn=gate.turn "
             "gate-threshold=gate.threshold gate.audit estimator filter=filters"
         ),
@@ -277,7 +277,7 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     cls=StageCommand,
     config=_CONFIG + "TrainOnlineConfig",
     stage="train online",  # whose files it reads
-    options=short("MODEL=model groups=train.groups max-context=train.rollouts.episodes.max_context"),
+    options=short("MODEL=model groups=train.groups max-context=train.max_context"),
     short_help="The memory that a run needs on every GPU.",
 )
 @click.option("--gpus", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks that train, a GPU each.")

@@ -8,8 +8,6 @@ from typing import Literal
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.stages.config import EpisodesCheckConfig, TrainOnlineConfig
 from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig
 
@@ -20,12 +18,12 @@ COMMAND = Sampling(temperature=1.0, max_tokens=24)  # a household command is som
 def _gated() -> OnlineConfig:
     """The temperature is 0.5, because at 1 the rollouts of such a small policy hardly ever converge. The threshold is
     calibrated for the embedded policy."""
-    episodes = EpisodeConfig(max_turns=24, sampling=Sampling(temperature=0.5, max_tokens=24))
     return OnlineConfig(
         iterations=16,
         groups=8,
         check_every=8,
-        rollouts=SchedulerConfig(episodes=episodes),
+        max_turns=24,
+        sampling=Sampling(temperature=0.5, max_tokens=24),
         loss=LossConfig(kl_coefficient=0.02, normalizer="constant", constant=5500.0),
         optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=3),
     )

@@ -30,8 +30,6 @@ from turntree.pivots.select import SelectConfig
 from turntree.report import results
 from turntree.report.read import ARMS, QUICKSTART_SCHEMA, read_run
 from turntree.report.wording import MINUS
-from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.run.files import write_json
 from turntree.run.folder import open_folder
 from turntree.run.workers import die_with_parent, without_interrupts
@@ -74,7 +72,7 @@ SEARCH = OwnPathConfig(refresh=7, keep=0.5, tasks=32, greedy=0.5, max_turns=LONG
 GRPO = OnlineConfig(
     iterations=4,  # of 24 in the table: about the tokens of own states
     check_every=0,
-    rollouts=SchedulerConfig(group_size=8, episodes=EpisodeConfig(max_turns=16, sampling=COMMAND)),
+    sampling=COMMAND,
     loss=LOSS,
     optimizer=replace(_RATE, learning_rate=3e-4),
 )

@@ -178,10 +178,10 @@ def online_headline(arm: Arm) -> list[str]:
     groups = sum(row.get("groups", 0) for row in rows)
     made = f"Online training of policy “{config.get('model', '')}”: {plural(len(rows), 'iteration')}, "
     made += f"{plural(groups, 'group')} of rollouts, "
-    brancher, rollouts = config.get("brancher"), config.get("train", {}).get("rollouts", {})
+    brancher, train = config.get("brancher"), config.get("train", {})
     made += "all of them independent" if brancher is None else f"forked by the brancher “{brancher['name']}”"
-    if brancher is not None and rollouts.get("initial_rollouts"):
-        made += f"; {rollouts['initial_rollouts']} of {rollouts['group_size']} rollouts begin independently"
+    if brancher is not None and train.get("initial_rollouts"):
+        made += f"; {train['initial_rollouts']} of {train['group_size']} rollouts begin independently"
     checks = [row["held_out_success"] for row in arm.metrics if row.get("held_out_success") is not None]
     if len(checks) < 2:
         told = f"Held-out success is {percent(checks[0])}; it was looked at once." if checks else ""

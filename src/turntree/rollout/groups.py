@@ -63,10 +63,9 @@ def checked_fork(fork: BranchDecision | None, rollout: LiveRollout, completion: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """How groups are played."""
+class GroupConfig:
+    """The rollouts of one task, and how many are played at once."""
 
-    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     group_size: int = 8
     """Episodes of one task: the leaves of its tree."""
     initial_rollouts: int | None = None
@@ -96,13 +95,6 @@ class SchedulerConfig:
         if not 1 <= self.initial <= self.group_size:
             raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
 
-    def of_training(self, groups: int, *, branching: bool, counts_refills: bool = True) -> SchedulerConfig:
-        """With the defaults that depend on the rest of a training run filled in."""
-        initial = (self.group_size + 1) // 2 if branching and self.initial_rollouts is None else self.initial
-        places = groups * self.group_size if self.max_live_rollouts is None else self.places
-        refills = counts_refills if self.refills is None else self.refills
-        return replace(self, initial_rollouts=initial, max_live_rollouts=places, refills=refills)
-
     @property
     def longest_group(self) -> float:
         return 2 * self.rollout_seconds if self.group_seconds is None else self.group_seconds
@@ -119,6 +111,20 @@ class SchedulerConfig:
     def branched(self) -> int:
         """The most leaves of a group that a brancher may add."""
         return min(self.group_size - self.initial, self.group_size if self.max_branched is None else self.max_branched)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(GroupConfig):
+    """How groups are played."""
+
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
+
+    def of_training(self, groups: int, *, branching: bool, counts_refills: bool = True) -> SchedulerConfig:
+        """With the defaults that depend on the rest of a training run filled in."""
+        initial = (self.group_size + 1) // 2 if branching and self.initial_rollouts is None else self.initial
+        places = groups * self.group_size if self.max_live_rollouts is None else self.places
+        refills = counts_refills if self.refills is None else self.refills
+        return replace(self, initial_rollouts=initial, max_live_rollouts=places, refills=refills)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ def most(config: Any) -> Cost | None:
             scored_tokens=rollouts * train.max_tokens * bool(train.loss.kl_coefficient),
         )
     if isinstance(config, TrainOnlineConfig):
-        train, episodes = config.train, config.train.rollouts.episodes
+        train, episodes = config.train, config.train.episodes
         rollouts = train.iterations * train.step_rollouts
         turns, new = rollouts * episodes.max_turns, episodes.sampling.max_tokens
         return Cost(

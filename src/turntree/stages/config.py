@@ -182,7 +182,7 @@ class CheckConfig(SuccessConfig):
 
     states: int = 0
     """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
-    samples: int = 4
+    samples: int = field(default=4, metadata=FIXED)
     """Rollouts per development candidate."""
 
     def __post_init__(self) -> None:
@@ -353,7 +353,7 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOnlineConfig(ReinforcedTraining, Playing):
-    """`turntree train online`. A brancher needs `train.rollouts.initial_rollouts` below the group size."""
+    """`turntree train online`. A brancher needs `train.initial_rollouts` below the group size."""
 
     count: int = 400
     """Tasks of the split "train" to train on."""
@@ -372,7 +372,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     estimator: Part | None = None
     """Credit by your own module:object (default: `train.credit`)."""
     teacher: Part | None = None
-    """Labels the states where turns are judged (`train.local.verdicts`): household, qa, model, or your own
+    """Labels the states where turns are judged (`train.verdicts`): household, qa, model, or your own
     module:object."""
     verifier: Part | None = None
     """Judges the turns that were taken against these labels."""
@@ -387,13 +387,13 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.brancher is not None and self.train.credit.advantages == "remax":
             hint = "leave the brancher out: branches of the greedy rollout are not greedy"
             raise ConfigError("has a greedy rollout for its baseline", field="train.credit.advantages", hint=hint)
-        judges = self.train.local.verdicts > 0
+        judges = self.train.verdicts > 0
         for name in ("teacher", "verifier"):
             if judges and getattr(self, name) is None:
                 hint = f"pass --{name} NAME: a teacher labels, and a verifier judges"
-                raise ConfigError("is missing, and judged turns need it (train.local)", field=name, hint=hint)
+                raise ConfigError("is missing, and judged turns need it (train.verdicts)", field=name, hint=hint)
             if not judges and getattr(self, name) is not None:
-                hint = "set train.local.verdicts above 0, or leave it out"
+                hint = "set train.verdicts above 0, or leave it out"
                 raise ConfigError("has no effect: no turn is judged", field=name, hint=hint)
         if self.estimator is not None and self.train.credit != CreditConfig() and not judges:
             problem = "has no effect: an estimator of your own gives the credit"
@@ -403,13 +403,13 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             raise ConfigError(
                 f"{rollouts.initial} of {rollouts.group_size} rollouts begin independently, with"
                 + ("out a brancher" if self.brancher is None else " a brancher that has none left to add"),
-                field="train.rollouts.initial_rollouts",
+                field="train.initial_rollouts",
                 hint="set it below group_size together with brancher, or neither",
             )
         if self.estimator is None and self.train.credit.comparison == "starts" and rollouts.initial < 2:
             raise ConfigError(
                 f"{rollouts.initial} rollout begins independently, and 'starts' compares those that do: no gradient",
-                field="train.rollouts.initial_rollouts",
+                field="train.initial_rollouts",
                 hint="at least 2 (a brancher takes half of group_size by default), or another train.credit.comparison",
             )
 
@@ -418,14 +418,14 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.gate is None:
             return None
         gate = parts.build("gates", self.gate, seed=self.train.seed)
-        first, longest = gate.first_look, self.train.rollouts.episodes.max_turns
+        first, longest = gate.first_look, self.train.max_turns
         if first >= longest:
             problem = f"first looks at turn {first}, and episodes end at turn {longest}: nothing is left to cut"
-            raise ConfigError(problem, field="gate", hint="an earlier turn, or train.rollouts.episodes.max_turns")
+            raise ConfigError(problem, field="gate", hint="an earlier turn, or train.max_turns")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
         if rollouts.initial < 2:
             problem = "compares rollouts that begin independently, and one does"
-            raise ConfigError(problem, field="gate", hint="set train.rollouts.initial_rollouts to at least 2")
+            raise ConfigError(problem, field="gate", hint="set train.initial_rollouts to at least 2")
         return gate
 
     def build_brancher(self, vocabulary: int) -> Brancher | None:
@@ -434,7 +434,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.brancher is None:
             return None
         brancher = parts.build("branchers", self.brancher, vocabulary=vocabulary, seed=self.train.seed)
-        longest = self.train.rollouts.episodes.sampling.max_tokens
+        longest = self.train.sampling.max_tokens
         if brancher.probe_tokens > longest:
             problem = f"looks at the first {brancher.probe_tokens} tokens of turns that end at {longest}: none can fork"
             raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")

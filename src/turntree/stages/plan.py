@@ -69,14 +69,13 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
 def _sampled(config: Any) -> tuple[int, int, int]:
     """Sequences that the embedded engine holds at once, of what length, and how many of them share a prompt."""
     train, alive = config.train, config.train.step_rollouts
-    group, context = train, train.max_tokens
+    context = train.max_tokens
     if isinstance(config, TrainOnlineConfig):
-        group, context = train.rollouts, train.rollouts.episodes.max_context
-        alive = train.rollouts.max_live_rollouts or alive
+        context, alive = train.max_context, train.max_live_rollouts or alive
     if config.device.engine.name != HF.name:
-        return 0, context, group.group_size
+        return 0, context, train.group_size
     engine = from_mapping(EngineConfig, config.device.engine.options)
-    return min(alive, engine.max_batch_rows), context, group.group_size
+    return min(alive, engine.max_batch_rows), context, train.group_size
 
 
 # what could be changed where it does not fit, the cheapest first: the key, and the plan with it

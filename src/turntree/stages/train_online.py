@@ -174,7 +174,7 @@ def _open_playing(
 def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) -> None:
     stepping = {
         "cluster.workers": config.cluster.workers,
-        "train.local": config.train.local.verdicts,
+        "train.verdicts": config.train.verdicts,
         "gate": config.gate,
         "brancher": config.brancher,
     }
@@ -186,12 +186,12 @@ def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) 
 def _trains_on_trees(policy: Policy, config: TrainOnlineConfig, ranks: int) -> bool:
     """Whether trees are packed. Raises where an episode may be too long to train on, which would end the run hours
     later (`ConfigError`), and what `shares_prefixes` raises."""
-    longest = min(config.train.rollouts.episodes.max_context, policy.engine.max_context)
+    longest = min(config.train.max_context, policy.engine.max_context)
     if longest > config.train.max_tokens:
         problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
-        hint = f"set it to {longest}, or train.rollouts.episodes.max_context to {config.train.max_tokens}"
+        hint = f"set it to {longest}, or train.max_context to {config.train.max_tokens}"
         raise ConfigError(problem, field="train.max_tokens", hint=hint)
-    return policy.trains_on_trees(longest, field="train.rollouts.episodes.max_context", ranks=ranks)
+    return policy.trains_on_trees(longest, field="train.max_context", ranks=ranks)
 
 
 @contextlib.contextmanager
@@ -200,7 +200,7 @@ def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = N
     where the trainer puts its weights, or from the policy in this process. Raises `ConfigError` for what only this
     command does."""
     config = parts.resolved(config)
-    for key, used in (("train.local", config.train.local.verdicts), ("cluster.workers", config.cluster.workers)):
+    for key, used in (("train.verdicts", config.train.verdicts), ("cluster.workers", config.cluster.workers)):
         if used:
             raise ConfigError("goes with `turntree train online` only", field=key, hint="leave it out")
     model = config.model if endpoint else policy_name(config.model, config.environment)
@@ -314,12 +314,12 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
 
 def _held_out(config: TrainOnlineConfig, opened: TaskSet) -> HeldOutTasks:
     """They are played as those of the training are, but for the temperature."""
-    episodes = config.train.rollouts.episodes
+    episodes = config.train.episodes
     settings = EvaluateConfig(
         max_turns=episodes.max_turns,
         max_tokens=episodes.sampling.max_tokens,
         max_context=episodes.max_context,
         cut_turns=episodes.cut_turns,
-        max_live_rollouts=config.train.rollouts.max_live_rollouts or EvaluateConfig.max_live_rollouts,
+        max_live_rollouts=config.train.max_live_rollouts or EvaluateConfig.max_live_rollouts,
     )
     return HeldOutTasks(config.environment, opened, settings, config.check.temperature, config.check.stops)

@@ -35,7 +35,7 @@ from turntree.train.online import JudgedTurns
 
 @contextlib.contextmanager
 def open_turn_judge(config: TrainOnlineConfig, policy: Policy) -> Iterator[TurnVerdicts | None]:
-    """What judges turns; None without `train.local.verdicts`."""
+    """What judges turns; None without `train.verdicts`."""
     if config.teacher is None or config.verifier is None:  # the configuration has both or none
         yield None
         return
@@ -126,12 +126,12 @@ class TurnVerdicts:
             split=TRAIN,
             count=config.count,
             task_seed=config.task_seed,
-            episodes=config.train.rollouts.episodes,
+            episodes=config.train.episodes,
         )
 
     def _turns(self, groups: Sequence[GrownGroup]) -> list[_Turn]:
         """Every turn of whole episodes whose state leaves room for another one, group by group."""
-        episodes, train = self.config.train.rollouts.episodes, self.config.train
+        episodes, train = self.config.train.episodes, self.config.train
         room = (
             min(episodes.max_context, self.policy.engine.max_context, train.max_tokens) - episodes.sampling.max_tokens
         )
@@ -209,7 +209,7 @@ class TurnVerdicts:
         verdicts = judge_turns(
             self.verifier,
             [(states[turn.state], action) for turn, action in asked],
-            cut_turns=self.config.train.rollouts.episodes.cut_turns,
+            cut_turns=self.config.train.cut_turns,
             seed=seeds.derive(seed, "taken"),
         )
         counts.update(f"dropped turn: not judged ({one.reason})" for one in verdicts if one.reward is None)

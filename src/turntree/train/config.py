@@ -6,16 +6,16 @@ The line of text below a field is its documentation: `turntree config` and `--he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from turntree.core.completion import Sampling
 from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.credit.config import CreditConfig
+from turntree.rollout.groups import GroupConfig, SchedulerConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import CutTurns
-from turntree.rollout.scheduler import SchedulerConfig
 from turntree.rollout.service import Iterations
 from turntree.train.loss_config import LossConfig
 
@@ -130,6 +130,11 @@ class SFTConfig:
 class ReinforcedConfig:
     """Options that both kinds of training on rollouts share."""
 
+    groups: int = 16
+    """Tasks (states) of one iteration (step), each played `group_size` times."""
+    group_size: int = 8
+    """Rollouts of one task (state), G in the papers."""
+    sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=256))
     updates: int = 1
     """Passes over one batch of rollouts."""
     minibatch: int | None = None
@@ -144,14 +149,18 @@ class ReinforcedConfig:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def _check(self, sampling: Sampling, *counts: str, inside: str = "") -> None:
-        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` (a key in the section `inside`) and the
-        loss do not go together."""
-        at_least(self, stop_without_gradient=0, **dict.fromkeys(("updates", "minibatch", "max_tokens", *counts), 1))
+    @property
+    def step_rollouts(self) -> int:
+        return self.groups * self.group_size
+
+    def _check(self, *counts: str) -> None:
+        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
+        counts = ("groups", "updates", "minibatch", "max_tokens", *counts)
+        at_least(self, group_size=2, check_every=0, stop_without_gradient=0, **dict.fromkeys(counts, 1))
         if self.minibatch is not None and self.optimizer.schedule == "cosine":
             hint = "use 'constant' with minibatch: how many groups are trained on is known at each step only"
             raise ConfigError("needs a number of steps", field="optimizer.schedule", hint=hint)
-        sampling.check_trainable(f"{inside}sampling")
+        self.sampling.check_trainable("sampling")
         self.loss.estimator(self.credit)  # refuses what does not go together
 
 
@@ -161,76 +170,61 @@ class PivotConfig(ReinforcedConfig):
 
     steps: int = 40
     """Training steps, the paper's K_train."""
-    states: int = 32
+    groups: int = 32
     """States of one step, the paper's B."""
     per_trace: int = 1
     """States that a step draws in each trace: what they share is prefilled and trained on once (1: in any trace)."""
-    group_size: int = 8
-    """Rollouts of one state, the paper's G."""
     check_every: int | None = None
     """Steps between held-out checks (0: only before the first and after the last step). Default: a quarter of the
     steps."""
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
     cut_turns: CutTurns = "fail"
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
-    @property
-    def step_rollouts(self) -> int:
-        return self.states * self.group_size
-
     def __post_init__(self) -> None:
-        at_least(self, group_size=2, check_every=0)
         if self.credit.advantages == "remax":
             raise ConfigError("plays a greedy episode", field="credit.advantages", hint="use it in `train online`")
-        self._check(self.sampling, "steps", "states", "per_trace")
+        self._check("steps", "per_trace")
         self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalConfig:
-    """Judged turns in an iteration's episodes: PivotRL's reward on the policy's own path, in the same update. They need
-    a teacher and a verifier."""
-
-    verdicts: float = 0.0
-    """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts).
-    Nothing is sampled; the teacher labels every state. The advantage of a turn is its verdict minus the mean of its
-    kind of action in the iteration, times what the run shows to hang on the kind (`rollout.acceptance`, this iteration
-    included); where rewards are 0 and 1, weight 1 has the unit of the episodes' advantages. Groups that a filter drops
-    are not trained on."""
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.verdicts) and self.verdicts >= 0):
-            raise ConfigError("must be 0 or above", field="local.verdicts")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlineConfig(ReinforcedConfig):
+class OnlineConfig(ReinforcedConfig, GroupConfig, EpisodeConfig):
     """GRPO on whole episodes."""
 
     iterations: int = 40
     """Batches of episodes, each followed by its updates."""
-    groups: int = 16
-    """Tasks of one iteration, each played `rollouts.group_size` times."""
     check_every: int = 10
     """Iterations between held-out checks (0: only before the first and after the last)."""
-    rollouts: SchedulerConfig = field(
-        default_factory=lambda: SchedulerConfig(episodes=EpisodeConfig(max_turns=16, sampling=Sampling(max_tokens=256)))
-    )
-    local: LocalConfig = field(default_factory=LocalConfig)
+    max_turns: int = 16
+    """Longest episode."""
+    verdicts: float = 0.0
+    """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts):
+    PivotRL's reward on the policy's own path, in the same update. Nothing is sampled; a teacher labels every state, and
+    a verifier judges. The advantage of a turn is its verdict minus the mean of its kind of action in the iteration,
+    times what the run shows to hang on the kind (`rollout.acceptance`, this iteration included); where rewards are 0
+    and 1, weight 1 has the unit of the episodes' advantages. Groups that a filter drops are not trained on."""
     max_off_policy_steps: int = 0
     """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
     weights of this many updates before its turn (0: synchronous)."""
 
     def __post_init__(self) -> None:
-        at_least(self.rollouts, "rollouts.", group_size=2)
-        at_least(self, max_off_policy_steps=0, check_every=0)
-        self._check(self.rollouts.episodes.sampling, "iterations", "groups", inside="rollouts.episodes.")
+        GroupConfig.__post_init__(self)
+        EpisodeConfig.__post_init__(self)
+        at_least(self, max_off_policy_steps=0)
+        if not 0 <= self.verdicts < math.inf:
+            raise ConfigError("must be 0 or above", field="verdicts")
+        self._check("iterations")
         self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")
 
     @property
-    def step_rollouts(self) -> int:
-        return self.groups * self.rollouts.group_size
+    def episodes(self) -> EpisodeConfig:
+        return EpisodeConfig(**{each.name: vars(self)[each.name] for each in fields(EpisodeConfig)})
+
+    @property
+    def rollouts(self) -> SchedulerConfig:
+        groups = {each.name: vars(self)[each.name] for each in fields(GroupConfig)}
+        return SchedulerConfig(episodes=self.episodes, **groups)
 
     @property
     def played(self) -> Iterations:

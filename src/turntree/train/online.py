@@ -55,7 +55,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
     gives verdicts on turns (`OnlineConfig.local`)."""
 
     def __init__(self, parts: Parts[Trainee], config: OnlineConfig, judge: TurnJudge | None = None) -> None:
-        super().__init__(parts.policy, config, config.rollouts.episodes.sampling, config.iterations)
+        super().__init__(parts.policy, config, config.sampling, config.iterations)
         self.config, self.parts, self.judge, self.check_every = config, parts, judge, config.check_every
         rule = config.loss.estimator(config.credit)
         played = config.played
@@ -64,7 +64,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             played = dataclasses.replace(played, rollouts=greedy)
         self.service = RolloutService(parts, played, parts.estimator or rule)
         # verdicts are in the unit of rewards: scaled by the advantages of a group of which half succeeds
-        self._unit = config.local.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
+        self._unit = config.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
         self.account = TreeAccount()
         # of the iteration
         self._sampled_for = 0  # the version of the policy before the update

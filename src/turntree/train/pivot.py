@@ -187,7 +187,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
     # a step
 
     def sample(self, step: int) -> Sequence[PivotGroup]:
-        batch = [self.pivots[index] for index in self.sampler.draw(self.config.states, step)]
+        batch = [self.pivots[index] for index in self.sampler.draw(self.config.groups, step)]
         drawn = self._draw([pivot.prompted for pivot in batch], seeds.derive(self.config.seed, "train", step))
         self.cost = sum((tree.cost + rewards.cost for tree, rewards in drawn), self.cost)
         self._spent = {"turns": self.cost.turns, "spent": self.cost.counts(), "timing": {"seconds": self.cost.seconds}}

@@ -54,7 +54,6 @@ class ArpoBrancher(EntropyBrancher):
             alpha=alpha,
             beta=beta,
             tau=tau,
-            paced=False,
         )
 
 

@@ -163,16 +163,15 @@ class EntropyBrancher(Paced):
     the first k - 1 tokens, and each samples the k-th token itself from the distribution of the k-th entropy. So the
     decision uses nothing below the fork. A turn that ends within the probe does not fork.
 
-    `paced` replaces tau by the quantile of P, among earlier moments at the same turn, that spends the budget (`Pace`).
-    alpha, beta and tau then matter in the first iteration only.
+    Without tau the threshold is the quantile of P, among earlier moments at the same turn, that spends the budget
+    (`Pace`); in the first iteration, which has no earlier moments, it is alpha: a fork wherever entropy rises.
 
     Args:
         branches: Z, rollouts that go on from a fork, the rollout itself among them.
         probe_tokens: k, the number of first entropies to look at; only longer turns can fork.
         alpha: The base probability.
         beta: Weight of the change of entropy.
-        tau: Unpaced: the threshold.
-        paced: Adapt the threshold to the budget, from the second iteration on.
+        tau: A fixed threshold (default: one that spends the budget).
     """
 
     reads_entropies = True
@@ -185,13 +184,12 @@ class EntropyBrancher(Paced):
         probe_tokens: int = 20,
         alpha: float = 0.5,
         beta: float = 0.2,
-        tau: float = 0.5,
-        paced: bool = True,
+        tau: float | None = None,
     ) -> None:
         super().__init__()
         if beta <= 0:
             raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
-        self.probe_tokens, self.branches, self.paced = probe_tokens, branches, paced
+        self.probe_tokens, self.branches = probe_tokens, branches
         at_least(self, branches=2, probe_tokens=1)
         self.splits_turns = probe_tokens > 1
         self.alpha, self.beta, self.tau = alpha, beta, tau
@@ -202,10 +200,10 @@ class EntropyBrancher(Paced):
             return None
         entropy, initial = self._mean(moment.entropies[-1]), self._mean(moment.entropies[0])
         change = (entropy - initial) / self._most
-        value, threshold = self.alpha + self.beta * change, self.tau
+        value, threshold = self.alpha + self.beta * change, self.alpha if self.tau is None else self.tau
         numbers = {"entropy": entropy, "initial_entropy": initial, "change": change, "value": value}
         self._pace.tell(moment, value)
-        rate = self._pace.rate(moment, self.branches) if self.paced else None
+        rate = self._pace.rate(moment, self.branches) if self.tau is None else None
         if rate is not None:
             numbers["rate"], threshold = rate, self._pace.threshold(moment.turn, rate)
         if math.isfinite(threshold):
