@@ -14,11 +14,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from turntree.core import seeds
 from turntree.core.errors import ConfigError
 from turntree.pivots.rows import Row, classify
+
+T = TypeVar("T")
 
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are previewed
 
@@ -102,7 +104,8 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
         counts["pivot that is a duplicate"] = dropped
     wanted = round(len(chosen) * config.anchor_share / (1 - config.anchor_share))
     mastered = [row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)]
-    anchors = _spread(_distinct(mastered, config), wanted, config.seed)
+    mastered = _distinct(mastered, config)
+    anchors = over_kinds(mastered, [row["kind"] for row in mastered], wanted, config.seed)
     of_pivots = 1 - config.anchor_share if anchors else 1.0
     shares = [of_pivots * share for share in _pivot_shares(chosen, config)]
     sizes = Counter(row["kind"] for row in anchors)  # every kind has the same share of the draws of anchors
@@ -137,20 +140,19 @@ def _pivot_shares(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
     return [value * shares[row["kind"]] / by_kind[row["kind"]] for row, value in zip(pivots, values, strict=True)]
 
 
-def _spread(rows: Sequence[Row], wanted: int, seed: int) -> list[Row]:
-    """`wanted` rows, in order, taken from the kinds of action in turn, so that rare kinds are among them. There are no
-    more anchors than their share of the turns, because a step draws distinct ones."""
-    by_kind: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_kind[row["kind"]].append(row)
+def over_kinds(items: Sequence[T], kinds: Sequence[str], wanted: int, seed: int) -> list[T]:
+    """`wanted` items, in order, taken from the kinds of action in turn, so that rare kinds are among them."""
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for place, kind in enumerate(kinds):
+        by_kind[kind].append(place)
     for kind, group in by_kind.items():
         seeds.generator(seed, "anchors", kind).shuffle(group)
     taken: set[int] = set()
-    while len(taken) < min(wanted, len(rows)):
+    while len(taken) < min(wanted, len(items)):
         for kind in sorted(by_kind):
             if by_kind[kind] and len(taken) < wanted:
-                taken.add(id(by_kind[kind].pop()))
-    return [row for row in rows if id(row) in taken]
+                taken.add(by_kind[kind].pop())
+    return [items[place] for place in sorted(taken)]
 
 
 def capped_shares(sizes: Mapping[str, float], cap: float) -> dict[str, float]:

@@ -279,7 +279,7 @@ class OwnPathConfig:
     max_turns: int = 30
     """Longest episode."""
     candidates: int | None = None
-    """Most states of a search that are profiled, drawn from all that can be sampled (default: all)."""
+    """Most states of a search that are profiled, drawn from every kind of action alike (default: all)."""
     rollouts: int = 8
     """Rollouts of the profile at every state."""
     select: BalanceConfig = field(default_factory=BalanceConfig)

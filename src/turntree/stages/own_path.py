@@ -22,9 +22,9 @@ from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifie
 from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.samples import Sampler, together
-from turntree.pivots.select import SelectConfig, is_mixed, select
+from turntree.pivots.select import SelectConfig, is_mixed, over_kinds, select
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.local import Limits, Prompted, that_fit
+from turntree.rollout.local import Limits, Prompted, judge_demonstrated, that_fit
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.teachers import NO_LABEL
 from turntree.run.jsonl import parse_json, read_lines, write_lines
@@ -171,11 +171,14 @@ class OwnStates:
         fitting, skipped = that_fit(states, self.policy.renderer, limits)
         return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
 
-    def _drawn(self, prompted: Sequence[Prompted], seed: int) -> list[Prompted]:
-        """At most `own.candidates` of them, in their order."""
+    def _drawn(self, prompted: Sequence[Prompted], seed: int) -> Sequence[Prompted]:
+        """At most `own.candidates` of them, in their order, from every kind of action alike: a kind that is rare on the
+        path has as large a share of the draws as another, and few states are learned by heart."""
         most = self.config.own.candidates or len(prompted)
-        rng = seeds.generator(seed, "candidates")
-        return [prompted[place] for place in sorted(rng.sample(range(len(prompted)), min(most, len(prompted))))]
+        if len(prompted) <= most:
+            return prompted
+        kinds = [judge_demonstrated(self.verifier, item.state).kind for item in prompted]
+        return over_kinds(prompted, kinds, most, seed)
 
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
         train, own = self.config.train, self.config.own
