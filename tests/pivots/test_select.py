@@ -1,12 +1,14 @@
 """Selection: Eq. 5 exactly, every candidate counted once, mastered kinds kept by anchors."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
 from turntree.pivots.rows import classify
-from turntree.pivots.select import SelectConfig, capped_shares, is_pivot, preview, select
+from turntree.pivots.select import SelectConfig, capped_shares, is_pivot, over_kinds, preview, select
 
 PAPER = {"max_per_kind": 1.0, "anchor_share": 0.0}  # its form
 
@@ -28,6 +30,21 @@ rows = st.lists(
     min_size=1,
     max_size=60,
 )
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=40), st.integers(0, 50), st.integers(0, 3))
+def test_items_are_drawn_from_every_kind_alike_until_a_kind_has_no_more(kinds, wanted, seed):
+    taken = over_kinds(range(len(kinds)), kinds, wanted, seed)
+    assert taken == sorted(set(taken)) and len(taken) == min(wanted, len(kinds))
+    drawn = Counter(kinds[place] for place in taken)
+    most = max(drawn.values(), default=0)
+    assert all(drawn[kind] >= min(most - 1, count) for kind, count in Counter(kinds).items())
+
+
+def test_which_items_of_a_kind_are_drawn_is_a_matter_of_the_seed():
+    kinds = ["go"] * 30 + ["take"] * 3
+    drawn = {tuple(over_kinds(range(33), kinds, 9, seed)) for seed in range(4)}
+    assert len(drawn) == 4 and all(set(places) >= {30, 31, 32} for places in drawn)
 
 
 def test_a_pivot_has_variance_and_a_mean_strictly_below_lambda():
