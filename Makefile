@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install quickstart check test test-agents vllm test-vllm test-tinker test-alfworld test-environments test-exports test-renderers test-network test-containers test-pairs mutants lint docs bench clean
+.PHONY: help install quickstart check test test-studies test-agents vllm test-vllm test-tinker test-alfworld test-environments test-exports test-renderers test-network test-containers test-pairs mutants lint docs bench clean
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
@@ -28,6 +28,9 @@ check: install  ## Units, laws and contracts, for the inner loop
 
 test: install  ## The whole suite, in two processes (about 12 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-studies: install  ## Studies of single claims (docs/papers.md names their tests)
+	$(BIN)/python -m pytest studies/tests
 
 test-alfworld: install  ## Parity with the official ALFWorld package (installs it; about half an hour)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --editable '.[dev,alfworld]'

@@ -31,8 +31,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-third         own-shared, and from there an eighth of them
   own-union         own-shared, and from there two thirds of them
   own-judged        ... with verdicts on the turns that the episodes took
-  judged            ... with verdicts on the turns that the episodes took
-  dapo, reinforce   DAPO and REINFORCE++ in its place, with as many tool calls
+  judged            grpo with such verdicts
+  dapo, reinforce   DAPO and REINFORCE++ in grpo's place, with as many tool calls
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard

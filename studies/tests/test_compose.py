@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from compose import UNITS, Point, at_equal_cost, to_target
 from configs import ComposeConfig
-from observe.test_coverage import TASK_SD, chances, share
+from test_coverage import TASK_SD, chances, share
 
 from run import studies
 from turntree.core.config import Part

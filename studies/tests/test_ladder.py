@@ -5,12 +5,12 @@ import json
 import ladder
 import numpy as np
 import pytest
-from branching.moments import moments
 from configs import LadderConfig
 from ladder import Foresight, ForkAt, OracleBrancher
+from moments import moments
 
+from run import studies
 from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
-from turntree.cli.main import main
 from turntree.core.errors import InputError
 from turntree.core.tree import RolloutTree
 from turntree.decide.branching.rules import RandomBrancher
@@ -133,15 +133,16 @@ def sandboxed() -> None:
 def test_the_ladder_is_climbed_in_miniature_and_goes_on_where_it_stopped(sandboxed, tmp_path, capsys) -> None:
     small = ("--iterations", "2", "--groups", "1", "--children", "2", "--arms", "coin,oracle,foresight")
     sizes = ("--set", "group_size=4", "--set", "reference=2", "--set", "episodes.max_turns=4")
-    main(["experiment", "ladder", "--out", str(tmp_path), "--seeds", "0", *small, *sizes])
+    studies.main(["ladder", "--out", str(tmp_path), "--seeds", "0", *small, *sizes], standalone_mode=False)
     before = (tmp_path / "seed0.json").stat().st_mtime_ns
-    main(["experiment", "ladder", "--out", str(tmp_path), "--seeds", "0,1", *small, *sizes])
+    studies.main(["ladder", "--out", str(tmp_path), "--seeds", "0,1", *small, *sizes], standalone_mode=False)
     assert (tmp_path / "seed0.json").stat().st_mtime_ns == before
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert "oracle - coin" in capsys.readouterr().out
     assert {"cosine", "mixed_groups"} <= set(summary["differences"]["oracle - coin"])
     for arm in summary["arms"].values():
         assert arm["leaves"]["mean"] == 4
-    with pytest.raises(SystemExit):  # seeds of two configurations are never averaged
-        main(["experiment", "ladder", "--out", str(tmp_path), "--seeds", "0", *small, *sizes, "--children", "3"])
-    assert "another configuration" in capsys.readouterr().err
+    with pytest.raises(InputError, match="another configuration"):  # seeds of two configurations are never averaged
+        studies.main(
+            ["ladder", "--out", str(tmp_path), "--seeds", "0", *small, *sizes, "--children", "3"], standalone_mode=False
+        )

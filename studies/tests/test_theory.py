@@ -9,7 +9,7 @@ import theory_finite as finite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turntree.cli.main import main
+from run import studies
 from turntree.credit.comparisons import grpo_advantages
 
 rates = st.floats(0.01, 0.99)
@@ -83,7 +83,7 @@ def test_a_policy_gradient_changes_the_distribution_within_both_sets() -> None:
 def test_predictions_are_met_by_the_library_s_gradients_on_the_embedded_policy(tmp_path, capsys) -> None:
     small = ("--instances", "20", "--states", "2", "--set", "candidates=12", "--set", "samples=8", "--set", "draws=400")
     games = ("--set", "demonstrator.games.count=3", "--set", "steps=2", "--set", "group_size=4")
-    main(["experiment", "theory", "--out", str(tmp_path / "theory.json"), *small, *games])
+    studies.main(["theory", "--out", str(tmp_path / "theory.json"), *small, *games], standalone_mode=False)
     assert "Theorem 3.3" in capsys.readouterr().out
     found = json.loads((tmp_path / "theory.json").read_text())["policy"]
     assert found["signal"]["largest_fisher_error"] < 1e-6

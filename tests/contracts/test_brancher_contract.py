@@ -49,8 +49,8 @@ class Kind:
 
 
 KINDS = {
-    "entropy": Kind(lambda: EntropyBrancher(vocabulary=9, probe_tokens=3, paced=False), shown=3),
-    "entropy, first token": Kind(lambda: EntropyBrancher(vocabulary=9, probe_tokens=1, paced=False, branches=3)),
+    "entropy": Kind(lambda: EntropyBrancher(vocabulary=9, probe_tokens=3, tau=0.5), shown=3),
+    "entropy, first token": Kind(lambda: EntropyBrancher(vocabulary=9, probe_tokens=1, tau=0.5, branches=3)),
     "entropy, paced": Kind(lambda: EntropyBrancher(vocabulary=9, probe_tokens=2), shown=2),
     "random": Kind(lambda: RandomBrancher(rate=0.5, probe_tokens=2), shown=2),
     "random, paced": Kind(lambda: RandomBrancher(rate=None, branches=3, probe_tokens=1)),

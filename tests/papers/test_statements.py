@@ -440,7 +440,7 @@ def test_arpo_branches_where_alpha_plus_beta_times_the_change_is_above_tau(befor
     chance = 0.5 + beta * (np.mean(after) - np.mean(before)) / math.log(50)
     if abs(chance - tau) < 1e-6:
         return
-    rule = EntropyBrancher(vocabulary=50, probe_tokens=3, alpha=0.5, beta=beta, tau=tau, paced=False)
+    rule = EntropyBrancher(vocabulary=50, probe_tokens=3, alpha=0.5, beta=beta, tau=tau)
     entropies = (tuple(before), (0.1,) * 4, tuple(after))
     moment = ForkMoment(task_id="t", key=(0,), turn=3, max_turns=9, budget=4, entropies=entropies, seed=0)
     decision = rule.decide(moment)

@@ -127,7 +127,7 @@ def test_trees_with_split_turns_have_the_loss_and_gradient_of_their_rollouts_one
 
 
 BRANCHERS = {
-    "entropy": lambda: EntropyBrancher(vocabulary=384, probe_tokens=2, tau=0.5),
+    "entropy": lambda: EntropyBrancher(vocabulary=384, probe_tokens=2),
     "random": lambda: RandomBrancher(rate=None, probe_tokens=2),
 }
 

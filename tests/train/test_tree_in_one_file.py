@@ -85,7 +85,7 @@ def test_a_turn_is_a_pivot_where_the_library_says_so(rewards: list[float]) -> No
 @given(*[st.tuples(*[st.floats(0, 3.0)] * recipe.TURN_TOKENS)] * 2)
 def test_a_rollout_forks_where_arpo_s_rule_forks(first: tuple[float, ...], entropies: tuple[float, ...]) -> None:
     rule = EntropyBrancher(
-        vocabulary=len(recipe.WORDS), probe_tokens=recipe.PROBE, alpha=0.0, beta=1.0, tau=recipe.RISE, paced=False
+        vocabulary=len(recipe.WORDS), probe_tokens=recipe.PROBE, alpha=0.0, beta=1.0, tau=recipe.RISE
     )
     moment = ForkMoment(
         task_id="t", key=(0,), turn=2, max_turns=recipe.TURNS, budget=1, entropies=(first, entropies), seed=0

@@ -42,7 +42,7 @@ class Between:
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A part as plain values: its name and its options (`core.parts`). In a configuration file it is one mapping,
-    `{"name": "entropy", "alpha": 0.5}`; on the command line `--set brancher.alpha=0.5`."""
+    `{"name": "entropy", "branches": 3}`; on the command line `--set brancher.branches=3`."""
 
     name: str
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])

@@ -145,7 +145,7 @@ class Draft:
             certainty = 0.0 if self._first is None else self._first[1].probability
         elif self._first is not None and self._first[0] < rollouts:
             stop, audit = Stop.AUDITED, {"rollouts": self._first[0], "forecast": self._first[1].kind.value}
-        demonstrated = judge_demonstrated(self._judge.verifier, self.state)
+        (demonstrated,) = judge_demonstrated(self._judge.verifier, [self.state])
         judgements = tuple(self._judgement(sample) for sample in self._samples)
         judging = (one.cost for one in self._known.values())
         return CandidateProfile(

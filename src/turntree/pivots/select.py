@@ -21,7 +21,6 @@ from turntree.core.errors import ConfigError
 from turntree.pivots.rows import Row, classify
 
 T = TypeVar("T")
-
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are previewed
 
 

@@ -96,6 +96,17 @@ class GroupConfig:
             raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
 
     @property
+    def initial(self) -> int:
+        return self.group_size if self.initial_rollouts is None else self.initial_rollouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(GroupConfig):
+    """How groups are played."""
+
+    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
+
+    @property
     def longest_group(self) -> float:
         return 2 * self.rollout_seconds if self.group_seconds is None else self.group_seconds
 
@@ -104,20 +115,9 @@ class GroupConfig:
         return 64 if self.max_live_rollouts is None else self.max_live_rollouts
 
     @property
-    def initial(self) -> int:
-        return self.group_size if self.initial_rollouts is None else self.initial_rollouts
-
-    @property
     def branched(self) -> int:
         """The most leaves of a group that a brancher may add."""
         return min(self.group_size - self.initial, self.group_size if self.max_branched is None else self.max_branched)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig(GroupConfig):
-    """How groups are played."""
-
-    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
 
     def of_training(self, groups: int, *, branching: bool, counts_refills: bool = True) -> SchedulerConfig:
         """With the defaults that depend on the rest of a training run filled in."""

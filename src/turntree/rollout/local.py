@@ -157,12 +157,13 @@ def _judged(judge: Callable[[], list[Verdict]], pairs: Sequence[tuple[TurnState,
         return [Verdict(None, why, action_kind(action)) for _, action in pairs]
 
 
-def judge_demonstrated(verifier: TurnVerifier, state: TurnState) -> Verdict:
-    """The verdict on the demonstrated action itself, which should be 1. No reward where the verifier does not compare
-    with it."""
+def judge_demonstrated(verifier: TurnVerifier, states: Sequence[TurnState], seed: int = 0) -> list[Verdict]:
+    """The verdicts on the demonstrated actions themselves, which should be 1. No reward where the verifier does not
+    compare with them."""
     if verifier.compares:
-        return verifier.judge(state, state.demonstration)
-    return Verdict(None, "not compared with the demonstration", action_kind(state.demonstration))
+        return judge_turns(verifier, [(state, state.demonstration) for state in states], seed=seed)
+    kinds = (action_kind(state.demonstration) for state in states)
+    return [Verdict(None, "not compared with the demonstration", kind) for kind in kinds]
 
 
 def judge_turns(

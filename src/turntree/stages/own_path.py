@@ -98,7 +98,7 @@ class OwnStates:
         traces, counts, played = self._play(step, number, seed)
         visited, skipped = self._rendered(self._states(traces))
         states = len(visited) + skipped.total()
-        prompted = self._drawn(visited, seed)
+        prompted, told = self._drawn(visited, seed)
         rows, profiled = self._profile(prompted, seed)
         chosen = select(rows, SelectConfig(threshold=1.0, **vars(self.config.own.select))).rows
         self.folder.mkdir(exist_ok=True)
@@ -115,7 +115,7 @@ class OwnStates:
         }
         if not chosen:
             notice(f"step {step}: none of {figures['states']} states of the policy's own path is a pivot")
-        return SearchResult(self._pivots_of(visited, chosen), played + profiled, figures)
+        return SearchResult(self._pivots_of(visited, chosen), played + told + profiled, figures)
 
     def again(self, step: int) -> Sequence[Pivot]:
         states = self._states(list(read_traces(self._traces(step))))
@@ -171,14 +171,16 @@ class OwnStates:
         fitting, skipped = that_fit(states, self.policy.renderer, limits)
         return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
 
-    def _drawn(self, prompted: Sequence[Prompted], seed: int) -> Sequence[Prompted]:
-        """At most `own.candidates` of them, in their order, from every kind of action alike: a kind that is rare on the
-        path has as large a share of the draws as another, and few states are learned by heart."""
+    def _drawn(self, prompted: Sequence[Prompted], seed: int) -> tuple[Sequence[Prompted], Cost]:
+        """At most `own.candidates` of them, in their order, from every kind of action alike, and what it cost to tell
+        the kinds. Pivots of rare kinds are drawn more often than these occur (`own.select`): profiled as they occur,
+        they would be few, and learned by heart."""
         most = self.config.own.candidates or len(prompted)
         if len(prompted) <= most:
-            return prompted
-        kinds = [judge_demonstrated(self.verifier, item.state).kind for item in prompted]
-        return over_kinds(prompted, kinds, most, seed)
+            return prompted, NO_COST
+        told = judge_demonstrated(self.verifier, [item.state for item in prompted], seed)
+        cost = sum((verdict.cost for verdict in told), NO_COST)
+        return over_kinds(prompted, [verdict.kind for verdict in told], most, seed), cost
 
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
         train, own = self.config.train, self.config.own

@@ -326,7 +326,7 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
     prompted = _held_out(states, policy.renderer, sampled)
     states = [item.state for item in prompted]
-    kinds = [judge_demonstrated(verifier, state).kind for state in states]
+    kinds = [verdict.kind for verdict in judge_demonstrated(verifier, states)]
 
     def check(step: int, row: Row) -> Checked:
         grown = sample_local(

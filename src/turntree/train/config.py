@@ -155,8 +155,8 @@ class ReinforcedConfig:
 
     def _check(self, *counts: str) -> None:
         """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
-        counts = ("groups", "updates", "minibatch", "max_tokens", *counts)
-        at_least(self, group_size=2, check_every=0, stop_without_gradient=0, **dict.fromkeys(counts, 1))
+        ones = dict.fromkeys(("groups", "updates", "minibatch", "max_tokens", *counts), 1)
+        at_least(self, group_size=2, stop_without_gradient=0, **ones)
         if self.minibatch is not None and self.optimizer.schedule == "cosine":
             hint = "use 'constant' with minibatch: how many groups are trained on is known at each step only"
             raise ConfigError("needs a number of steps", field="optimizer.schedule", hint=hint)
@@ -184,6 +184,7 @@ class PivotConfig(ReinforcedConfig):
     def __post_init__(self) -> None:
         if self.credit.advantages == "remax":
             raise ConfigError("plays a greedy episode", field="credit.advantages", hint="use it in `train online`")
+        at_least(self, check_every=0)
         self._check("steps", "per_trace")
         self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
 
@@ -211,7 +212,7 @@ class OnlineConfig(ReinforcedConfig, GroupConfig, EpisodeConfig):
     def __post_init__(self) -> None:
         GroupConfig.__post_init__(self)
         EpisodeConfig.__post_init__(self)
-        at_least(self, max_off_policy_steps=0)
+        at_least(self, check_every=0, max_off_policy_steps=0)
         if not 0 <= self.verdicts < math.inf:
             raise ConfigError("must be 0 or above", field="verdicts")
         self._check("iterations")
@@ -229,10 +230,5 @@ class OnlineConfig(ReinforcedConfig, GroupConfig, EpisodeConfig):
     @property
     def played(self) -> Iterations:
         """What the rollouts of a run depend on."""
-        return Iterations(
-            groups=self.groups,
-            rollouts=self.rollouts,
-            seed=self.seed,
-            ahead=self.max_off_policy_steps,
-            last=self.iterations,
-        )
+        ahead = self.max_off_policy_steps
+        return Iterations(groups=self.groups, rollouts=self.rollouts, seed=self.seed, ahead=ahead, last=self.iterations)

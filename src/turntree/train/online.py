@@ -52,7 +52,7 @@ class TurnJudge(Protocol):
 
 class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
     """GRPO on whole episodes; a step is an iteration. A checkpoint holds the groups that were played ahead. `judge`
-    gives verdicts on turns (`OnlineConfig.local`)."""
+    gives verdicts on turns (`OnlineConfig.verdicts`)."""
 
     def __init__(self, parts: Parts[Trainee], config: OnlineConfig, judge: TurnJudge | None = None) -> None:
         super().__init__(parts.policy, config, config.sampling, config.iterations)

@@ -118,8 +118,8 @@ class FixedBrancher(Brancher):
 class RandomBrancher(Paced):
     """The control of `EntropyBrancher`: forks with probability `rate`, independent of what was sampled.
 
-    With `rate` None it keeps the pace of a paced `EntropyBrancher`: the same probability at the same turn and budget,
-    at random instead of by entropy.
+    With `rate` None it keeps the pace of an `EntropyBrancher` without tau: the same probability at the same turn and
+    budget, at random instead of by entropy.
 
     Args:
         branches: Z, rollouts that go on from a fork, the rollout itself among them.
@@ -169,9 +169,9 @@ class EntropyBrancher(Paced):
     Args:
         branches: Z, rollouts that go on from a fork, the rollout itself among them.
         probe_tokens: k, the number of first entropies to look at; only longer turns can fork.
-        alpha: The base probability.
-        beta: Weight of the change of entropy.
         tau: A fixed threshold (default: one that spends the budget).
+        alpha: With tau: the base probability.
+        beta: With tau: the weight of the change of entropy.
     """
 
     reads_entropies = True
@@ -189,6 +189,8 @@ class EntropyBrancher(Paced):
         super().__init__()
         if beta <= 0:
             raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
+        if tau is None and (alpha, beta) != (0.5, 0.2):
+            raise ConfigError("are for a fixed threshold", field="alpha, beta", hint="set tau, or leave them out")
         self.probe_tokens, self.branches = probe_tokens, branches
         at_least(self, branches=2, probe_tokens=1)
         self.splits_turns = probe_tokens > 1
