@@ -133,7 +133,7 @@ class ReinforcedConfig:
     groups: int = 16
     """Tasks (states) of one iteration (step), each played `group_size` times."""
     group_size: int = 8
-    """Rollouts of one task (state), G in the papers."""
+    """Rollouts of one task (state), the paper's G."""
     sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=256))
     updates: int = 1
     """Passes over one batch of rollouts."""
