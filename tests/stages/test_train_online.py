@@ -30,7 +30,6 @@ from turntree.train.online import OnlineConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
-EPISODES: dict[str, Any] = {"max_turns": 3, "sampling": Sampling(max_tokens=12)}
 WHOLE: dict[str, Any] = {"group_size": 3, "initial_rollouts": None}
 CONFIG = TrainOnlineConfig(
     count=3,
@@ -42,7 +41,8 @@ CONFIG = TrainOnlineConfig(
         group_size=3,
         initial_rollouts=2,
         verdicts=1.0,
-        **EPISODES,
+        max_turns=3,
+        sampling=Sampling(max_tokens=12),
     ),
     teacher=Part("household"),
     verifier=Part("household"),

@@ -102,8 +102,7 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
         counts["pivot"] -= dropped
         counts["pivot that is a duplicate"] = dropped
     wanted = round(len(chosen) * config.anchor_share / (1 - config.anchor_share))
-    mastered = [row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)]
-    mastered = _distinct(mastered, config)
+    mastered = _distinct([row for row in rows if (row["reward_mean"] or 0.0) >= min(config.threshold, 1.0)], config)
     anchors = over_kinds(mastered, [row["kind"] for row in mastered], wanted, config.seed)
     of_pivots = 1 - config.anchor_share if anchors else 1.0
     shares = [of_pivots * share for share in _pivot_shares(chosen, config)]

@@ -24,14 +24,14 @@ def most(config: Any) -> Cost | None:
             scored_tokens=rollouts * train.max_tokens * bool(train.loss.kl_coefficient),
         )
     if isinstance(config, TrainOnlineConfig):
-        train, episodes = config.train, config.train.episodes
+        train = config.train
         rollouts = train.iterations * train.step_rollouts
-        turns, new = rollouts * episodes.max_turns, episodes.sampling.max_tokens
+        turns, new = rollouts * train.max_turns, train.sampling.max_tokens
         return Cost(
-            prefilled_tokens=turns * episodes.max_context,
+            prefilled_tokens=turns * train.max_context,
             decoded_tokens=turns * new,
-            trained_tokens=rollouts * episodes.max_context * train.updates,
-            scored_tokens=rollouts * episodes.max_context * bool(train.loss.kl_coefficient),
+            trained_tokens=rollouts * train.max_context * train.updates,
+            scored_tokens=rollouts * train.max_context * bool(train.loss.kl_coefficient),
         )
     if isinstance(config, EvaluateConfig):
         turns = config.count * (config.samples + config.greedy) * config.max_turns

@@ -314,12 +314,12 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
 
 def _held_out(config: TrainOnlineConfig, opened: TaskSet) -> HeldOutTasks:
     """They are played as those of the training are, but for the temperature."""
-    episodes = config.train.episodes
+    train = config.train
     settings = EvaluateConfig(
-        max_turns=episodes.max_turns,
-        max_tokens=episodes.sampling.max_tokens,
-        max_context=episodes.max_context,
-        cut_turns=episodes.cut_turns,
-        max_live_rollouts=config.train.max_live_rollouts or EvaluateConfig.max_live_rollouts,
+        max_turns=train.max_turns,
+        max_tokens=train.sampling.max_tokens,
+        max_context=train.max_context,
+        cut_turns=train.cut_turns,
+        max_live_rollouts=train.max_live_rollouts or EvaluateConfig.max_live_rollouts,
     )
     return HeldOutTasks(config.environment, opened, settings, config.check.temperature, config.check.stops)

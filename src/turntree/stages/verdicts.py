@@ -131,10 +131,8 @@ class TurnVerdicts:
 
     def _turns(self, groups: Sequence[GrownGroup]) -> list[_Turn]:
         """Every turn of whole episodes whose state leaves room for another one, group by group."""
-        episodes, train = self.config.train.episodes, self.config.train
-        room = (
-            min(episodes.max_context, self.policy.engine.max_context, train.max_tokens) - episodes.sampling.max_tokens
-        )
+        train = self.config.train
+        room = min(train.max_context, self.policy.engine.max_context, train.max_tokens) - train.sampling.max_tokens
         found: list[_Turn] = []
         for number, group in enumerate(groups):
             for sample, end in enumerate(group.tree.ends() if group.cut is None else ()):

@@ -12,6 +12,7 @@ from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 
+ALPHA, BETA = 0.5, 0.2  # of ARPO's released scripts
 WINDOW = 4  # iterations that are remembered
 _Told = tuple[int, float, bool]  # turn, value, whether of an independent rollout
 _ENOUGH = 16  # with fewer values at a turn, the values of all turns are used
@@ -182,14 +183,14 @@ class EntropyBrancher(Paced):
         vocabulary: int,
         branches: int = 2,
         probe_tokens: int = 20,
-        alpha: float = 0.5,
-        beta: float = 0.2,
+        alpha: float = ALPHA,
+        beta: float = BETA,
         tau: float | None = None,
     ) -> None:
         super().__init__()
         if beta <= 0:
             raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
-        if tau is None and (alpha, beta) != (0.5, 0.2):
+        if tau is None and (alpha, beta) != (ALPHA, BETA):
             raise ConfigError("are for a fixed threshold", field="alpha, beta", hint="set tau, or leave them out")
         self.probe_tokens, self.branches = probe_tokens, branches
         at_least(self, branches=2, probe_tokens=1)
