@@ -25,7 +25,8 @@ from turntree.env.container_shell import LOUD, SLOW, ContainerShell, Heard
 from turntree.env.loop import run
 
 _KINDS = ("Modal", "Daytona", "Fargate", "Docker")  # what begins anew for every shell
-_START_SECONDS, _ANSWER_SECONDS = 600.0, 60.0
+# To begin, to answer after a command's own time, and to look through or move a disk, which no command's limit bounds.
+_START_SECONDS, _ANSWER_SECONDS, _DISK_SECONDS = 600.0, 60.0, 600.0
 _MOST = 8 << 20  # bytes of an output that are sent
 # What a program leaves running must not hold the pipes that the server reads to their end: they are nameless files.
 _RUN = r"""
@@ -133,7 +134,7 @@ class SwerexShell(ContainerShell):
     def _told(self, words: Sequence[str]) -> bytes:
         """What a program of ours says, which may be no text. Raises `EnvironmentFault` where it fails."""
         script = 'set -o pipefail; "$@" | base64 -w 0'
-        said = self._executed(["bash", "-c", script, "bash", *words], self.limits.seconds)
+        said = self._executed(["bash", "-c", script, "bash", *words], _DISK_SECONDS)
         if said.exit_code != 0:
             raise EnvironmentFault(f"the container failed: {said.stderr[-200:]}")
         return base64.b64decode(said.stdout)
@@ -166,14 +167,14 @@ class SwerexShell(ContainerShell):
             file.flush()
             there = f"/tmp/.{uuid.uuid4().hex}"
             request = package("swerex.runtime.abstract", "swerex").UploadRequest
-            self._asked(self._container.runtime.upload(request(source_path=file.name, target_path=there)), 600.0)
+            self._asked(self._container.runtime.upload(request(source_path=file.name, target_path=there)), _DISK_SECONDS)
             self._told(["tar", "-C", folder, "--no-same-owner", "-xf", there])
             self._told(["rm", there])
 
     def get(self, path: str) -> bytes | None:
         with self._lock:
             self.ready()
-            if self._executed(["test", "-e", path], self.limits.seconds).exit_code != 0:
+            if self._executed(["test", "-e", path], _DISK_SECONDS).exit_code != 0:
                 return None
             parent, _, name = path.rstrip("/").rpartition("/")
             return self._told(["tar", "-C", parent or "/", "-cf", "-", name])
@@ -194,7 +195,7 @@ class SwerexShell(ContainerShell):
     def signal(self, name: str) -> None:
         with self._lock:
             self.ready()
-            self._executed(["bash", "-c", _SIGNAL, "bash", self._processes, name], self.limits.seconds)
+            self._executed(["bash", "-c", _SIGNAL, "bash", self._processes, name], _DISK_SECONDS)
 
     def restart(self) -> None:
         self.signal("KILL")

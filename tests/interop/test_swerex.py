@@ -26,12 +26,14 @@ remote = pytest.importorskip("swerex.deployment.remote")
 from turntree_interop.swerex import SwerexContainers  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
-BOX = ["bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--unshare-pid"]
-BOX += ["--die-with-parent"]
+BOX = ["bwrap", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--unshare-pid", "--die-with-parent"]
+# What a server needs, and not the whole disk: a shell looks through all of it for what was changed.
+for needed in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", sys.base_prefix, sys.prefix):
+    BOX += ["--ro-bind-try", needed, needed]
 
 
 class Boxed(remote.RemoteDeployment):
-    """A server of SWE-ReX in a box of its own, whose root is that of this machine, and not to be written to."""
+    """A server of SWE-ReX in a box of its own, with this machine's programs, which are not to be written to."""
 
     living: list[Boxed] = []  # noqa: RUF012
 
@@ -42,7 +44,7 @@ class Boxed(remote.RemoteDeployment):
         server = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(self._config.port)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(
-            [*BOX, "--die-with-parent", "--chdir", "/tmp", *server, "--auth-token", "key"], **quiet
+            [*BOX, "--chdir", "/tmp", *server, "--auth-token", "key"], **quiet
         )
         self.living.append(self)
         self._config.timeout = 60.0
