@@ -25,8 +25,7 @@ from turntree.env.container_shell import LOUD, SLOW, ContainerShell, Heard
 from turntree.env.loop import run
 
 _KINDS = ("Modal", "Daytona", "Fargate", "Docker")  # what begins anew for every shell
-# To begin, to answer after a command's own time, and to look through or move a disk, which no command's limit bounds.
-_START_SECONDS, _ANSWER_SECONDS, _DISK_SECONDS = 600.0, 60.0, 600.0
+_START_SECONDS, _ANSWER_SECONDS, _DISK_SECONDS = 600.0, 60.0, 600.0  # the last: no command's limit bounds our own work
 _MOST = 8 << 20  # bytes of an output that are sent
 # What a program leaves running must not hold the pipes that the server reads to their end: they are nameless files.
 _RUN = r"""
