@@ -147,8 +147,7 @@ class SwerexShell(ContainerShell):
         started = time.monotonic()
         program = ["env", *pairs, *other, *words]
         said = self._executed(["bash", "-c", _RUN, "bash", f"{most:g}", str(_MOST), *program], most)
-        taken = time.monotonic() - started
-        self._host.count("seconds", taken)
+        self._host.count("seconds", taken := time.monotonic() - started)
         size, _, output = said.stdout.partition("\n")
         if not size.isdigit():
             raise EnvironmentFault(f"the container failed: {said.stderr[-200:]}")
@@ -165,10 +164,11 @@ class SwerexShell(ContainerShell):
             file.write(archive)
             file.flush()
             there = f"/tmp/.{uuid.uuid4().hex}"
-            request = package("swerex.runtime.abstract", "swerex").UploadRequest
-            self._asked(self._container.runtime.upload(request(source_path=file.name, target_path=there)), _DISK_SECONDS)
-            self._told(["tar", "-C", folder, "--no-same-owner", "-xf", there])
-            self._told(["rm", there])
+            requests = package("swerex.runtime.abstract", "swerex")
+            sent = requests.UploadRequest(source_path=file.name, target_path=there)
+            self._asked(self._container.runtime.upload(sent), _DISK_SECONDS)
+            unpack = 'tar -C "$1" --no-same-owner -xf "$2" && rm "$2"'
+            self._told(["bash", "-c", unpack, "bash", folder, there])
 
     def get(self, path: str) -> bytes | None:
         with self._lock:

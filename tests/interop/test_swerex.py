@@ -43,9 +43,7 @@ class Boxed(remote.RemoteDeployment):
             self._config.port = free.getsockname()[1]
         server = [sys.executable, "-m", "swerex.server", "--host", "127.0.0.1", "--port", str(self._config.port)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(
-            [*BOX, "--chdir", "/tmp", *server, "--auth-token", "key"], **quiet
-        )
+        self.process = subprocess.Popen([*BOX, "--chdir", "/tmp", *server, "--auth-token", "key"], **quiet)
         self.living.append(self)
         self._config.timeout = 60.0
         await super().start()
