@@ -88,7 +88,8 @@ def test_a_stored_profile_judged_anew_is_the_profile_that_would_have_been_made(b
     row = profiled(before)
     assert 0 < row["truncated"] < 16
     assert row["reward_mean"] == (1.0 if before == "judge" else 1 - row["truncated"] / 16)
-    draft = Draft(STATE, Judge(ToolCallMatch(), StrictMatch(), cut_turns=after))
+    judge = Judge(ToolCallMatch(), StrictMatch(), cut_turns=after)
+    draft = Draft(STATE, judge, *judge.demonstrated([STATE]))
     draft.add(samples_of(row))
     expected = profiled(after)
     found = json.loads(json.dumps(draft.finish(16).to_json()))

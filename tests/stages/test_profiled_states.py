@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.rollout.local import Prompted
+from turntree.stages import own_path
 from turntree.stages.config import OwnPathConfig
 from turntree.stages.own_path import OwnStates
 
@@ -32,12 +34,6 @@ class Blind(TurnVerifier):
     name, compares = "blind", False
 
 
-def search(verifier: TurnVerifier, most: int | None) -> OwnStates:
-    config: Any = SimpleNamespace(own=OwnPathConfig(candidates=most))
-    rest: Any = (SimpleNamespace(),) * 2
-    return OwnStates(config, *rest, verifier, None, rest[0], Path())
-
-
 def visited(words: Sequence[str]) -> list[Prompted]:
     def said(word: str) -> Message:
         return Message("assistant", f"{word} now", tool_calls=(ToolCall(word, {}),))
@@ -46,17 +42,43 @@ def visited(words: Sequence[str]) -> list[Prompted]:
     return [Prompted(state, (1,)) for state in states]
 
 
+def profiled(
+    monkeypatch: pytest.MonkeyPatch, verifier: TurnVerifier, most: int | None, states: Sequence[Prompted]
+) -> tuple[list[Prompted], Cost]:
+    """What a search profiles, and its cost where the rollouts themselves cost nothing."""
+    waves: list[tuple[Prompted, Verdict]] = []
+
+    def wave(prompted: Any, sampler: Any, judge: Any, config: Any, *, demonstrated: Any) -> list[Any]:
+        drawn = list(zip(prompted, demonstrated, strict=True))
+        waves.extend(drawn)
+        return [SimpleNamespace(to_json=dict, cost=verdict.cost) for _, verdict in drawn]
+
+    monkeypatch.setattr(own_path, "profile_wave", wave)
+    train = SimpleNamespace(sampling=Sampling(), cut_turns="fail")
+    config: Any = SimpleNamespace(own=OwnPathConfig(candidates=most), train=train)
+    policy: Any = SimpleNamespace(engine=None, renderer=None)
+    rest: Any = SimpleNamespace()
+    found = OwnStates(config, rest, policy, verifier, None, rest, Path())
+    rows, cost = found._profile(states, seed=0)
+    assert len(rows) == len(waves)
+    return [item for item, _ in waves], cost
+
+
 @pytest.mark.parametrize("verifier", [ByWord(), Blind()])
-def test_kinds_that_are_rare_on_the_path_are_profiled_as_often_as_others(verifier: TurnVerifier) -> None:
+def test_kinds_that_are_rare_on_the_path_are_profiled_as_often_as_others(
+    monkeypatch: pytest.MonkeyPatch, verifier: TurnVerifier
+) -> None:
     states = visited(["go"] * 90 + ["take"] * 8 + ["put"] * 2)
-    drawn, cost = search(verifier, 20)._drawn(states, seed=0)
+    drawn, cost = profiled(monkeypatch, verifier, 20, states)
     kinds = Counter(item.state.demonstration.tool_calls[0].name for item in drawn)
     assert kinds == {"go": 10, "take": 8, "put": 2}
     assert cost == (Cost(prefilled_tokens=200) if verifier.compares else NO_COST)
 
 
 @pytest.mark.parametrize("most", [None, 3, 4])
-def test_where_all_states_are_profiled_no_kind_is_asked_for(most: int | None) -> None:
+def test_where_all_states_are_profiled_they_are_in_order_and_judged_once(
+    monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
     verifier, states = ByWord(), visited(["go", "go", "take"])
-    assert search(verifier, most)._drawn(states, seed=0) == (states, NO_COST)
-    assert verifier.asked == 0
+    assert profiled(monkeypatch, verifier, most, states) == (states, Cost(prefilled_tokens=6))
+    assert verifier.asked == 3

@@ -52,7 +52,7 @@ def profile(
         judge, found, rows = Judge(opened, StrictMatch()), ProfileSummary(4, adaptive), []
     for trace, actions in zip(made, drawn, strict=True):
         (state,) = candidates(trace)
-        draft = Draft(state, judge)
+        draft = Draft(state, judge, *judge.demonstrated([state]))
         draft.add([Sample(action, cost=Cost(turns=1)) for action in actions])
         rows.append(json.loads(json.dumps(draft.finish(4).to_json())))
         found.add(rows[-1])

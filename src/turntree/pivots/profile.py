@@ -13,7 +13,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
-from turntree.core.protocols import TurnState, TurnVerifier
+from turntree.core.protocols import TurnState, TurnVerifier, Verdict
 from turntree.pivots.rows import CandidateProfile, Judgement, Stop, StoredProfile
 from turntree.pivots.samples import Sample, Sampler
 from turntree.pivots.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
@@ -77,9 +77,10 @@ class Judge:
 
     def known(self, state: TurnState) -> dict[str, Judgement]:
         """Known verdicts on the actions at a state, by `Sample.key`."""
-        if self._stored is None:
-            return {}
-        return self._stored.judgements(state, self.name)
+        return {} if self._stored is None else self._stored.judgements(state, self.name)
+
+    def demonstrated(self, states: Sequence[TurnState]) -> list[Verdict]:
+        return judge_demonstrated(self.verifier, states, self._seed)
 
     def __call__(self, pairs: Sequence[tuple[TurnState, Message]]) -> list[Judgement]:
         """The verdicts of both on actions at states, in order; of a verifier that waits for a server many at once. The
@@ -106,9 +107,8 @@ def judge_drafts(drafts: Sequence[Draft], judge: Judge) -> None:
 class Draft:
     """A candidate whose rollouts are being drawn. Equal actions are judged once."""
 
-    def __init__(self, state: TurnState, judge: Judge) -> None:
-        self.state = state
-        self._judge = judge
+    def __init__(self, state: TurnState, judge: Judge, demonstrated: Verdict) -> None:
+        self.state, self._judge, self._demonstrated = state, judge, demonstrated
         self._samples: list[Sample] = []
         self._known = judge.known(state)
         self._first: tuple[int, Forecast] | None = None  # when it could first have stopped, and as what
@@ -145,20 +145,19 @@ class Draft:
             certainty = 0.0 if self._first is None else self._first[1].probability
         elif self._first is not None and self._first[0] < rollouts:
             stop, audit = Stop.AUDITED, {"rollouts": self._first[0], "forecast": self._first[1].kind.value}
-        (demonstrated,) = judge_demonstrated(self._judge.verifier, [self.state])
         judgements = tuple(self._judgement(sample) for sample in self._samples)
-        judging = (one.cost for one in self._known.values())
+        spent = (*(one.cost for one in (*self._samples, *self._known.values())), self._demonstrated.cost)
         return CandidateProfile(
             state=self.state,
-            kind=demonstrated.kind,
-            gold=demonstrated.reward,
+            kind=self._demonstrated.kind,
+            gold=self._demonstrated.reward,
             compared=self._judge.verifier.compares,
             samples=tuple(self._samples),
             judgements=judgements,
             stop=stop,
             certainty=certainty,
             audit=audit,
-            cost=sum((*(sample.cost for sample in self._samples), *judging), NO_COST) if cost is None else cost,
+            cost=sum(spent, NO_COST) if cost is None else cost,
         )
 
     def _judgement(self, sample: Sample) -> Judgement:
@@ -170,13 +169,20 @@ class Draft:
 
 
 def profile_wave(
-    prompted: Sequence[Prompted], sampler: Sampler, judge: Judge, config: ProfileConfig, prior: Prior | None = None
+    prompted: Sequence[Prompted],
+    sampler: Sampler,
+    judge: Judge,
+    config: ProfileConfig,
+    prior: Prior | None = None,
+    demonstrated: Sequence[Verdict] | None = None,
 ) -> list[CandidateProfile]:
     """Profile the candidates of one wave. The rollouts of a candidate depend on its id and `config.seed`, not on the
-    wave. With `config.adaptive` their number also depends on `prior`, which stays fixed during the wave."""
+    wave. With `config.adaptive` their number also depends on `prior`, which stays fixed during the wave.
+    `demonstrated`: the verdicts on the demonstrated actions, where they are known."""
     known = prior or Prior(config.rollouts)
     stopping = None if config.adaptive is None else StoppingRule(config.adaptive, config.rollouts, known)
-    drafts = [Draft(item.state, judge) for item in prompted]
+    verdicts = demonstrated or judge.demonstrated([item.state for item in prompted])
+    drafts = [Draft(item.state, judge, verdict) for item, verdict in zip(prompted, verdicts, strict=True)]
     drawing = list(zip(prompted, drafts, strict=True))
     drawn = 0
     for look in config.looks:

@@ -24,7 +24,7 @@ from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.samples import Sampler, together
 from turntree.pivots.select import SelectConfig, is_mixed, over_kinds, select
 from turntree.rollout.live import EpisodeConfig
-from turntree.rollout.local import Limits, Prompted, judge_demonstrated, that_fit
+from turntree.rollout.local import Limits, Prompted, that_fit
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.teachers import NO_LABEL
 from turntree.run.jsonl import parse_json, read_lines, write_lines
@@ -97,9 +97,7 @@ class OwnStates:
         self.policy.engine.clear_cache()  # a resumed run has kept nothing
         traces, counts, played = self._play(step, number, seed)
         visited, skipped = self._rendered(self._states(traces))
-        states = len(visited) + skipped.total()
-        prompted, told = self._drawn(visited, seed)
-        rows, profiled = self._profile(prompted, seed)
+        rows, profiled = self._profile(visited, seed)
         chosen = select(rows, SelectConfig(threshold=1.0, **vars(self.config.own.select))).rows
         self.folder.mkdir(exist_ok=True)
         write_traces(self._traces(step), traces, {"made_by": "own path", "step": step})
@@ -107,7 +105,7 @@ class OwnStates:
         figures = {
             "tasks": counts["tasks"],
             "successes": counts["successes"],
-            "states": states,
+            "states": len(visited) + skipped.total(),
             "profiled": len(rows),
             "mixed": sum(map(is_mixed, rows)),
             "pivots": len(chosen),
@@ -115,7 +113,7 @@ class OwnStates:
         }
         if not chosen:
             notice(f"step {step}: none of {figures['states']} states of the policy's own path is a pivot")
-        return SearchResult(self._pivots_of(visited, chosen), played + told + profiled, figures)
+        return SearchResult(self._pivots_of(visited, chosen), played + profiled, figures)
 
     def again(self, step: int) -> Sequence[Pivot]:
         states = self._states(list(read_traces(self._traces(step))))
@@ -141,8 +139,7 @@ class OwnStates:
                 traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
                 cost += group.tree.cost + labels
                 require_labels(counts)
-        unusable = traces if self.verifier.compares else ()
-        skipped = (why for trace in unusable for why in skipped_turns(trace).values())
+        skipped = (why for trace in traces if self.verifier.compares for why in skipped_turns(trace).values())
         counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted
         return traces, counts, cost
 
@@ -171,26 +168,22 @@ class OwnStates:
         fitting, skipped = that_fit(states, self.policy.renderer, limits)
         return [item for _, item in fitting], Counter({f"dropped state: {why}": n for why, n in skipped.items()})
 
-    def _drawn(self, prompted: Sequence[Prompted], seed: int) -> tuple[Sequence[Prompted], Cost]:
-        """At most `own.candidates` of them, in their order, from every kind of action alike, and what it cost to tell
-        the kinds. Pivots of rare kinds are drawn more often than these occur (`own.select`): profiled as they occur,
-        they would be few, and learned by heart."""
-        most = self.config.own.candidates or len(prompted)
-        if len(prompted) <= most:
-            return prompted, NO_COST
-        told = judge_demonstrated(self.verifier, [item.state for item in prompted], seed)
-        cost = sum((verdict.cost for verdict in told), NO_COST)
-        return over_kinds(prompted, [verdict.kind for verdict in told], most, seed), cost
-
     def _profile(self, prompted: Sequence[Prompted], seed: int) -> tuple[list[Row], Cost]:
+        """The rows of at most `own.candidates` of them, in their order, from every kind of action alike, and the cost.
+        Pivots of rare kinds are drawn more often than these occur (`own.select`): profiled as they occur, they would be
+        few, and learned by heart."""
         train, own = self.config.train, self.config.own
         profile = ProfileConfig(rollouts=own.rollouts, sampling=train.sampling, seed=seed, cut_turns=train.cut_turns)
         sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
         judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns, seed=seed)
+        told = judge.demonstrated([item.state for item in prompted])
+        cost = sum((verdict.cost for verdict in told), NO_COST)
+        drawn = list(zip(prompted, (replace(verdict, cost=NO_COST) for verdict in told), strict=True))
+        drawn = over_kinds(drawn, [verdict.kind for verdict in told], own.candidates or len(told), seed)
         rows: list[Row] = []
-        cost = NO_COST
-        for start in range(0, len(prompted), _WAVE):
-            wave = profile_wave(prompted[start : start + _WAVE], sampler, judge, profile)
+        for start in range(0, len(drawn), _WAVE):
+            states, verdicts = zip(*drawn[start : start + _WAVE], strict=True)
+            wave = profile_wave(states, sampler, judge, profile, demonstrated=verdicts)
             rows += [one.to_json() for one in wave]
             cost += sum((one.cost for one in wave), NO_COST)
         return rows, cost

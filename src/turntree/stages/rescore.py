@@ -48,7 +48,8 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
         )
 
         def judged(states: Sequence[TurnState]) -> Wave:
-            found = [(row, Draft(state, judge)) for state in states if (row := stored.row(state)) is not None]
+            told = zip(states, judge.demonstrated(states), strict=True)
+            found = [(row, Draft(state, judge, one)) for state, one in told if (row := stored.row(state)) is not None]
             for row, draft in found:
                 draft.add(samples_of(row))
             judge_drafts([draft for _, draft in found], judge)
