@@ -224,12 +224,19 @@ class World:
 
 @dataclass(frozen=True)
 class Alfworld(World):
-    """ALFWorld's own games, those to train on drawn anew by every seed; the settings are those of
-    docs/results/alfworld-pivotrl.md."""
+    """ALFWorld's own games, those to train on drawn anew by every seed; own states and whole episodes have the settings
+    of hard games, tests at most 30 turns (docs/results/alfworld-pivotrl.md)."""
 
     settings: Settings = field(
-        default_factory=lambda: Settings(
-            games=1200, candidates=6000, cap=0.25, steps=40, kl=0.1, refresh=20, max_turns=30
+        default_factory=lambda: replace(
+            DIFFICULT["hard"],
+            games=1200,
+            candidates=6000,
+            rollouts=16,
+            cap=0.25,
+            refresh=20,
+            own_turns=30,
+            test_turns=30,
         )
     )
     fresh: bool = False
@@ -237,7 +244,7 @@ class Alfworld(World):
 
     def demonstrated(self, seed: int, slips: float) -> tuple[str, ...]:
         shown = words("traces", "household", "--games", self._file("train"), "--count", self.settings.games)
-        return shown + words("--slips", slips, "--seed", seed, "--set", f"max_turns={self.settings.max_turns}")
+        return shown + words("--slips", slips, "--seed", seed, "--set", f"max_turns={self.settings.test_turns}")
 
     def moved(self, seed: int) -> tuple[str, ...]:
         return words("--set", f"task_seed={seed}")

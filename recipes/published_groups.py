@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from turntree.core.outcome import GroupOutcome
-from turntree.decide.gates.calibrate import PAPER_SIGNAL, TABLE_1, calibrate
+from turntree.decide.gates.calibrate import PAPER_SIGNAL, TABLE_1, CalibrateConfig, calibrate
 from turntree.decide.gates.signals import SIGNALS
 from turntree.decide.gates.table import GroupTable
 
@@ -58,7 +58,8 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--termination", type=float)
     parser.add_argument("--floor", type=float, default=0.8)
     options = vars(parser.parse_args(words))
-    print(json.dumps(calibrate(read_features(options.pop("features"), options.pop("turns")), **options), indent=1))
+    table = read_features(options.pop("features"), options.pop("turns"))
+    print(json.dumps(calibrate(table, CalibrateConfig(**options)), indent=1))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _content(value: Any, chat: ChatRow) -> tuple[Any, str]:
     said: dict[str, list[str]] = {"text": [], "reasoning": []}
     for part in cast("list[Any]", value):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind in said and isinstance(part.get(kind), str):
+        if isinstance(kind, str) and kind in said and isinstance(part.get(kind), str):
             count_unknown(part, _PART_KEYS, "content[].", chat.ignored)
             said[kind].append(part[kind])
         else:

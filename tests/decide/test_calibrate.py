@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from turntree.core.outcome import GroupOutcome
-from turntree.decide.gates.calibrate import PAPER_SIGNAL, Grid, calibrate, operating_point, passing
+from turntree.decide.gates.calibrate import PAPER_SIGNAL, CalibrateConfig, Grid, calibrate, operating_point, passing
 from turntree.decide.gates.table import GroupTable
 from turntree.run.statistics import clopper_pearson_low, successes_needed
 
@@ -35,7 +35,7 @@ def synthetic(groups: int, *, seed: int, noise: float = 0.0, turns=(4, 8), tasks
 
 
 def test_no_operating_point_of_the_published_buffer_is_supported(published):
-    found = calibrate(published)
+    found = calibrate(published, CalibrateConfig())
     assert found["recommended"] is None
     assert found["refused"]["reason"].startswith("the data support no operating point among actionable groups: none of")
     assert (found["groups"], found["zero_variance"]) == (100, 39)
@@ -47,12 +47,12 @@ def test_no_operating_point_of_the_published_buffer_is_supported(published):
 
 
 def test_the_result_is_plain_json(published):
-    found = calibrate(published)
+    found = calibrate(published, CalibrateConfig())
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
 def test_a_signal_that_works_is_recommended_at_the_earliest_turn():
-    found = calibrate(synthetic(120, seed=0))
+    found = calibrate(synthetic(120, seed=0), CalibrateConfig())
     assert found["refused"] is None
     assert found["recommended"]["turn"] == 4 and 0.15 < found["recommended"]["threshold"] <= 0.41
     assert found["recommended"]["actionable"]["precision_low"] > 0.9
@@ -112,7 +112,7 @@ def test_where_tasks_repeat_the_bound_speaks_of_further_groups_of_these_tasks_an
             found += bool(passed)
             wrong += any(chance[grid.cut_PN[index]].mean() < 0.8 for index in passed)
     assert found > 20 and wrong / 200 <= 0.05
-    once, again = (calibrate(synthetic(24, seed=0, tasks=tasks))["bound"] for tasks in (24, 6))
+    once, again = (calibrate(synthetic(24, seed=0, tasks=tasks), CalibrateConfig())["bound"] for tasks in (24, 6))
     assert "these tasks" not in once and again.endswith("on further groups of these tasks")
 
 

@@ -223,11 +223,11 @@ def tau2_document(path: Path) -> None:
 
 def importing(on_error: Any) -> Callable[[Path], object]:
     def read(path: Path) -> object:
-        from turntree.traces.chat import stream_chat
+        from turntree.traces.chat import ImportConfig, stream_chat
         from turntree.traces.splits import assign_splits
 
         traces: list[Trace] = []
-        report = stream_chat([path], traces.append, on_error=on_error)
+        report = stream_chat([path], traces.append, ImportConfig(on_error=on_error))
         assert report.turns_read == report.turns_kept + report.dropped_turns.total()
         splits = assign_splits([(trace.id, trace.group, trace.split) for trace in traces], 0)
         done = [replace(trace, split=split) for trace, split in zip(traces, splits, strict=True)]

@@ -65,6 +65,15 @@ def test_a_sample_that_ended_with_an_error_is_no_demonstration():
     assert chat.left_out["rollout_failed"] == 2 and all(one["role"] != "assistant" for one in chat.messages)
 
 
+@pytest.mark.parametrize("kind", [[], {}, ["text"], None, 3])
+def test_a_part_whose_type_is_no_text_is_counted_and_left_out(kind):
+    from turntree_interop.inspect import read_inspect
+
+    said = {**SAMPLE["messages"][1], "content": [{"type": kind, "text": "Looking."}]}
+    chat = read_inspect({**SAMPLE, "messages": [SAMPLE["messages"][0], said]})
+    assert chat.messages[1]["content"] == "" and chat.ignored[f"parts of type {kind}"] == 1
+
+
 @pytest.mark.parametrize("content", [b"no archive", b"PK\x05\x06" + b"\0" * 18])
 def test_what_is_no_archive_or_holds_no_sample_is_refused(content, tmp_path):
     (tmp_path / "a.eval").write_bytes(content)

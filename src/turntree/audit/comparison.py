@@ -137,7 +137,7 @@ def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
         cut_N[i] = _is_cut(group, gate, played.horizon)
         for unit in units:
             after[unit][i] = _after(group, gate.turn, unit)
-    return GateCuts(turn=gate.turn, cut_N=cut_N, after=after)
+    return GateCuts(cut_N=cut_N, after=after)
 
 
 def _is_cut(group: LoggedGroup, gate: PrefixDivergenceGate, horizon: int) -> bool:

@@ -8,7 +8,7 @@ savings, so that no token is saved twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -26,9 +26,8 @@ SEEDS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class GateCuts:
-    """Which groups a gate stops at `turn`, and what they spent after it, by unit."""
+    """Which groups a gate stops, and what they spent after its turn, by unit."""
 
-    turn: int
     cut_N: NDArray[np.bool_]
     after: dict[str, NDArray[np.int64]]
 
@@ -84,80 +83,51 @@ def replay(played: Played, remedies: Remedies, seed: int = 0) -> Removed:
     return Removed(skipped_N=skipped, cut_N=cut, dropped_N=dropped)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """What each group would not have cost, by unit: its generation, and the training on its generated tokens. None
-    where the log does not say what the cut groups spent after the gate's turn."""
-
-    generation: dict[str, NDArray[Any] | None]
-    training: dict[str, NDArray[Any]]
-
-
-def saved(played: Played, removed: Removed, gate: GateCuts | None) -> Saved:
-    gone = (removed.skipped_N | removed.cut_N | removed.dropped_N) & played.scored_N
-    generation: dict[str, NDArray[Any] | None] = {}
-    for unit, spent in played.spent.items():
-        if gate is None:
-            generation[unit] = spent * removed.skipped_N.astype(float)
-        elif unit in gate.after:
-            generation[unit] = spent * removed.skipped_N.astype(float) + gate.after[unit] * removed.cut_N
-        else:
-            generation[unit] = None
-    return Saved(
-        generation=generation,
-        training={unit: trained * gone.astype(float) for unit, trained in played.trained.items()},
-    )
-
-
-def ledger(played: Played, removed: Removed, gate: GateCuts | None) -> dict[str, Any]:
-    """Savings and losses of one replay. By unit: the generation that was avoided, and the training on generated tokens
-    that was avoided. `mixed_lost`: groups with a gradient that were skipped or cut."""
-    early, not_spent = removed.skipped_N | removed.cut_N, saved(played, removed, gate)
-    return {
-        "skipped": int(removed.skipped_N.sum()),
-        "cut": int(removed.cut_N.sum()),
-        "dropped": int(removed.dropped_N.sum()),
-        "zero_variance_avoided": int((early & played.zero_variance_N).sum()),
-        "mixed_lost": int((early & played.mixed_N).sum()),
-        "rollout_saved": {unit: None if one is None else int(one.sum()) for unit, one in not_spent.generation.items()},
-        "training_saved": {unit: int(one.sum()) for unit, one in not_spent.training.items()},
-    }
-
-
 def estimate(played: Played, remedies: Remedies) -> dict[str, Any]:
-    """The mean ledger (over seeds where GRESO draws), with shares of what the log spent and their intervals over tasks.
-
-    `precision`: of the scored groups that were skipped or cut, the share with zero variance.
-    """
-    replays = [replay(played, remedies, seed) for seed in range(SEEDS if remedies.greso is not None else 1)]
-    rows = [ledger(played, removed, remedies.gate) for removed in replays]
-    each = [saved(played, removed, remedies.gate) for removed in replays]
-    mean: dict[str, Any] = {key: _mean([row[key] for row in rows]) for key in rows[0]}
-    avoided, lost = mean["zero_variance_avoided"], mean["mixed_lost"]
+    """What was removed, saved and lost, on average over seeds where GRESO draws. By unit: the generation that was not
+    done (None where the log does not say what cut groups spent after the gate's turn) and the training on generated
+    tokens, with shares of what the log spent and their intervals over tasks. `mixed_lost`: groups with a gradient that
+    were skipped or cut; `precision`: of the scored groups that were, the share with zero variance."""
+    each = [replay(played, remedies, seed) for seed in range(SEEDS if remedies.greso is not None else 1)]
+    skipped_N = np.mean([one.skipped_N for one in each], axis=0)
+    cut_N = np.mean([one.cut_N for one in each], axis=0)
+    dropped_N = np.mean([one.dropped_N for one in each], axis=0)
+    early_N = skipped_N + cut_N
+    after = dict.fromkeys(played.spent, 0) if remedies.gate is None else remedies.gate.after
+    generation = {
+        unit: spent * skipped_N + after[unit] * cut_N if unit in after else None for unit, spent in played.spent.items()
+    }
+    gone_N = (early_N + dropped_N) * played.scored_N
+    avoided, lost = float(early_N[played.zero_variance_N].sum()), float(early_N[played.mixed_N].sum())
     return {
-        **mean,
-        "rollout_saved_share": _shares(mean["rollout_saved"], played.spent),
-        "rollout_saved_interval": _intervals([one.generation for one in each], played.spent, played.tasks_N),
-        "training_saved_share": _shares(mean["training_saved"], played.trained),
-        "training_saved_interval": _intervals([one.training for one in each], played.trained, played.tasks_N),
+        "skipped": float(skipped_N.sum()),
+        "cut": float(cut_N.sum()),
+        "dropped": float(dropped_N.sum()),
+        "zero_variance_avoided": avoided,
+        "mixed_lost": lost,
+        **_saved("rollout", generation, played.spent, played.tasks_N),
+        **_saved("training", {u: one * gone_N for u, one in played.trained.items()}, played.trained, played.tasks_N),
         "mixed_lost_share": share(lost, int(played.mixed_N.sum())),
         "precision": share(avoided, avoided + lost),
-        "seeds": len(rows),
+        "seeds": len(each),
     }
 
 
-def _intervals(
-    each: Sequence[Mapping[str, NDArray[Any] | None]],
-    of: dict[str, NDArray[np.int64]],
+def _saved(
+    what: str,
+    saved: Mapping[str, NDArray[Any] | None],
+    spent: Mapping[str, NDArray[np.int64]],
     tasks_N: NDArray[np.int64],
-) -> dict[str, list[float] | None]:
-    """By unit, of what was saved on average over the replays."""
-    found: dict[str, list[float] | None] = {}
-    for unit, whole in of.items():
-        known = [part for one in each if (part := one[unit]) is not None]
-        mean_N = np.mean(known, axis=0) if len(known) == len(each) else None
-        found[unit] = None if mean_N is None else ratio_interval(mean_N, whole, tasks_N)
-    return found
+) -> dict[str, Any]:
+    """By unit: the sum, its share of what was spent, and that share's interval over tasks."""
+    sums = {unit: None if one is None else float(one.sum()) for unit, one in saved.items()}
+    return {
+        f"{what}_saved": sums,
+        f"{what}_saved_share": {unit: share(value, int(spent[unit].sum())) for unit, value in sums.items()},
+        f"{what}_saved_interval": {
+            unit: None if one is None else ratio_interval(one, spent[unit], tasks_N) for unit, one in saved.items()
+        },
+    }
 
 
 def refill(played: Played) -> dict[str, Any] | None:
@@ -169,14 +139,3 @@ def refill(played: Played) -> dict[str, Any] | None:
         return None
     groups = flat / (1 - flat / scored)
     return {"groups": groups, "spent": {unit: groups * float(spent.mean()) for unit, spent in played.spent.items()}}
-
-
-def _mean(values: Sequence[Any]) -> Any:
-    """The mean of numbers, or of every entry of mappings; None where a value is unknown."""
-    if isinstance(values[0], dict):
-        return {key: _mean([value[key] for value in values]) for key in values[0]}
-    return None if None in values else sum(values) / len(values)
-
-
-def _shares(saved: dict[str, float | None], spent: dict[str, NDArray[np.int64]]) -> dict[str, float | None]:
-    return {unit: share(value, int(spent[unit].sum())) for unit, value in saved.items()}

@@ -29,7 +29,7 @@ def gate() -> None:
 
 @gate.command(
     cls=StageCommand,
-    config="turntree.stages.gate:CalibrateConfig",
+    config="turntree.decide.gates.calibrate:CalibrateConfig",
     stage="gate calibrate",
     options={**short("floor confidence turns thresholds signal termination unended max_turns"), **LOG_OPTIONS},
     short_help="The operating point that your rollouts support, if any.",
@@ -45,7 +45,7 @@ def calibrate(config: Any, paths: tuple[Path, ...], json_path: str | None) -> No
     \b
     Example: turntree gate calibrate rollouts.jsonl --floor 0.8 --thresholds .08,.12
     """
-    from turntree.stages.gate import run_calibration
+    from turntree.decide.gates.calibrate import run_calibration
 
     result = run_calibration(paths, config)
     finish(result, json_path, [*_table(result), *_verdict(result), *counted(result["read"])])

@@ -105,7 +105,7 @@ def record(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
 @traces.command(
     "import",
     cls=StageCommand,
-    config="turntree.stages.import_traces:ImportConfig",
+    config="turntree.traces.chat:ImportConfig",
     stage="traces import",
     options=short("format on_error unknown_keys success_only candidates dev seed"),
     short_help="Logs of agents, in any of the known formats.",

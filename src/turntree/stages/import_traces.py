@@ -5,45 +5,19 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from turntree.core.config import Between, Part
 from turntree.core.errors import InputError
 from turntree.core.progress import progress
 from turntree.run.files import require_writable, write_json, writing
 from turntree.run.jsonl import parse_json, placed, read_text
-from turntree.traces.chat import ImportReport, stream_chat
+from turntree.traces.chat import ImportConfig, ImportReport, stream_chat
 from turntree.traces.formats.row import chat_tools
-from turntree.traces.readers import AUTO
 from turntree.traces.schema import Split, Trace, check_schemas, check_tools, write_rows
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
-_BY_KEYS = Part(AUTO)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImportConfig:
-    """`turntree traces import`."""
-
-    format: Part = _BY_KEYS
-    """auto, a registered format (docs/traces.md), or module:function of your own; its options are format.KEY."""
-    on_error: Literal["stop", "drop"] = "stop"
-    """What happens on a row that cannot be read."""
-    unknown_keys: Literal["stop", "keep"] = "stop"
-    """Keys of a row that the format does not know: an error, or kept in the trace's meta."""
-    success_only: bool = False
-    """Keep only the traces that their source calls a success."""
-    candidates: Literal["auto", "turns", "tool_calls", "bash", "search"] = "auto"
-    """Which turns become candidates: all, calls without error, bash actions, search steps; auto: the format's rule."""
-    tools: str = ""
-    """A JSON file of tool declarations, for traces that record none."""
-    dev: Annotated[float, Between(0, 1)] = 0.1
-    """Share of traces held out for development."""
-    seed: int = 0
-    """Of the splits."""
 
 
 def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[str, Any]:
@@ -66,15 +40,7 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
             keys.append((trace.id, trace.group, trace.split))
             spool.write(json.dumps(trace.to_json()) + "\n")
 
-        report = stream_chat(
-            *(files, keep),
-            format=config.format,
-            on_error=config.on_error,
-            unknown_keys=config.unknown_keys,
-            success_only=config.success_only,
-            candidates=config.candidates,
-            tools=tools,
-        )
+        report = stream_chat(files, keep, config, tools)
         counts, splits = _split(files, keys, report, config.dev, config.seed)
         spool.seek(0)
         rows = (json.loads(line) | {"split": split} for line, split in zip(spool, splits, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit
 from turntree.core.messages import Message
 from turntree.core.progress import notice
-from turntree.core.protocols import Brancher, Environment, Estimator, Filter, Gate, task_of
+from turntree.core.protocols import Environment, task_of
 from turntree.core.tree import RolloutTree
 from turntree.engine.limits import EndpointConfig
 from turntree.env.processes import ProcessPoolConfig
@@ -30,9 +30,8 @@ from turntree.logs.trees import KeptTree
 from turntree.rollout import rewards
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import require_steppable
-from turntree.rollout.rewards import RewardSum
 from turntree.rollout.scheduler import Scheduler
-from turntree.rollout.service import EpisodeGroup, Parts, RolloutService, S
+from turntree.rollout.service import EpisodeGroup, Parts, RolloutService
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import HELD_OUT, RunDirectory, open_run
@@ -71,13 +70,13 @@ def run_train_online(
     shared = _trains_on_trees(policy, config, group.size)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
-        playing = stack.enter_context(_open_playing(config, policy.source, policy.vocabulary, workers))
+        tasks, playing = stack.enter_context(_open_playing(config, policy, policy.source, policy.vocabulary, workers))
         _require_steppable(config, playing.tasks)
         judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {
             **policy.identity,
             **parts.identities(config),
-            **identity(config.environment, playing.opened),
+            **identity(config.environment, tasks),
             **{f"filters.{i}": parts.identity("filters", part) for i, part in enumerate(config.filters)},
             **rewards.identity(config.rewards, playing.rewards),
             **({} if judge is None else {"verifier": judge.verifier.name}),
@@ -91,12 +90,12 @@ def run_train_online(
         if weights is not None:
             spread = partial(Spread, weights.crew, tasks=playing.tasks, weights=weights, brancher=playing.brancher)
         learner = policy.trainee(shared, group)
-        components = replace(playing.parts(learner, filters, estimator), spread=spread)
+        components = replace(playing, policy=learner, filters=filters, estimator=estimator, spread=spread)
         algorithm = OnlineGRPO(components, config.train, judge)
         overlap, success = _Overlap(), None
-        if DEV in playing.opened.tasks:
-            tasks = _held_out(config, playing.opened)
-            success = SuccessCheck(run, policy, tasks, algorithm, partial(overlap.add, DEV))
+        if DEV in tasks.tasks:
+            held_out = _held_out(config, tasks)
+            success = SuccessCheck(run, policy, held_out, algorithm, partial(overlap.add, DEV))
         trained = run_algorithm(
             run,
             policy,
@@ -120,42 +119,16 @@ def run_train_online(
         "forks": last["trees"]["forks"],
         "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
-        "read": list(playing.opened.read),
+        "read": list(tasks.read),
         "cost": trained.cost.counts(),
     }
 
 
-@dataclass(frozen=True)
-class _Playing:
-    """What plays the tasks, in the command and in its workers."""
-
-    opened: TaskSet
-    gate: Gate | None
-    brancher: Brancher | None
-    rewards: RewardSum | None
-
-    @property
-    def tasks(self) -> Sequence[Environment]:
-        return self.opened.of(TRAIN)
-
-    def parts(self, policy: S, filters: Sequence[Filter], estimator: Estimator | None = None) -> Parts[S]:
-        return Parts(
-            policy,
-            self.tasks,
-            gate=self.gate,
-            brancher=self.brancher,
-            estimator=estimator,
-            pool=self.opened.pool,
-            rewards=self.rewards,
-            filters=filters,
-            timing=self.opened.figures,
-        )
-
-
 @contextlib.contextmanager
 def _open_playing(
-    config: TrainOnlineConfig, source: str, vocabulary: int, workers: ProcessPoolConfig | None
-) -> Iterator[_Playing]:
+    config: TrainOnlineConfig, policy: Any, source: str, vocabulary: int, workers: ProcessPoolConfig | None
+) -> Iterator[tuple[TaskSet, Parts[Any]]]:
+    """The tasks, and what plays them, in the command and in its workers."""
     gate, brancher = config.build_gate(), config.build_brancher(vocabulary)
     tasks = config.check.wanted
     opening = partial(open_tasks, config.environment, seed=config.task_seed, model=source, workers=workers)
@@ -168,7 +141,8 @@ def _open_playing(
                 raise
             opened = stack.enter_context(opening({TRAIN: config.count}))
             notice(f"success is not looked at: {error}")
-        yield _Playing(opened, gate, brancher, functions)
+        figures = opened.figures
+        yield opened, Parts(policy, opened.of(TRAIN), gate, brancher, opened.pool, rewards=functions, timing=figures)
 
 
 def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) -> None:
@@ -206,10 +180,10 @@ def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = N
     model = config.model if endpoint else policy_name(config.model, config.environment)
     with open_speaker(model, endpoint, config.device) as speaker:
         tokenizer, _ = load_renderer(endpoint.tokenizer if endpoint else model, config.device.renderer)
-        with _open_playing(config, model, len(tokenizer), config.workers) as playing:
+        with _open_playing(config, speaker, model, len(tokenizer), config.workers) as (_, playing):
             _require_steppable(config, playing.tasks)
             own = config.build_estimator() or config.train.loss.estimator(config.train.credit)
-            components = playing.parts(speaker, config.build_filters())
+            components = replace(playing, filters=config.build_filters())
             yield RolloutService(components, replace(config.train.played, last=None), own)
 
 
@@ -221,14 +195,14 @@ def open_player(
     config: TrainOnlineConfig, policy: Policy | Speaker, settings: dict[str, Any]
 ) -> Iterator[Callable[[Any], Any]]:
     """What a worker of this stage plays a unit with (`stages.workers`)."""
-    with _open_playing(config, settings["model"], settings["vocabulary"], config.workers) as playing:
+    with _open_playing(config, policy, settings["model"], settings["vocabulary"], config.workers) as (_, playing):
 
         def play(unit: dict[str, Any]) -> dict[str, Any]:
             scheduler = Scheduler(
                 policy.engine,
                 policy.renderer,
                 unit["rollouts"],
-                pool=playing.opened.pool,
+                pool=playing.pool,
                 gate=playing.gate,
                 brancher=None if playing.brancher is None else Listening(playing.brancher),
                 rewards=playing.rewards,

@@ -12,22 +12,42 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from turntree.core.config import Part
+from turntree.core.config import Between, Part
 from turntree.core.errors import InputError
 from turntree.run.identity import fingerprint
 from turntree.run.jsonl import located, placed
 from turntree.traces.assemble import Assembled, assemble, count_turns
-from turntree.traces.formats.chat import UnknownKeys
-from turntree.traces.formats.row import ChatRow, RowRefused, Rule
+from turntree.traces.formats.row import ChatRow, RowRefused
 from turntree.traces.readers import AUTO, Readers
 from turntree.traces.schema import Trace
 from turntree.traces.sources import SourceFile, SourceRow, source_files
 
-CandidateRule = Literal["auto", "turns", "tool_calls", "bash", "search"]
-OnError = Literal["stop", "drop"]
 TRACE_DROPPED = "in_dropped_trace"
+_BY_KEYS = Part(AUTO)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """`turntree traces import`."""
+
+    format: Part = _BY_KEYS
+    """auto, a registered format (docs/traces.md), or module:function of your own; its options are format.KEY."""
+    on_error: Literal["stop", "drop"] = "stop"
+    """What happens on a row that cannot be read."""
+    unknown_keys: Literal["stop", "keep"] = "stop"
+    """Keys of a row that the format does not know: an error, or kept in the trace's meta."""
+    success_only: bool = False
+    """Keep only the traces that their source calls a success."""
+    candidates: Literal["auto", "turns", "tool_calls", "bash", "search"] = "auto"
+    """Which turns become candidates: all, calls without error, bash actions, search steps; auto: the format's rule."""
+    tools: str = ""
+    """A JSON file of tool declarations, for traces that record none."""
+    dev: Annotated[float, Between(0, 1)] = 0.1
+    """Share of traces held out for development."""
+    seed: int = 0
+    """Of the splits."""
 
 
 @dataclass
@@ -56,25 +76,18 @@ class ImportReport:
 def stream_chat(
     paths: Iterable[str | Path],
     keep: Callable[[Trace], None],
-    *,
-    format: str | Part = AUTO,
-    on_error: OnError = "stop",
-    success_only: bool = False,
-    unknown_keys: UnknownKeys = "stop",
-    candidates: CandidateRule = "auto",
+    config: ImportConfig | None = None,
     tools: Sequence[dict[str, Any]] = (),
 ) -> ImportReport:
     """Read source files, folders and archives, and hand every trace to `keep`; only ids and fingerprints are
     remembered. Raises `InputError` naming file, line and field (see the policy above).
 
-    `format` is a part (`traces.formats`); "auto" asks every registered format whether it knows the row. `success_only`
-    drops traces that failed or whose outcome is unknown, counted apart. `unknown_keys="keep"` carries unknown keys of
-    chat rows in `meta["extra"]`; what other formats do not know is counted in `ignored`. `tools` (declarations in chat
-    form) are given to rows that declare none. `candidates` is the rule by which turns become candidates ("auto": that
-    of the format). Rows equal in id and content are kept once and counted; one id with two contents is malformed.
+    `success_only` drops traces that failed or whose outcome is unknown, counted apart. What other formats than chat do
+    not know of a row is counted in `ignored`. `tools` (declarations in chat form) are given to rows that declare none.
+    Rows equal in id and content are kept once and counted; one id with two contents is malformed.
     """
-    rule = None if candidates == "auto" else candidates
-    read = _Import(keep, Readers(format, unknown_keys), on_error == "drop", success_only, rule, list(tools))
+    config = config or ImportConfig()
+    read = _Import(keep, config, Readers(config.format, config.unknown_keys), list(tools))
     for path in paths:
         for file in source_files(path, read.report.ignored):
             read.file(file)
@@ -84,10 +97,8 @@ def stream_chat(
 @dataclass
 class _Import:
     keep: Callable[[Trace], None]
+    config: ImportConfig
     readers: Readers
-    keep_going: bool
-    success_only: bool
-    rule: Rule | None
     tools: list[dict[str, Any]]
     report: ImportReport = field(default_factory=ImportReport)
     known: dict[str, tuple[str, Any]] = field(default_factory=dict[str, tuple[str, Any]])
@@ -114,7 +125,7 @@ class _Import:
                 self._join_group(chat)
                 self._chat(chat, source)
             except InputError as error:
-                if not self.keep_going:
+                if self.config.on_error == "stop":
                     raise _advised(error, row) from error
                 self._drop(error, chat)
 
@@ -137,7 +148,8 @@ class _Import:
 
     def _chat(self, chat: ChatRow, source: dict[str, Any]) -> None:
         chat.tools = chat.tools or self.tools
-        built = assemble(chat, keep_going=self.keep_going, source=source, rule=self.rule)
+        rule = None if self.config.candidates == "auto" else self.config.candidates
+        built = assemble(chat, keep_going=self.config.on_error == "drop", source=source, rule=rule)
         content = ""
         if (trace := built.trace) is not None:  # equal where the same is demonstrated with the same outcome
             outcome = [trace.success, trace.meta.get("reward"), trace.split, trace.environment, trace.domain]
@@ -163,7 +175,7 @@ class _Import:
         trace = built.trace
         if trace is None:
             return "no_candidate_turn"
-        if self.success_only and trace.success is not True:
+        if self.config.success_only and trace.success is not True:
             return "success_unknown" if trace.success is None else "not_successful"
         if trace.id in self.known:
             before, first = self.known[trace.id]

@@ -10,14 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from turntree.core.errors import InputError
+from turntree.core.config import Between, Part
+from turntree.core.errors import ConfigError, InputError
 from turntree.decide.gates.signals import PRINTED
-from turntree.decide.gates.table import GroupTable
+from turntree.decide.gates.table import GroupTable, table_from_groups
+from turntree.logs.read import AUTO, open_log
 from turntree.run.statistics import clopper_pearson_low, successes_needed
 
 PAPER_SIGNAL = "prefix_edit_distance_mean"
@@ -65,22 +68,50 @@ class Point:
         return f"{' or '.join(clauses)} at turn {self.turn}"
 
 
-def calibrate(
-    table: GroupTable,
-    *,
-    thresholds: Sequence[float] = TABLE_1,
-    signal: str = PAPER_SIGNAL,
-    termination: float | None = None,
-    unended: float | None = None,
-    floor: float = 0.8,
-    confidence: float = 0.95,
-) -> Row:
+@dataclass(frozen=True, kw_only=True)
+class CalibrateConfig:
+    """`turntree gate calibrate`."""
+
+    turns: tuple[Annotated[int, Between(1)], ...] | None = None
+    """Turns to evaluate, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
+    thresholds: tuple[float, ...] = TABLE_1
+    """Of the table: cut below these; from these on for termination_fraction."""
+    signal: str = PAPER_SIGNAL
+    """Of the table: one of the seven signals, or NAME_printed where the paper's text defines it otherwise."""
+    termination: Annotated[float, Between(0, 1)] | None = None
+    """Of the table: cut also from this share of ended rollouts on (the OR rule)."""
+    unended: Annotated[float, Between(0, 1)] | None = None
+    """Of the table: cut also up to this share of ended rollouts (paper, E.9; with `termination` both clauses)."""
+    floor: float = 0.8
+    """Precision that a gate must have (paper, C.5)."""
+    confidence: float = 0.95
+    """Of the lower bound of precision."""
+    max_turns: Annotated[int, Between(1)] | None = None
+    """The horizon; default: the longest rollout."""
+    log_format: Part = AUTO
+    """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
+
+    def __post_init__(self) -> None:
+        for name in ("floor", "confidence"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError("must be between 0 and 1", field=name)
+
+
+def run_calibration(paths: Sequence[Path], config: CalibrateConfig) -> Row:
+    """The result of `calibrate` on a rollout log (anything that `open_log` reads); `read` are the counts of the log."""
+    log = open_log(paths, config.log_format)
+    table = table_from_groups(list(log), source=str(paths[0]), max_turns=config.max_turns, turns=config.turns)
+    return {**calibrate(table, config), "read": log.report.to_json()}
+
+
+def calibrate(table: GroupTable, config: CalibrateConfig) -> Row:
     """The sweep and the operating point, as plain JSON values.
 
     `rows` are those of `sweep` at every turn. `recommended` is the supported operating point; None where `refused` says
     why there is none.
     """
-    recommended, reason = operating_point(table, floor=floor, confidence=confidence)
+    clauses = {"signal": config.signal, "termination": config.termination, "unended": config.unended}
+    recommended, reason = operating_point(table, floor=config.floor, confidence=config.confidence)
     zero, tasks = int(table.zero_variance_N.sum()), len(set(table.tasks))
     return {
         "source": table.source,
@@ -93,16 +124,10 @@ def calibrate(
         "turns": list(table.turns),
         "absent": table.absent,
         "dropped": table.dropped,
-        "signal": signal,
-        "termination": termination,
-        "unended": unended,
-        "rows": [
-            row
-            for turn in table.turns
-            for row in sweep(table, thresholds, turn=turn, signal=signal, termination=termination, unended=unended)
-        ],
-        "floor": floor,
-        "confidence": confidence,
+        **clauses,
+        "rows": [row for turn in table.turns for row in sweep(table, config.thresholds, turn=turn, **clauses)],
+        "floor": config.floor,
+        "confidence": config.confidence,
         "bound": BOUND if len(table.tasks) == tasks else f"{BOUND}, on further groups of these tasks",
         "recommended": recommended,
         "refused": None if reason is None else {"reason": reason},
