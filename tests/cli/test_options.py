@@ -162,6 +162,7 @@ def test_what_a_dry_run_prints_is_a_configuration_file(turntree, tmp_path):
         (("--set", "train.loss.kl_coeficient=1"), "'train.loss.kl_coeficient': unknown key; did you mean 'kl_coeff"),
         (("--set", "model.size=1"), "field 'model': {"),
         (("--set", "steps=3"), "'steps': unknown key; did you mean 'train.steps'?"),
+        (("--set", "train.local.cut_turns=fail"), "'train.local': unknown key; did you mean 'train.cut_turns'?"),
         (("--set", "train.steps"), "has no '='"),
         (("--set", "=3"), "has no key"),
         (("--set", "loggers={}"), "'loggers': {} is not of type tuple"),

@@ -24,7 +24,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
 from turntree.env import processes
 from turntree.env.local import LocalPool
-from turntree.env.pool import Answer, EnvironmentPool, Session
+from turntree.env.pool import Answer, Session
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
 
 
@@ -41,7 +41,7 @@ def threads() -> Iterator[LocalPool]:
 
 
 @pytest.fixture(params=["in this process", "in threads", "in worker processes"])
-def pool(request: pytest.FixtureRequest) -> Iterator[EnvironmentPool]:
+def pool(request: pytest.FixtureRequest) -> Iterator[LocalPool]:
     if request.param == "in this process":
         pool = LocalPool()
     else:
@@ -55,7 +55,7 @@ def said(text: str) -> Message:
     return Message("assistant", text)
 
 
-def answers(pool: EnvironmentPool, count: int) -> dict[Session, Answer]:
+def answers(pool: LocalPool, count: int) -> dict[Session, Answer]:
     """The next `count` answers, by session."""
     found: dict[Session, Answer] = {}
     until = time.monotonic() + 60
@@ -67,12 +67,12 @@ def answers(pool: EnvironmentPool, count: int) -> dict[Session, Answer]:
     return found
 
 
-def one(pool: EnvironmentPool) -> Answer:
+def one(pool: LocalPool) -> Answer:
     (answer,) = answers(pool, 1).values()
     return answer
 
 
-def begun(pool: EnvironmentPool, environment: Environment) -> Session:
+def begun(pool: LocalPool, environment: Environment) -> Session:
     session = pool.open(environment)
     pool.reset(session)
     assert one(pool).observation == Observation((Message("user", "walk 3"),), done=False)
@@ -83,7 +83,7 @@ def content(answer: Answer) -> str | None:
     return answer.observation and answer.observation.messages[0].content
 
 
-def test_sessions_answer_to_their_own_actions_only(pool: EnvironmentPool) -> None:
+def test_sessions_answer_to_their_own_actions_only(pool: LocalPool) -> None:
     task = Corridor()
     sessions = [pool.open(task) for _ in range(5)]
     for session in sessions:
@@ -100,7 +100,7 @@ def test_sessions_answer_to_their_own_actions_only(pool: EnvironmentPool) -> Non
         assert pool.close(session) == 0
 
 
-def test_a_call_is_answered_once(pool: EnvironmentPool) -> None:
+def test_a_call_is_answered_once(pool: LocalPool) -> None:
     session = begun(pool, Corridor())
     pool.step(session, said("on"))
     assert pool.in_flight == 1
@@ -110,7 +110,7 @@ def test_a_call_is_answered_once(pool: EnvironmentPool) -> None:
     pool.close(session)
 
 
-def test_a_closed_session_is_not_answered_and_its_call_is_counted(pool: EnvironmentPool) -> None:
+def test_a_closed_session_is_not_answered_and_its_call_is_counted(pool: LocalPool) -> None:
     closed, kept = begun(pool, Corridor()), begun(pool, Corridor())
     pool.step(closed, said("on"))
     pool.step(kept, said("on"))
@@ -122,7 +122,7 @@ def test_a_closed_session_is_not_answered_and_its_call_is_counted(pool: Environm
     pool.close(kept)
 
 
-def test_a_fork_goes_on_by_itself(pool: EnvironmentPool) -> None:
+def test_a_fork_goes_on_by_itself(pool: LocalPool) -> None:
     session = begun(pool, Corridor())
     pool.step(session, said("on"))
     one(pool)
@@ -135,7 +135,7 @@ def test_a_fork_goes_on_by_itself(pool: EnvironmentPool) -> None:
     pool.close(twin)
 
 
-def walked(pool: EnvironmentPool, *words: str) -> Session:
+def walked(pool: LocalPool, *words: str) -> Session:
     """A session that has said so."""
     session = begun(pool, Corridor())
     for word in words:
@@ -147,7 +147,7 @@ def walked(pool: EnvironmentPool, *words: str) -> Session:
 @pytest.mark.parametrize("steps", [0, 1, 2])
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
 def test_a_fork_of_an_earlier_state_knows_nothing_of_what_came_after_it(
-    pool: EnvironmentPool, steps: int, closed: bool
+    pool: LocalPool, steps: int, closed: bool
 ) -> None:
     session = walked(pool, "on", "left", "right")
     if closed:
@@ -165,7 +165,7 @@ def test_a_fork_of_an_earlier_state_knows_nothing_of_what_came_after_it(
         pool.close(session)
 
 
-def test_a_fork_after_all_steps_is_a_fork_of_where_the_session_stands(pool: EnvironmentPool) -> None:
+def test_a_fork_after_all_steps_is_a_fork_of_where_the_session_stands(pool: LocalPool) -> None:
     session = walked(pool, "on", "left")
     twins = [pool.fork(session, 2), pool.fork(session)]
     for twin in twins:
@@ -177,7 +177,7 @@ def test_a_fork_after_all_steps_is_a_fork_of_where_the_session_stands(pool: Envi
         pool.close(each)
 
 
-def test_a_fork_of_a_fork_goes_on_by_itself(pool: EnvironmentPool) -> None:
+def test_a_fork_of_a_fork_goes_on_by_itself(pool: LocalPool) -> None:
     session = walked(pool, "on", "left")
     twin = pool.fork(session, 1)
     pool.step(twin, said("right"))
@@ -226,7 +226,7 @@ class Breaking(Corridor):
     ],
 )
 def test_a_fault_is_named_and_the_session_goes_on_as_if_nothing_had_happened(
-    pool: EnvironmentPool, action: str, why: str
+    pool: LocalPool, action: str, why: str
 ) -> None:
     session = begun(pool, Breaking())
     pool.step(session, said("left"))
@@ -268,7 +268,7 @@ class Gone(Corridor):
         return Gone(self.task_id, self.length)
 
 
-def test_what_is_gone_for_all_episodes_ends_the_run_and_is_no_fault_of_one(pool: EnvironmentPool) -> None:
+def test_what_is_gone_for_all_episodes_ends_the_run_and_is_no_fault_of_one(pool: LocalPool) -> None:
     session = begun(pool, Gone())
     with pytest.raises(EnvironmentGone, match="the server is gone"):
         pool.step(session, said("on"))
@@ -302,7 +302,7 @@ class Numbered(Corridor):
 
 
 @pytest.mark.parametrize("field", ["reward", "progress", "metrics"])
-def test_numbers_of_array_libraries_become_plain_ones_that_json_can_write(pool: EnvironmentPool, field: str) -> None:
+def test_numbers_of_array_libraries_become_plain_ones_that_json_can_write(pool: LocalPool, field: str) -> None:
     session = begun(pool, Numbered())
     for library in ("numpy", "an array"):
         pool.step(session, said(f"{field} {library}"))
@@ -318,7 +318,7 @@ def test_numbers_of_array_libraries_become_plain_ones_that_json_can_write(pool: 
 
 @pytest.mark.parametrize("wrong", ["nan", "many", "text", "more than float32 holds"])
 @pytest.mark.parametrize("field", ["reward", "progress", "metrics"])
-def test_what_is_no_finite_number_is_a_fault_that_names_it(pool: EnvironmentPool, field: str, wrong: str) -> None:
+def test_what_is_no_finite_number_is_a_fault_that_names_it(pool: LocalPool, field: str, wrong: str) -> None:
     session = begun(pool, Numbered())
     pool.step(session, said(f"{field} {wrong}"))
     name = "metric 'steps'" if field == "metrics" else field
@@ -335,7 +335,7 @@ class Unforkable(Corridor):
         return Unforkable(self.task_id, self.length)
 
 
-def test_where_the_environment_refuses_to_fork_the_twin_is_replayed(pool: EnvironmentPool) -> None:
+def test_where_the_environment_refuses_to_fork_the_twin_is_replayed(pool: LocalPool) -> None:
     session = begun(pool, Unforkable())
     pool.step(session, said("on"))
     one(pool)
@@ -365,7 +365,7 @@ class Forgetful(Corridor):
         return Forgetful()
 
 
-def test_a_replay_that_is_answered_differently_is_a_fault(pool: EnvironmentPool) -> None:
+def test_a_replay_that_is_answered_differently_is_a_fault(pool: LocalPool) -> None:
     session = pool.open(Forgetful())
     pool.reset(session)
     assert one(pool).observation is not None
@@ -533,7 +533,7 @@ class Truthful(Corridor):
         return twin
 
 
-def test_booleans_of_array_libraries_become_plain_ones(pool: EnvironmentPool) -> None:
+def test_booleans_of_array_libraries_become_plain_ones(pool: LocalPool) -> None:
     session = begun(pool, Truthful())
     pool.step(session, said("left"))
     assert (told := one(pool).observation) is not None

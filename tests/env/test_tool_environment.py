@@ -18,7 +18,7 @@ from turntree.core.foreign import EnvironmentFault, EnvironmentGone
 from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
 from turntree.env.local import LocalPool
-from turntree.env.pool import EnvironmentPool, Session
+from turntree.env.pool import Session
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.env.tool_environment import ToolEnvironment, tool_names, tool_schemas
 
@@ -425,7 +425,7 @@ class Lamp:
         self._file.unlink()
 
 
-def call_foreign(pool: EnvironmentPool, session: Session, name: str = "press") -> str | None:
+def call_foreign(pool: LocalPool, session: Session, name: str = "press") -> str | None:
     """Begin, or call a tool; the fault."""
     pool.step(session, calling(name)) if session.answers else pool.reset(session)
     return pool.poll(60)[0].fault
@@ -433,7 +433,7 @@ def call_foreign(pool: EnvironmentPool, session: Session, name: str = "press") -
 
 @pytest.mark.parametrize("kind", [LocalPool, partial(LocalPool, threads=2), ProcessPool])
 def test_an_object_is_closed_once_its_session_is_over_and_a_fork_closes_its_own(
-    kind: Callable[..., EnvironmentPool], tmp_path: Path
+    kind: Callable[..., LocalPool], tmp_path: Path
 ) -> None:
     """As soon as its worker is called again, where it is in one."""
 

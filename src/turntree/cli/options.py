@@ -199,7 +199,7 @@ class StageCommand(OutputCommand):
         try:
             return parts.resolved(from_mapping(self.config_class, values))
         except ConfigError as error:
-            error = self._elsewhere(error)
+            error = self._elsewhere(error, values)
             if (file := _named_by(error, layers)) is not None:
                 raise located(error, path=file) from error
             typed = [word for word in own if error.field == f"{self._part}.{_name(word)}"]
@@ -227,11 +227,16 @@ class StageCommand(OutputCommand):
                 values = overlaid(values, layer.values, self.config_class)
         return values
 
-    def _elsewhere(self, error: ConfigError) -> ConfigError:
-        """The same error; where an unknown key is one of other sections, its hint names it there."""
+    def _elsewhere(self, error: ConfigError, values: Any) -> ConfigError:
+        """The same error; where an unknown key, or what an unknown section holds, is one of other sections, its hint
+        names it there."""
         above, _, name = (error.field or "").rpartition(".")
         if error.problem != UNKNOWN:
             return error
+        for key in (error.field or "").split("."):
+            values = values.get(key) if isinstance(values, Mapping) else None
+        while isinstance(values, Mapping) and len(values) == 1:
+            ((name, values),) = values.items()
         known = [key.name for key in keys(self.config_class)]
         near = [key for key in known if key.rpartition(".")[2] == name and above not in known]
         hint = f"did you mean {' or '.join(map(repr, near[:3]))}?" if near else error.hint

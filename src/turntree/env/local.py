@@ -16,7 +16,12 @@ from turntree.env.pool import Answer, Session, checked, replay, start
 
 
 class LocalPool:
-    """`EnvironmentPool` in this process. An exception or exit of an environment becomes a fault.
+    """Where environments are stepped, many at a time; here in this process, in its subclasses in workers.
+
+    Laws of all (tests/contracts/test_environment_contract.py): every call of a session that is not closed is answered
+    by `poll` exactly once; the answers of a session depend on its own actions only; a call that failed may be repeated,
+    and the session then continues as if nothing had happened; a fault of one session does not affect another. A session
+    has at most one unanswered call. An exception or exit of an environment becomes a fault.
 
     Without `threads` a call is made at once, and its answer waits for the next `poll`: for environments that answer in
     microseconds and can be trusted to return, because an endless loop blocks the process (`ProcessPool` does not).
@@ -25,7 +30,7 @@ class LocalPool:
     """
 
     def __init__(self, threads: int = 0) -> None:
-        self.concurrency = threads
+        self.concurrency = threads  # calls at once that wait for something other than a processor
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment") if threads else None
         self._held: dict[Session, Environment] = {}
         self._unanswered: dict[Session, tuple[int, Future[int]]] = {}  # steps, and when it is done: steps made
@@ -46,13 +51,17 @@ class LocalPool:
 
     @property
     def in_flight(self) -> int:
+        """Calls made and not yet answered (those of closed sessions do not count)."""
         return len(self._unanswered)
 
     def open(self, environment: Environment) -> Session:
+        """A new episode of `environment`, which must not be used otherwise from now on. Computes nothing yet."""
         return Session(environment)
 
     def fork(self, session: Session, steps: int | None = None) -> Session:
-        """Where the environment cannot be forked, the twin is rebuilt by replay at its first call, as in worker
+        """A second session that goes on from where `session` stands, or stood after `steps` steps.
+
+        Where the environment cannot be forked, the twin is rebuilt by replay at its first call, as in worker
         processes; what is wrong with that is then the fault of this call alone."""
         twin, held = session.twin(steps), self._held.get(session)
         if held is not None and len(twin.answers) == len(session.answers):
@@ -61,12 +70,15 @@ class LocalPool:
         return twin
 
     def reset(self, session: Session) -> None:
+        """Begin the episode; the answer is the task."""
         self._submit(session, lambda: self._called(session, None), steps=0)
 
     def step(self, session: Session, action: Message) -> None:
         self._submit(session, lambda: self._called(session, action), steps=1)
 
     def poll(self, timeout: float | None = None) -> list[Answer]:
+        """The answers there are, waiting for at least one of them for up to `timeout` seconds (None: as long as it
+        takes); empty when nothing is in flight. Raises `EnvironmentGone`."""
         until = None if timeout is None else time.monotonic() + timeout
         answers: list[Answer] = []
         while self._unanswered and (not answers or not self._answers.empty()):
@@ -83,7 +95,8 @@ class LocalPool:
         return answers
 
     def close(self, session: Session) -> int:
-        """A running call cannot be cancelled: it ends in its thread. A step is counted whether it has begun or not."""
+        """Forget a session. Returns how many environment calls are given up with it: a running call cannot be
+        cancelled and ends in its thread, and a step is counted whether it has begun or not."""
         steps, call = self._unanswered.pop(session, (0, None))
         if call is None:
             self._held.pop(session, None)

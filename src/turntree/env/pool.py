@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import ROLES, Message
@@ -50,49 +50,6 @@ class Answer:
     def __post_init__(self) -> None:
         if (self.observation is None) == (self.fault is None):
             raise ValueError("an answer has either an observation or a fault")
-
-
-class EnvironmentPool(Protocol):
-    """Where environments are stepped, many at a time.
-
-    Laws (tests/contracts/test_environment_contract.py): every call of a session that is not closed is answered by
-    `poll` exactly once; the answers of a session depend on its own actions only; a call that failed may be repeated,
-    and the session then continues as if nothing had happened; a fault of one session does not affect another.
-    A session has at most one unanswered call.
-    """
-
-    concurrency: int  # calls made at once that wait for something other than a processor: time to gain; 0 without any
-
-    @property
-    def in_flight(self) -> int:
-        """Calls made and not yet answered (those of closed sessions do not count)."""
-        ...
-
-    def open(self, environment: Environment) -> Session:
-        """A new episode of `environment`, which must not be used otherwise from now on. Computes nothing yet."""
-        ...
-
-    def fork(self, session: Session, steps: int | None = None) -> Session:
-        """A second session that goes on from where `session` stands, or stood after `steps` steps: an earlier state,
-        like one of a closed session, is rebuilt by replay when it is first used."""
-        ...
-
-    def reset(self, session: Session) -> None:
-        """Begin the episode; the answer is the task."""
-        ...
-
-    def step(self, session: Session, action: Message) -> None:
-        """Do `action`; the answer is the environment's observation."""
-        ...
-
-    def poll(self, timeout: float | None = None) -> list[Answer]:
-        """The answers there are, waiting for at least one of them for up to `timeout` seconds (None: as long as it
-        takes); empty when nothing is in flight. Raises `EnvironmentGone`."""
-        ...
-
-    def close(self, session: Session) -> int:
-        """Forget a session. Returns how many environment calls are given up with it (1 while a step is unanswered)."""
-        ...
 
 
 def start(environment: Environment) -> Observation:

@@ -53,7 +53,7 @@ class ProcessPoolConfig:
 
 
 class ProcessPool(LocalPool):
-    """`EnvironmentPool` over worker processes (spawned; POSIX). Environments must be picklable before `reset`.
+    """`LocalPool` over worker processes (spawned; POSIX). Environments must be picklable before `reset`.
 
     Use it as a context manager, or `shut_down` it: its workers end, with whatever they started. A script that makes
     one needs the usual `if __name__ == "__main__":`.

@@ -25,7 +25,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, task_of
-from turntree.env.pool import EnvironmentPool
+from turntree.env.local import LocalPool
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.env.recorded import Recorded
 from turntree.run.files import tree_hash
@@ -41,7 +41,7 @@ class TaskSet:
     `dropped` by reason; perhaps where a reason was met `first`), and the hashes of those files by name."""
 
     tasks: Mapping[str, Sequence[Environment]]
-    pool: EnvironmentPool | None = None
+    pool: LocalPool | None = None
     figures: Callable[[], dict[str, Any]] = dict
     read: Sequence[dict[str, Any]] = ()
     contents: Mapping[str, str] = field(default_factory=dict[str, str])

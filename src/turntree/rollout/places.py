@@ -13,7 +13,8 @@ from turntree.core.foreign import call_part
 from turntree.core.messages import Message
 from turntree.core.protocols import StreamingEngine
 from turntree.engine.requests import polled
-from turntree.env.pool import Answer, EnvironmentPool, Session
+from turntree.env.local import LocalPool
+from turntree.env.pool import Answer, Session
 from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import Group, Key, SchedulerConfig
 from turntree.rollout.live import LiveRollout
@@ -44,7 +45,7 @@ class Places:
     def __init__(
         self,
         engine: StreamingEngine,
-        pool: EnvironmentPool,
+        pool: LocalPool,
         config: SchedulerConfig,
         usage: Usage,
         clock: Callable[[], float],

@@ -14,7 +14,7 @@ from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, Observation, Renderer, StreamingEngine, Task, task_of
 from turntree.core.tree import RolloutTree, StopReason
-from turntree.env.pool import EnvironmentPool
+from turntree.env.local import LocalPool
 from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import EpisodeConfig, judged
@@ -96,7 +96,7 @@ def player_of(
     renderer: Renderer,
     config: SchedulerConfig,
     *,
-    pool: EnvironmentPool | None = None,
+    pool: LocalPool | None = None,
     gate: Gate | None = None,
     brancher: Brancher | None = None,
     rewards: RewardSum | None = None,
@@ -116,7 +116,7 @@ def player_of(
 class Setting:
     """Where and for whom tasks are played."""
 
-    pool: EnvironmentPool | None = None
+    pool: LocalPool | None = None
     functions: RewardSum | None = None
     places: int = 256  # rollouts at once
     finished: Callable[[int], object] | None = None  # told how many rollouts ended, task by task

@@ -29,7 +29,7 @@ from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate,
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.local import LocalPool
-from turntree.env.pool import Answer, EnvironmentPool
+from turntree.env.pool import Answer
 from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, checked_decision, checked_fork, in_order
 from turntree.rollout.live import (
@@ -75,7 +75,7 @@ class Scheduler:
         renderer: Renderer,
         config: SchedulerConfig,
         *,
-        pool: EnvironmentPool | None = None,
+        pool: LocalPool | None = None,
         gate: Gate | None = None,
         brancher: Brancher | None = None,
         rewards: RewardSum | None = None,
@@ -84,7 +84,7 @@ class Scheduler:
         self.engine, self.renderer, self.gate, self.brancher, self.clock = engine, renderer, gate, brancher, clock
         self.rendered = False  # whether a task ever was
         self.rewards = rewards
-        self.pool: EnvironmentPool = pool if pool is not None else LocalPool()
+        self.pool: LocalPool = pool if pool is not None else LocalPool()
         max_context = min(config.episodes.max_context, engine.max_context)
         self.config = replace(config, episodes=replace(config.episodes, max_context=max_context))
         self.usage = Usage(places=config.places)

@@ -39,7 +39,7 @@ from turntree.credit.credit import with_turns
 from turntree.credit.scored import path_weighted
 from turntree.decide.filters.dapo import DapoFilter, refill
 from turntree.decide.gates.audited import GateMonitor
-from turntree.env.pool import EnvironmentPool
+from turntree.env.local import LocalPool
 from turntree.rollout.episode_figures import outcome_of, rewards_of
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import Player, player_of
@@ -71,7 +71,7 @@ class Parts(Generic[S]):
     tasks: Sequence[Environment]
     gate: Gate | None = None
     brancher: Brancher | None = None
-    pool: EnvironmentPool | None = None
+    pool: LocalPool | None = None
     estimator: Estimator | None = None  # None: that of the configured credit
     rewards: RewardSum | None = None
     filters: Sequence[Filter] = ()

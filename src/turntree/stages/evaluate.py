@@ -20,7 +20,7 @@ from turntree.core.progress import progress
 from turntree.core.protocols import Environment, task_of
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.core.verdict import Verdict, censored, most_frequent
-from turntree.env.pool import EnvironmentPool
+from turntree.env.local import LocalPool
 from turntree.env.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.rollout.live import EpisodeConfig
@@ -114,7 +114,7 @@ class Evaluator:
     policy: Policy
     config: EvaluateConfig
     tasks: Sequence[Environment]
-    pool: EnvironmentPool | None = None
+    pool: LocalPool | None = None
     functions: RewardSum | None = None
 
     def play(self, temperature: float, samples: int, *, quiet: bool = False) -> Evaluation:
