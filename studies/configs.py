@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal
 
 from turntree.core import parts
@@ -145,7 +144,6 @@ ADDED = ("dapo", "greso", "gate", "branching", "verdicts")  # what a GRPO stage 
 _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
     **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
     "check": "held_out",
-    "train.verdicts": "verdicts",
     "filters": "",
 }
 
@@ -231,7 +229,7 @@ class ComposeConfig:
         """Raise `ConfigError` for settings of `online` that the arms replace: they would be ignored without a word."""
         usual = TrainOnlineConfig()
         for name, other in _SET_BY_ARMS.items():
-            if attrgetter(name)(self.online) != attrgetter(name)(usual):
+            if getattr(self.online, name) != getattr(usual, name):
                 hint = f"set {other} instead" if other else "an arm that names this part has its defaults"
                 raise ConfigError("is replaced by what the arms say", field=f"online.{name}", hint=hint)
 
