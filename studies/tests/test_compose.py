@@ -64,12 +64,7 @@ def test_pivots_of_another_policy_than_the_one_that_trains_on_them_are_refused(a
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("gate", Part("random")),
-        ("check", EpisodesCheckConfig(tasks=7)),
-        ("filters", (Part("dapo"),)),
-        ("train.verdicts", 2),
-    ],
+    [("gate", Part("random")), ("check", EpisodesCheckConfig(tasks=7)), ("filters", (Part("dapo"),))],
 )
 def test_settings_that_the_arms_replace_are_refused_and_not_ignored(name: str, value: Any) -> None:
     online = ComposeConfig().online
