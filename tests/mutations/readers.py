@@ -75,8 +75,9 @@ def write_profile_file(path: Path) -> None:
     write_trace_file(traces)
     rows: list[dict[str, Any]] = []
     found = ProfileSummary(4, None)
-    for state in states():
-        draft = Draft(state, Judge(StrictMatch(), StrictMatch()))
+    judge = Judge(StrictMatch(), StrictMatch())
+    for state, demonstrated in zip(states(), judge.demonstrated(states()), strict=True):
+        draft = Draft(state, judge, demonstrated)
         wrong = replace(state.demonstration, content="no", tool_calls=())
         cut = Sample(replace(wrong, cut=True))
         draft.add([Sample(state.demonstration), Sample(wrong), Sample(None, fault="lost"), cut])

@@ -63,7 +63,7 @@ def test_a_verifier_that_says_nothing_is_asked_one_by_one() -> None:
 def test_a_profile_asks_for_all_actions_of_a_wave_together_and_for_equal_ones_once() -> None:
     meeting = Meeting(4)
     judge = Judge(meeting, StrictMatch())
-    drafts = [Draft(state(name), judge) for name in ("a", "b")]
+    drafts = [Draft(state(name), judge, Verdict(1.0, "", "said")) for name in ("a", "b")]
     for draft in drafts:
         draft.add([Sample(said(text), cost=Cost(turns=1)) for text in ("right", "left", "right")])
     judge_drafts(drafts, judge)
