@@ -147,7 +147,8 @@ class SwerexShell(ContainerShell):
         started = time.monotonic()
         program = ["env", *pairs, *other, *words]
         said = self._executed(["bash", "-c", _RUN, "bash", f"{most:g}", str(_MOST), *program], most)
-        self._host.count("seconds", taken := time.monotonic() - started)
+        taken = time.monotonic() - started
+        self._host.count("seconds", taken)
         size, _, output = said.stdout.partition("\n")
         if not size.isdigit():
             raise EnvironmentFault(f"the container failed: {said.stderr[-200:]}")
@@ -167,8 +168,7 @@ class SwerexShell(ContainerShell):
             requests = package("swerex.runtime.abstract", "swerex")
             sent = requests.UploadRequest(source_path=file.name, target_path=there)
             self._asked(self._container.runtime.upload(sent), _DISK_SECONDS)
-            unpack = 'tar -C "$1" --no-same-owner -xf "$2" && rm "$2"'
-            self._told(["bash", "-c", unpack, "bash", folder, there])
+            self._told(["bash", "-c", 'tar -C "$1" --no-same-owner -xf "$2" && rm "$2"', "bash", folder, there])
 
     def get(self, path: str) -> bytes | None:
         with self._lock:

@@ -228,8 +228,7 @@ class StageCommand(OutputCommand):
         return values
 
     def _elsewhere(self, error: ConfigError, values: Any) -> ConfigError:
-        """The same error; where an unknown key, or what an unknown section holds, is one of other sections, its hint
-        names it there."""
+        """The same error; where other sections have the unknown key, or the one in it, its hint names it there."""
         above, _, name = (error.field or "").rpartition(".")
         if error.problem != UNKNOWN:
             return error

@@ -48,8 +48,9 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
         )
 
         def judged(states: Sequence[TurnState]) -> Wave:
-            told = zip(states, judge.demonstrated(states), strict=True)
-            found = [(row, Draft(state, judge, one)) for state, one in told if (row := stored.row(state)) is not None]
+            kept = [(row, state) for state in states if (row := stored.row(state)) is not None]
+            told = judge.demonstrated([state for _, state in kept])
+            found = [(row, Draft(state, judge, one)) for (row, state), one in zip(kept, told, strict=True)]
             for row, draft in found:
                 draft.add(samples_of(row))
             judge_drafts([draft for _, draft in found], judge)

@@ -70,13 +70,13 @@ def run_train_online(
     shared = _trains_on_trees(policy, config, group.size)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
-        tasks, playing = stack.enter_context(_open_playing(config, policy, policy.source, policy.vocabulary, workers))
+        opened, playing = stack.enter_context(_open_playing(config, policy, policy.source, policy.vocabulary, workers))
         _require_steppable(config, playing.tasks)
         judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {
             **policy.identity,
             **parts.identities(config),
-            **identity(config.environment, tasks),
+            **identity(config.environment, opened),
             **{f"filters.{i}": parts.identity("filters", part) for i, part in enumerate(config.filters)},
             **rewards.identity(config.rewards, playing.rewards),
             **({} if judge is None else {"verifier": judge.verifier.name}),
@@ -93,9 +93,9 @@ def run_train_online(
         components = replace(playing, policy=learner, filters=filters, estimator=estimator, spread=spread)
         algorithm = OnlineGRPO(components, config.train, judge)
         overlap, success = _Overlap(), None
-        if DEV in tasks.tasks:
-            held_out = _held_out(config, tasks)
-            success = SuccessCheck(run, policy, held_out, algorithm, partial(overlap.add, DEV))
+        if DEV in opened.tasks:
+            tasks = _held_out(config, opened)
+            success = SuccessCheck(run, policy, tasks, algorithm, partial(overlap.add, DEV))
         trained = run_algorithm(
             run,
             policy,
@@ -119,7 +119,7 @@ def run_train_online(
         "forks": last["trees"]["forks"],
         "censored": reasons(rows),
         "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
-        "read": list(tasks.read),
+        "read": list(opened.read),
         "cost": trained.cost.counts(),
     }
 
