@@ -31,6 +31,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-third         own-shared, and from there an eighth of them
   own-union         own-shared, and from there two thirds of them
   own-judged        ... with verdicts on the turns that the episodes took
+  balanced-union    balanced, and from there two thirds of them: the union without own states
+  sft-grpo          sft, and from there all of them
   judged            grpo with such verdicts
   dapo, reinforce   DAPO and REINFORCE++ in grpo's place, with as many tool calls
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
@@ -72,7 +74,7 @@ MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
     "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
-    "own-judged", "dapo", "reinforce", "arpo",
+    "own-judged", "balanced-union", "sft-grpo", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -94,6 +96,9 @@ COMPARED = (
     ("own-shared", "own-balanced"), ("own-shared", "lean-shared"), ("own-shared", "grpo"), ("own-third", "own-shared"),
     ("own-third", "third"), ("own-third", "grpo"), ("own-union", "own-shared"), ("own-union", "grpo"),
     ("own-judged", "own-shared"), ("own-judged", "own-union"), ("own-judged", "grpo"),
+    ("own-union", "balanced-union"), ("balanced-union", "balanced"), ("balanced-union", "grpo"),
+    ("own-union", "sft-grpo"), ("own-shared", "sft-grpo"), ("sft-grpo", "sft"), ("sft-grpo", "grpo"),
+    ("own-union", "dapo"), ("own-shared", "dapo"), ("own-union", "judged"), ("own-shared", "judged"),
     ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
@@ -106,6 +111,7 @@ CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
     "own-union": ("own-shared", 2 / 3), "own-judged": ("own-shared", 2 / 3),
+    "balanced-union": ("balanced", 2 / 3), "sft-grpo": ("sft", 1.0),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
