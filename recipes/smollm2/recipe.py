@@ -25,6 +25,8 @@ RUNBOOK
   profile, pivots, random  16 samples at each of 4 turns of 60 traces, and what is selected of them
   pivot.SEED, random.SEED  arms
   online.SEED, branching.SEED   arms that play whole games (not in the default of --arms)
+  own.SEED                 an arm at states of the policy's own games, with the balance of `select` (--arms own)
+  own-online.SEED          from there two thirds of online's updates
   play.ARM.FROM            50 test games, from game number FROM
 
   `--rank 16` trains an adapter in each arm, from the same warm start and pivots, in the same folder; `--rate 1.5e-4`
@@ -84,6 +86,7 @@ class Settings:
     max_tokens: int = 24  # a command has some eight
     verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the default policy's games
     cap: float = 0.4  # largest share of one kind of action among the pivots
+    own: tuple[int, int, int] = (24, 120, 8)  # games of a search, states profiled, updates between two searches
     play: int = 50  # test games of one stage
     items: int = 50  # passages and answers of each kind, of one stage
 
@@ -100,7 +103,7 @@ QUESTIONS = Settings(  # with tools; a call has up to forty tokens
 )  # fmt: skip
 SMOKE = Settings(
     dtype="float32", games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
-    samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2,
+    samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2, own=(2, 8, 0),
 )  # fmt: skip
 
 
@@ -171,7 +174,13 @@ class Recipe:
                     f"sft-{rate:g}{self.suffix}.{seed}", warm.model, "rest.jsonl", rate, options.batch, seed, [warm]
                 )
         elif arm in ("pivot", "random"):
-            yield self.reinforced(name, warm, self.selection(warm)[arm], seed)
+            chosen = self.selection(warm)[arm]
+            yield self.reinforced(name, warm, (chosen.result,), seed, chosen)
+        elif arm in ("own", "own-online"):
+            own = self.reinforced(name.replace("own-online", "own"), warm, self.own_states, seed)
+            yield own
+            if arm == "own-online":
+                yield self.online(name, own, seed, branching=False, steps=max(1, options.steps * 2 // 3))
         else:
             yield self.online(name, warm, seed, branching=arm == "branching")
 
@@ -198,18 +207,34 @@ class Recipe:
             self.book.run(chosen[arm])
         return chosen
 
-    def reinforced(self, name: str, warm: Stage, states: Stage, seed: int, *more: str) -> Stage:
+    @property
+    def own_states(self) -> tuple[str, ...]:
+        """Searches in tasks that no trace shows; half of the weight stays with the pivots of earlier ones, and a step
+        draws four states an episode. Questions are judged by what a turn does."""
+        options = self.settings
+        name, *more = options.environment
+        tasks, states, refresh = options.own
+        chosen = {"environment.offset": options.games, "own.tasks": tasks, "own.candidates": states, "own.rollouts": 4}
+        chosen |= {"own.greedy": 0.5, "own.keep": 0.5, "own.max_turns": options.max_turns, "own.refresh": refresh}
+        chosen |= {"train.per_trace": 4}
+        if more:
+            chosen["environment.difficulty"] = more[-1]
+        settings = (word for key, value in chosen.items() for word in ("--set", f"{key}={value}"))
+        judged = words("--teacher", name, "--verifier", "household" if self.of_games else "executed")
+        return words("--states", "own", "--environment", name, *judged, *settings)
+
+    def reinforced(self, name: str, warm: Stage, states: tuple[str, ...], seed: int, *needs: Stage) -> Stage:
         options = self.settings
         command = words(
-            *("train", "pivot", states.result, "--model", warm.model, "--seed", seed, "--steps", options.steps),
+            *("train", "pivot", *states, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
             *("--set", f"train.groups={options.states}", "--set", f"train.group_size={options.group}"),
             *("--set", f"train.sampling.max_tokens={options.max_tokens}", "--set", "check.tasks=0"),
-            *(*more, *self.training(name)),
+            *self.training(name),
         )
-        return Stage(name, f"{name}/cost.json", command, (states,))
+        return Stage(name, f"{name}/cost.json", command, needs or (warm,))
 
-    def online(self, name: str, warm: Stage, seed: int, *, branching: bool) -> Stage:
+    def online(self, name: str, warm: Stage, seed: int, *, branching: bool, steps: int | None = None) -> Stage:
         """GRPO on whole training games; with branching half of the rollouts begin, and the others are forks."""
         options = self.settings
         forks = ("--brancher", "entropy", "--set", f"train.initial_rollouts={options.group // 2}")
@@ -217,8 +242,8 @@ class Recipe:
         command = words(
             *("train", "online", "--environment", *self.flags("--offset", options.games, "--model", warm.model)),
             *("--seed", seed),  # tasks that no trace shows
-            *("--iterations", options.steps, "--learning-rate", options.rate, "--max-turns", options.max_turns),
-            *("--max-tokens", options.max_tokens, "--set", "train.groups=4", "--set", "check.tasks=0"),
+            *("--iterations", steps or options.steps, "--learning-rate", options.rate, "--set", "check.tasks=0"),
+            *("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--set", "train.groups=4"),
             *("--set", "train.max_tokens=4096"),  # the longest episode: a larger pass takes more memory
             *("--set", f"train.group_size={options.group}", *(forks if branching else ())),
             *self.training(name),
@@ -321,7 +346,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A pretrained policy on real work.")
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--model", default="", help="start from this folder or name (default: get SmolLM2)")
-    parser.add_argument("--arms", default="sft,pivot,random", help="of sft, pivot, random, online, branching")
+    parser.add_argument(
+        "--arms", default="sft,pivot,random", help="of sft, pivot, random, online, branching, own, own-online"
+    )
     parser.add_argument("--seeds", default="0", help="of the arms (default: %(default)s)")
     parser.add_argument("--games", type=int, default=50, help="test games of every arm (default: %(default)s)")
     parser.add_argument(
