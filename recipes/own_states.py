@@ -31,6 +31,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-third         own-shared, and from there an eighth of them
   own-union         own-shared, and from there two thirds of them
   own-judged        ... with verdicts on the turns that the episodes took
+  own-filtered      own-union, whose groups without a difference in rewards are not trained on
+  filtered          grpo so: DAPO's filter without its refill
   balanced-union    balanced, and from there two thirds of them: the union without own states
   sft-grpo          sft, and from there all of them
   judged            grpo with such verdicts
@@ -74,7 +76,7 @@ MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
     "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
-    "own-judged", "balanced-union", "sft-grpo", "dapo", "reinforce", "arpo",
+    "own-judged", "own-filtered", "filtered", "balanced-union", "sft-grpo", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -96,6 +98,8 @@ COMPARED = (
     ("own-shared", "own-balanced"), ("own-shared", "lean-shared"), ("own-shared", "grpo"), ("own-third", "own-shared"),
     ("own-third", "third"), ("own-third", "grpo"), ("own-union", "own-shared"), ("own-union", "grpo"),
     ("own-judged", "own-shared"), ("own-judged", "own-union"), ("own-judged", "grpo"),
+    ("own-filtered", "own-union"), ("own-filtered", "grpo"), ("own-filtered", "own-shared"), ("filtered", "grpo"),
+    ("own-filtered", "filtered"), ("own-filtered", "dapo"), ("dapo", "filtered"),
     ("own-union", "balanced-union"), ("balanced-union", "balanced"), ("balanced-union", "grpo"),
     ("own-union", "sft-grpo"), ("own-shared", "sft-grpo"), ("sft-grpo", "sft"), ("sft-grpo", "grpo"),
     ("own-union", "dapo"), ("own-shared", "dapo"), ("own-union", "judged"), ("own-shared", "judged"),
@@ -110,11 +114,12 @@ WEIGHTS = dict.fromkeys(("expert", "own"), "variance")
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
-    "own-union": ("own-shared", 2 / 3), "own-judged": ("own-shared", 2 / 3),
+    "own-union": ("own-shared", 2 / 3), "own-judged": ("own-shared", 2 / 3), "own-filtered": ("own-shared", 2 / 3),
     "balanced-union": ("balanced", 2 / 3), "sft-grpo": ("sft", 1.0),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
+    "filtered": (1.0, ()),
     "dapo": (0.6, words("--filter", "dapo", "--set", "filters.0.refill_cap=2", "--set", "train.loss.clip_high=0.28")),
     "reinforce": (1.0, words("--set", "train.credit.advantages=reinforce_pp")),
     "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
@@ -438,6 +443,7 @@ class Recipe:
         options, world = self.settings, self.world
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
         share, more = WHOLE.get(arm, (CONTINUED.get(arm, (BASE, 1.0))[1], ()))
+        more += words("--filter", "dapo") if arm.endswith("filtered") else ()
         command += more + words("--iterations", round(options.iterations * share), "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.online_rate, "--kl", options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
