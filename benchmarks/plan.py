@@ -101,7 +101,7 @@ def trained(config: Any, asked: Planned, group: ProcessGroup) -> Trainers:
     """After the steps."""
     model = plan.outline(config, asked)
     plan.prepare(model, asked)
-    trainers = open_trainers(model, OptimizerConfig(), 2, group, referred=asked.referred)
+    trainers = open_trainers(model, OptimizerConfig(), 2, group, reference=model if asked.referred else None)
     windows = plan.batches(config.vocab_size, asked)
     trainers.run(partial(steps, referred=asked.referred), [windows] * asked.ranks)
     return trainers

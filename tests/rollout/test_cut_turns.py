@@ -175,6 +175,23 @@ def test_endless_text_is_never_worth_more_than_failing(paid: float, first: float
     assert len({tree[leaf].turn for leaf in leaves(tree, cut=True)}) > 1, "first turns and later ones"
 
 
+def test_stalling_is_worth_what_the_environment_says_of_a_failure() -> None:
+    """An episode that no answer gives a reward: a wrong end would cost, and a limit would be free."""
+
+    class Silent(Once):
+        def step(self, action: Message) -> Observation:
+            return replace(super().step(action), reward=None)
+
+        def fork(self) -> "Silent":
+            return Silent(self.failure_reward, self._paid, self._patience)
+
+    for worth in (-1.0, 0.0):
+        tree, rewards = play(Silent(worth, patience=9), EpisodeConfig(max_turns=3, sampling=SAMPLING))
+        stops = {tree.stop_reason(leaf) for leaf in tree.leaves()}
+        assert stops == {StopReason.MAX_TURNS, StopReason.MAX_TOKENS}
+        assert {rewards.of(leaf) for leaf in tree.leaves()} == {worth}
+
+
 def test_reward_functions_of_your_own_judge_a_cut_episode_as_any_other() -> None:
     seen = []
 

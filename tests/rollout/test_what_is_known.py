@@ -19,13 +19,14 @@ from turntree.stages.policy import Policy, load_policy
 
 @dataclass
 class Graded:
-    """Two turns; a reward at the end."""
+    """Two turns (`length`); a reward at the end."""
 
     task_id: str
     words: int = 1
     success: bool | None = None
     reward: float | None = 0.9
     turns: int = 0
+    length: int = 2
     tools: tuple[()] = ()
 
     def reset(self) -> tuple[Message, ...]:
@@ -34,7 +35,7 @@ class Graded:
 
     def step(self, action: Message) -> Observation:
         self.turns += 1
-        if self.turns < 2:
+        if self.turns < self.length:
             return Observation((Message("user", "on"),), done=False)
         return Observation((Message("user", "over"),), done=True, success=self.success, reward=self.reward)
 
@@ -63,6 +64,15 @@ def test_success_that_nobody_told_is_unknown_and_not_failure(policy: Policy) -> 
     assert told["reward_mean"] == pytest.approx(0.9)
     mixed = evaluated(policy, [Graded("a"), Graded("b", success=True), Graded("c", success=False)])
     assert (mixed["success"], mixed["episodes"], mixed["unknown"]) == (0.5, 6, 3)
+
+
+def test_a_limit_is_no_failure_where_the_environment_calls_nothing_a_success(policy: Policy) -> None:
+    """It would be the only thing that counts: ten episodes with the full reward, and a success of 0%."""
+    told = evaluated(policy, [Graded("a", reward=1.0), Graded("b", length=9)], max_turns=3)
+    assert (told["success"], told["episodes"], told["unknown"], told["censored"]) == (None, 0, 6, 0)
+    assert told["reward_mean"] == 0.5
+    heard = evaluated(policy, [Graded("a", success=True), Graded("b", length=9)], max_turns=3)
+    assert (heard["success"], heard["unknown"]) == (0.5, 0)
 
 
 def test_an_end_without_a_word_and_without_a_reward_is_censored_and_one_that_a_limit_makes_has_failed(policy) -> None:

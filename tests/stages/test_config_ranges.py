@@ -27,7 +27,7 @@ from turntree_worlds.qa.demonstrator import QaDemonstrator
         (TrainPivotConfig, {"pivots": "p", "check": {"tasks": -3}}, "check.tasks"),
         (TrainPivotConfig, {"pivots": "p", "check": {"states": -1}}, "check.states"),
         (TrainPivotConfig, {"pivots": "p", "check": {"max_turns": 0}}, "check.max_turns"),
-        (TrainPivotConfig, {"pivots": "p", "check": {"max_tokens": 0}}, "check.max_tokens"),
+        (SFTStageConfig, {"traces": "t", "check": {"max_tokens": 0}}, "check.max_tokens"),
         (TrainPivotConfig, {"states": "own", "own": {"candidates": 0}}, "own.candidates"),
         (
             TrainOnlineConfig,

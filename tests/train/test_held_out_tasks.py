@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.cost import NO_COST
 from turntree.core.errors import ConfigError, InputError
@@ -75,15 +76,16 @@ def checked(config: TrainPivotConfig, policy: Policy, traces: Path | str = "") -
 
 def test_turns_of_the_check_are_as_long_as_training_lets_them_be(policy: Policy) -> None:
     """A policy that learns to say more than 24 tokens would be cut, and fail."""
-    limits = []
-    for own in (None, 48):
+    for tokens in (48, 256):
         config = TrainPivotConfig(
-            pivots="pivots.jsonl", environment=HERE, check=CheckConfig(tasks=1, max_tokens=own, max_turns=9)
+            pivots="pivots.jsonl",
+            environment=HERE,
+            check=CheckConfig(tasks=1, max_turns=9),
+            train=PivotConfig(sampling=Sampling(max_tokens=tokens)),
         )
         with open_held_out(config.check, trained_on(config, ""), policy) as found:
-            assert found is not None and found.settings.max_turns == 9
-            limits.append(found.settings.max_tokens)
-    assert limits == [PivotConfig().sampling.max_tokens, 48]
+            assert found is not None
+            assert (found.settings.max_turns, found.settings.max_tokens) == (9, tokens)
 
 
 def recorded(path: Path, ids: list[int], count: int) -> Path:

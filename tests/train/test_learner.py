@@ -71,7 +71,9 @@ def sampled(
 
 
 def learner(model, engine, *, loss: LossConfig = NO_KL, optimizer: OptimizerConfig = STILL, referred=False) -> Learner:
-    return Learner(model, open_trainers(model, optimizer, 9, referred=referred), engine, loss, 1, 4096)
+    return Learner(
+        model, open_trainers(model, optimizer, 9, reference=model if referred else None), engine, loss, 1, 4096
+    )
 
 
 def test_no_policy_has_moved_before_its_first_update_in_bfloat16_either() -> None:

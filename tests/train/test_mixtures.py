@@ -29,7 +29,7 @@ def test_a_frozen_router_is_unchanged_to_the_bit_by_steps_that_move_all_else() -
     rule = LOSS.estimator(CreditConfig())
     batches = pack(trees, [rule(*pair) for pair in zip(trees, rewards, strict=True)], max_tokens=4096)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    trainers = open_trainers(model, OptimizerConfig(learning_rate=1e-2), 9, referred=True)
+    trainers = open_trainers(model, OptimizerConfig(learning_rate=1e-2), 9, reference=model)
     for _ in range(2):
         trainers.run(partial(train_windows, loss=LOSS, updates=1, rescores=False), [[batches]])
     same = {name for name, value in model.named_parameters() if value.equal(before[name])}

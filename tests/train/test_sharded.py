@@ -117,7 +117,7 @@ def test_a_rank_holds_no_more_than_its_shard_and_a_layer_while_it_gets_its_weigh
     layer = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
     peaks = multiprocessing.get_context("spawn").Queue()
     with two_ranks(measured, peaks), open_ranks() as group:
-        open_trainers(model, STEPS, 9, group, referred=True)
+        open_trainers(model, STEPS, 9, group, reference=model)
         end(group, None)
         trained, reference = peaks.get(timeout=60), peaks.get(timeout=60)
     spare = 16 << 20  # of the libraries
@@ -162,8 +162,8 @@ def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) 
     if "mixture" in kind:
         trees = [routed_at_random(alone, tree) for tree in trees]
     dealt = pack_ranks(trees, credits, 2, max_tokens=max_tokens)
-    single = open_trainers(alone, STEPS, 9, referred=True)
-    double = open_trainers(together, STEPS, 9, pair, referred=True)
+    single = open_trainers(alone, STEPS, 9, reference=alone)
+    double = open_trainers(together, STEPS, 9, pair, reference=together)
     for _ in range(steps):
         work = functools.partial(train_windows, loss=config, updates=steps, rescores=rescores)
         one = single.run(work, [[dealt[0] + dealt[1]] * steps])  # as many mini-batches

@@ -155,7 +155,7 @@ def train() -> None:
     stage="train pivot",
     options={
         **short(
-            "PIVOTS=pivots states own.refresh teacher model verifier environment "
+            "PIVOTS=pivots states own.refresh teacher model reference verifier environment "
             "traces train.steps train.optimizer.learning_rate kl=train.loss.kl_coefficient train.sampling.max_tokens "
             "train.sampling.temperature carrier=device.carrier device.engine device.renderer"
         ),
@@ -226,7 +226,7 @@ REWARD = Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True)
     part="environment",
     named=environment_for,
     options={
-        **short("environment model count held-out-count=check.tasks train.iterations train.groups"),
+        **short("environment model reference count held-out-count=check.tasks train.iterations train.groups"),
         **short("train.group_size"),
         "--brancher": Read("brancher", lambda text: None if text == "none" else text, "SPEC"),
         **short(

@@ -179,7 +179,7 @@ class Task:
     task_type: str | None = None
     """Its kind, by which figures are told apart."""
     failure_reward: float = 0.0
-    """The reward of an episode that a limit ends before the first answer."""
+    """The reward of an episode that a limit ends, where its last answer gives none."""
     total_reward: bool = False
     """Whether the reward of a step counts everything so far, so that one before the end is no fault."""
     gold: Sequence[Message] = ()

@@ -28,6 +28,13 @@ def succeeded(said: bool | None, reward: float | None) -> bool | None:
     return said if said is not None or reward is None else reward >= 1
 
 
+def tells_success(verdicts: Iterable[Verdict]) -> bool:
+    """Whether the environment of these episodes says which succeed. One that rewards ends and calls none a success does
+    not: what a limit ended is no failure there."""
+    known = list(verdicts)
+    return any(v.success for v in known) or not any(v.success is None and v.reward is not None for v in known)
+
+
 def censored(verdicts: Iterable[Verdict]) -> dict[str, int]:
     """How many verdicts have no reward, by the first line of their reasons, most frequent first."""
     reasons = Counter(verdict.reason.strip().split("\n")[0] for verdict in verdicts if verdict.reward is None)

@@ -38,7 +38,7 @@ from turntree.stages.config import (
     CheckConfig,
     EpisodesCheckConfig,
     OwnPathConfig,
-    SuccessConfig,
+    SFTCheckConfig,
     TrainOnlineConfig,
     TrainPivotConfig,
 )
@@ -76,7 +76,7 @@ GRPO = OnlineConfig(
     loss=LOSS,
     optimizer=replace(_RATE, learning_rate=3e-4),
 )
-CHECK = CheckConfig(states=150, tasks=32, max_turns=LONGEST, max_tokens=COMMAND.max_tokens, stops=False)
+CHECK = CheckConfig(states=150, tasks=32, max_turns=LONGEST, stops=False)
 TEST = EvaluateConfig(count=200, max_turns=LONGEST, max_tokens=COMMAND.max_tokens, skills_per_kind=100)
 TEST = replace(TEST, environment=Part("household", HARD))
 
@@ -155,7 +155,7 @@ def _together(workers: int, jobs: Sequence[Job]) -> None:
 def _base_and_sft(seed: int, out: Path) -> None:
     _evaluate(seed, out, "base")
     traces, training = str(out / "traces.jsonl"), replace(SFT, seed=seed)
-    stage = SFTStageConfig(traces=traces, sft=training, check=SuccessConfig(tasks=0))
+    stage = SFTStageConfig(traces=traces, sft=training, check=SFTCheckConfig(tasks=0))
     sft.run_sft(stage, out / "sft", overwrite=True)
     _evaluate(seed, out, "sft")
 

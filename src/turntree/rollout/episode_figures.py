@@ -9,7 +9,7 @@ from typing import Any
 
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.tree import RolloutTree, StopReason
-from turntree.core.verdict import censored
+from turntree.core.verdict import censored, tells_success
 from turntree.rollout.accounting import TreeAccount
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.rewards import figures
@@ -36,6 +36,7 @@ def group_figures(groups: Sequence[GrownGroup], *, amplifies: bool) -> dict[str,
     verdicts = [verdict for group in groups for verdict in group.rewards.verdicts.values()]
     scored = [verdict.reward for verdict in verdicts if verdict.reward is not None]
     solved = [v.success for v in verdicts if v.reward is not None and v.success is not None]
+    solved = solved if tells_success(verdicts) else []
     cut = len(groups) - len(played)
     zero = outcomes[GroupOutcome.ALL_FAIL] + outcomes[GroupOutcome.ALL_SUCCEED]
     whole = zero + outcomes[GroupOutcome.MIXED]

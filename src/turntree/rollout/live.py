@@ -275,7 +275,9 @@ def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) ->
         return None
     success = observation.success if observation.done else False
     reward = observation.reward
-    if reward is None and success is not None:
+    if reward is None and not observation.done:
+        reward = float(task_of(task).failure_reward)
+    elif reward is None and success is not None:
         reward = float(success)
     if reward is None:
         why = "the episode is over, and its environment says neither reward nor success"
@@ -287,8 +289,8 @@ def cut_ending(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -
     """How the rollout ends after a cut turn. The reward is 0, or the environment's reward for an ending there if that
     is less, so that a policy cannot avoid a penalty with endless text."""
     rollout.cut = True
-    last = rollout.answers[-1]
-    worth = float(task_of(task).failure_reward) if len(rollout.answers) == 1 else last.reward or 0.0
+    last = rollout.answers[-1].reward
+    worth = float(task_of(task).failure_reward) if last is None else last
     why = f"cut by the limit of {config.sampling.max_tokens} tokens a turn"
     verdict = Verdict(min(0.0, worth), why, success=False)
     return ended(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers)

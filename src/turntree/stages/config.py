@@ -22,7 +22,7 @@ from turntree.pivots.select import BalanceConfig
 from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.live import CutTurns, EpisodeConfig
 from turntree.traces.schema import Split
-from turntree.train.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, SFTConfig
+from turntree.train.config import CheckpointConfig, LoRAConfig, OnlineConfig, PivotConfig, ReinforcedConfig, SFTConfig
 
 HF = Part("hf")  # the engine in this process
 AUTO = Part("auto")  # the renderer that the model's folder asks for
@@ -118,11 +118,19 @@ class Training:
 class ReinforcedTraining(Training):
     """Training on rollouts."""
 
+    reference: str | None = None
+    """The policy that the KL term pulls towards: a folder, or a name on the Hub, with the tokenizer of the model
+    (default: the policy that training starts from). A better one is a teacher, on the policy's own rollouts: on-policy
+    distillation, with train.loss.kl_coefficient at 1."""
+    train: ReinforcedConfig = field(default_factory=ReinforcedConfig)
     keep_trees: int | None = None
     """Write whole rollout trees (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
 
     def __post_init__(self) -> None:
         at_least(self, keep_trees=0)
+        if self.reference is not None and not self.train.loss.needs_reference_logprobs:
+            hint = "set train.loss.kl_coefficient above 0, or leave it out"
+            raise ConfigError("has no effect without a KL term", field="reference", hint=hint)
         if self.cluster.workers and self.device.carrier is not None:
             hint = "leave it at 0: the carrier samples on its own machines"
             raise ConfigError("does not go with a carrier", field="cluster.workers", hint=hint)
@@ -168,12 +176,22 @@ class SuccessConfig(HeldOutConfig):
     """The environment of the held-out tasks. Default: that of --environment, or the one that the traces name."""
     max_turns: int | None = None
     """Longest episode (default: own.max_turns, or the longest of the traces)."""
-    max_tokens: int | None = None
-    """Longest completion of one turn (default: that of training, train.sampling.max_tokens; 256 for sft)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, "check.", max_turns=1, max_tokens=1)
+        at_least(self, "check.", max_turns=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTCheckConfig(SuccessConfig):
+    """For a training that samples nothing itself."""
+
+    max_tokens: int = 256
+    """Longest completion of one turn."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, "check.", max_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +224,7 @@ class SFTStageConfig(Training):
     task_seed: int = 0
     """Seed for environments that draw their tasks."""
     sft: SFTConfig = field(default_factory=SFTConfig)
-    check: SuccessConfig = field(default_factory=SuccessConfig)
+    check: SFTCheckConfig = field(default_factory=SFTCheckConfig)
     checkpoints: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every=100))
 
     def __post_init__(self) -> None:
@@ -343,12 +361,6 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
                 raise ConfigError(f"is missing, and --states {self.states} needs it", field=name, hint=hint)
         if self.states == "own" and self.check.states:
             raise ConfigError("are states of traces, and there are none", field="check.states", hint="set it to 0")
-
-    @property
-    def checked(self) -> CheckConfig:
-        """`check` with the default that depends on the training filled in."""
-        tokens = self.train.sampling.max_tokens if self.check.max_tokens is None else self.check.max_tokens
-        return replace(self.check, max_tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

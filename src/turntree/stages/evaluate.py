@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from turntree.core.labels import Rewards
 from turntree.core.progress import progress
 from turntree.core.protocols import Environment, task_of
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.core.verdict import Verdict, censored, most_frequent
+from turntree.core.verdict import Verdict, censored, most_frequent, tells_success
 from turntree.env.local import LocalPool
 from turntree.env.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
@@ -142,8 +143,10 @@ class Evaluator:
 
 
 def _summary(tasks: Sequence[Environment], grown: Grown, samples: int) -> dict[str, Any]:
-    outcomes = [_outcome(task, tree, rewards, samples) for task, (tree, rewards) in zip(tasks, grown, strict=True)]
-    verdicts = [verdict for _, rewards in grown for verdict in _of_rollouts(rewards, samples)]
+    told = [_of_rollouts(rewards, samples) for _, rewards in grown]
+    verdicts = list(chain(*told))
+    known = tells_success(verdicts)
+    outcomes = [_outcome(task, tree, own, known) for task, (tree, _), own in zip(tasks, grown, told, strict=True)]
     by_type: dict[str, list[list[float]]] = defaultdict(list)
     for outcome in outcomes:
         by_type[outcome["task_type"]].append(outcome["rewards"])
@@ -189,12 +192,11 @@ def _of_rollouts(rewards: Rewards, samples: int) -> list[Verdict]:
     return told * samples if len(told) == 1 else told
 
 
-def _outcome(environment: Environment, tree: RolloutTree, rewards: Rewards, samples: int) -> dict[str, Any]:
+def _outcome(environment: Environment, tree: RolloutTree, told: Sequence[Verdict], known: bool) -> dict[str, Any]:
     """An episode is scored where it came to an end, also where a reward function did not judge it. An environment or
-    agent that says nothing about success leaves it unknown, whatever a reward function gives."""
-    told = _of_rollouts(rewards, samples)
-    scored = [verdict for verdict in told if verdict.success is not None]
-    unknown = sum(verdict.success is None and verdict.reward is not None for verdict in told)
+    agent that says nothing about success (`known`) leaves it unknown, whatever a reward function gives."""
+    scored = [verdict for verdict in told if known and verdict.success is not None]
+    unknown = sum((verdict.success is None or not known) and verdict.reward is not None for verdict in told)
     return {
         "task": tree.task_id,
         "task_type": task_of(environment).task_type or "",

@@ -83,7 +83,7 @@ def open_held_out(config: SuccessConfig, trained: TrainedOn, policy: Policy) -> 
         return
     settings = EvaluateConfig(
         max_turns=config.max_turns or trained.turns or max(_FEWEST_TURNS, seen.longest),
-        max_tokens=config.max_tokens or trained.sampling.max_tokens,
+        max_tokens=trained.sampling.max_tokens,
         max_context=trained.context,
         cut_turns=trained.cut_turns,
     )
@@ -212,8 +212,8 @@ class SuccessCheck:
             told = f"{won:g} of {tasks} held-out tasks are won at the start: their loss could not be told from chance"
             notice(f"{told} (more of them: check.tasks={2 * tasks})")
         if not counts(start, now):
-            total = f"{len(now.outcomes)} held-out tasks have an outcome, {len(start.outcomes)} at the start"
-            notice(f"warning: step {now.step}: {total}: the others were censored, and success is not known")
+            total = f"{len(now.outcomes)} held-out tasks say whether they succeeded, {len(start.outcomes)} at the start"
+            notice(f"warning: step {now.step}: {total}: the success of the others is not known")
             return ""
         fallen = fall(looks, self._planned)
         if fallen is None:

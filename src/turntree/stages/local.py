@@ -13,7 +13,7 @@ from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.engine.checkpoint import load_model, policy_hash, save_model
 from turntree.engine.compatibility import check_positions, positions_of
-from turntree.engine.tokenizer import load_tokenizer
+from turntree.engine.tokenizer import load_tokenizer, tokenizer_hash
 from turntree.pack.attention import set_tree_attention
 from turntree.pack.head import vocabulary_size
 from turntree.stages.config import Device
@@ -40,6 +40,15 @@ class LocalPolicy(Policy):
         positions = positions_of(self.model) or tokens
         check_positions(self.model, min(tokens, positions), field="sft.max_tokens")
         return positions
+
+    def open_reference(self, source: str, device: Device) -> tuple[PreTrainedModel, str]:
+        folder = resolve(source)
+        if tokenizer_hash(load_tokenizer(folder)) != self.identity["tokenizer_hash"]:
+            hint = "a policy is compared with another one token by token"
+            raise InputError("has another tokenizer than the model", path=folder, field="reference", hint=hint)
+        model = load_model(folder, dtype=device.dtype, device=device.name).requires_grad_(False)
+        set_tree_attention(model, device.attention)
+        return model, policy_hash(model)
 
     def save(self, folder: Path) -> None:
         save_model(self.model, self.tokenizer, folder)

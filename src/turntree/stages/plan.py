@@ -59,6 +59,7 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
         checkpointing=device.gradient_checkpointing,
         dense=device.name.startswith("cuda") and device.attention == "sdpa",
         referred=not imitates and train.loss.needs_reference_logprobs,
+        reference=None if imitates or config.reference is None else read_config(config.reference),
         tokens=train.max_tokens,
         rows=rows,
         context=context,

@@ -25,7 +25,7 @@ from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.engine.tokenizer import load_tokenizer, template_hash, tokenizer_hash
 from turntree.render.families import FamilyRenderer
 from turntree.render.template import ChatRenderer
-from turntree.stages.config import AUTO, HF, Device
+from turntree.stages.config import AUTO, HF, Device, ReinforcedTraining
 from turntree.train.config import SFTConfig
 from turntree.train.loop import Trainee
 from turntree.train.ranks import ProcessGroup
@@ -68,9 +68,14 @@ class Policy(Weights, ABC):
     def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1) -> bool:
         """Whether trees of paths of up to `tokens` tokens are packed (`isolation.shares_prefixes`)."""
 
-    def trainee(self, shared: bool, group: ProcessGroup) -> Trainee:
-        """The policy under training."""
-        return Trainee(self.model, self.engine, self.renderer, shared, group)
+    @abstractmethod
+    def open_reference(self, source: str, device: Device) -> tuple[Any, str]:
+        """Another policy for `trainee`, and the name of its weights. Raises `InputError` for one that cannot be
+        compared with this one token by token."""
+
+    def trainee(self, shared: bool, group: ProcessGroup, reference: Any = None) -> Trainee:
+        """The policy under training. `reference`: what the KL term pulls towards, where it is not this policy."""
+        return Trainee(self.model, self.engine, self.renderer, shared, group, reference)
 
     @abstractmethod
     def reads(self, tokens: int) -> int:
@@ -88,6 +93,14 @@ class Policy(Weights, ABC):
     def bill(self, cost: Cost) -> dict[str, float] | None:
         """What a server asks for this cost; None where there is no server with prices."""
         return None
+
+
+def open_reference(config: ReinforcedTraining, policy: Policy) -> tuple[Any, dict[str, str]]:
+    """The policy of `reference` for `Policy.trainee`, where it is another one, and what a run records of it."""
+    if config.reference is None:
+        return None, {}
+    reference, weights = policy.open_reference(config.reference, config.device)
+    return reference, {"reference": weights}
 
 
 def policy_name(model: str, environment: Part) -> str:

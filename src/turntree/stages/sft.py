@@ -45,7 +45,7 @@ def run_sft(
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
     config.sft.optimizer.require_steps(config.sft.steps(len(learned.examples)), "sft.optimizer.schedule")
-    sampling = Sampling(max_tokens=_MAX_TOKENS)
+    sampling = Sampling(max_tokens=config.check.max_tokens)
     trained_on = TrainedOn(sampling, config.sft.max_tokens, traces=lambda: found, task_seed=config.task_seed)
     with contextlib.ExitStack() as stack:
         tasks = stack.enter_context(open_held_out(config.check, trained_on, policy))
@@ -79,7 +79,6 @@ def _check(policy: Policy, success: SuccessCheck, step: int, row: Row) -> Checke
     return checked
 
 
-_MAX_TOKENS = 256  # of a turn of a held-out task
 _FOREIGN = "example_outside_vocabulary"
 
 

@@ -140,8 +140,17 @@ class TinkerPolicy(Policy):
     def reads(self, tokens: int) -> int:
         return self.engine.max_context
 
-    def trainee(self, shared: bool, group: ProcessGroup) -> TinkerTrainee:
-        return TinkerTrainee(self.model, self.engine, self.renderer, shared, group, self.start)
+    def open_reference(self, source: str, device: Device) -> tuple[Any, str]:
+        """One that a run with this carrier has trained, or the base."""
+        folder = resolve(source, weights=False)
+        path = _trained(folder).sampler if (folder / STATE).is_file() else None
+        if path is None and source != self.base:
+            hint = f"name a folder that a run with this carrier has written, or its base {self.base}"
+            raise InputError("is not on the server", path=folder, field="reference", hint=hint)
+        return self.adapter.session.sampler(path), f"tinker:{path or self.adapter.session.base_model}"
+
+    def trainee(self, shared: bool, group: ProcessGroup, reference: Any = None) -> TinkerTrainee:
+        return TinkerTrainee(self.model, self.engine, self.renderer, shared, group, reference or self.start)
 
     def imitation(self, examples: Sequence[Example], config: SFTConfig, group: ProcessGroup) -> TinkerSFT:
         return TinkerSFT(self.adapter, examples, config)

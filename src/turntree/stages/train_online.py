@@ -39,7 +39,15 @@ from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import HeldOutTasks, SuccessCheck
-from turntree.stages.policy import Policy, Speaker, load_policy, load_renderer, open_speaker, policy_name
+from turntree.stages.policy import (
+    Policy,
+    Speaker,
+    load_policy,
+    load_renderer,
+    open_reference,
+    open_speaker,
+    policy_name,
+)
 from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, check_servers, open_crew
@@ -65,6 +73,7 @@ def run_train_online(
     loggers.check(config.loggers)
     filters, estimator = config.build_filters(), config.build_estimator()
     policy = load_policy(policy_name(config.model, config.environment), config.device)
+    reference, pulls = open_reference(config, policy)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
     check_servers(config, policy)
     shared = _trains_on_trees(policy, config, group.size)
@@ -75,6 +84,7 @@ def run_train_online(
         judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {
             **policy.identity,
+            **pulls,
             **parts.identities(config),
             **identity(config.environment, opened),
             **{f"filters.{i}": parts.identity("filters", part) for i, part in enumerate(config.filters)},
@@ -89,7 +99,7 @@ def run_train_online(
         spread = None
         if weights is not None:
             spread = partial(Spread, weights.crew, tasks=playing.tasks, weights=weights, brancher=playing.brancher)
-        learner = policy.trainee(shared, group)
+        learner = policy.trainee(shared, group, reference)
         components = replace(playing, policy=learner, filters=filters, estimator=estimator, spread=spread)
         algorithm = OnlineGRPO(components, config.train, judge)
         overlap, success = _Overlap(), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from turntree.stages.config import TrainPivotConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
 from turntree.stages.own_path import open_own_path
-from turntree.stages.policy import Policy, Speaker, load_policy
+from turntree.stages.policy import Policy, Speaker, load_policy, open_reference
 from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
@@ -68,10 +68,10 @@ def run_train_pivot(
     `out/held_out.jsonl`, the cost in `out/cost.json`. An unfinished run of the same configuration and contents in `out`
     is resumed; any other is refused unless `overwrite`."""
     config = parts.resolved(config)
-    config = replace(config, check=config.checked)  # what counts, for the identity of the run
     loggers.check(config.loggers)
     selected = None if config.pivots is None else read_selected(config.pivots, config.traces)
     policy = load_policy(config.model, config.device)
+    reference, pulls = open_reference(config, policy)
     given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
     shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size)
@@ -83,6 +83,7 @@ def run_train_pivot(
         tasks = stack.enter_context(open_held_out(config.check, trained_on(config, given.traces, given.split), policy))
         inputs = {
             **policy.identity,
+            **pulls,
             **parts.identities(config),
             **given.hashes,
             "verifier": verifier.name,
@@ -95,7 +96,7 @@ def run_train_pivot(
         )
         crew = stack.enter_context(open_crew(__name__, config, policy, verifier=to_value(given.verifier)))
         draw = None if crew is None else partial(_drawn, crew, Published(crew, policy))
-        learner = policy.trainee(shared, group)
+        learner = policy.trainee(shared, group, reference)
         algorithm = PivotRL(learner, config.train, given.pivots, verifier, own=own, draw=draw)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         checks = [_check_states(config, policy, verifier, given.traces), success]

@@ -38,7 +38,7 @@ def run_algorithm(
     finished. `warnings` are those of a row; the bar shows its figures `shown`."""
     checkpoints, done = resume(run, config.checkpoints)
     watch = None
-    if isinstance(algorithm, RolloutAlgorithm):
+    if isinstance(algorithm, RolloutAlgorithm) and not getattr(config, "reference", None):  # which teaches all groups
         watch = GradientWatch(algorithm.steps, run.metrics() if done else (), algorithm.patience)
     stage = run.identity["stage"]
     with loggers.following(run, config.loggers), progress((), stage, total=algorithm.steps, initial=done) as bar:

@@ -154,21 +154,25 @@ def train(algorithm: Algorithm, hooks: Hooks) -> Trained:
 @dataclass(frozen=True)
 class Trainee:
     """The policy of a run: `engine` samples from `model` what `renderer` puts into tokens. Without `shared` every
-    rollout is trained in a row of its own (`isolation.shares_prefixes`). The ranks of `group` share each update."""
+    rollout is trained in a row of its own (`isolation.shares_prefixes`). The ranks of `group` share each update.
+    `reference` is the frozen policy of the KL term (None: what `model` is when the run begins)."""
 
     model: PreTrainedModel
     engine: StreamingEngine
     renderer: Renderer
     shared: bool = True
     group: ProcessGroup = SINGLE
+    reference: Any = None
 
     def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> AnyLearner:
         """What learns from its rollouts, in so many optimizer steps."""
         from turntree.train.trainer import open_trainers  # they load torch, which a carrier does without
         from turntree.train.update import Learner
 
-        referred = config.loss.needs_reference_logprobs
-        trainers = open_trainers(self.model, config.optimizer, steps, self.group, referred=referred)
+        reference = None
+        if config.loss.needs_reference_logprobs:
+            reference = self.model if self.reference is None else self.reference
+        trainers = open_trainers(self.model, config.optimizer, steps, self.group, reference=reference)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
             cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here
         loss, most = config.loss.of(sampling), config.max_tokens

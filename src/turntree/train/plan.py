@@ -11,7 +11,7 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class Planned:
     checkpointing: bool = False
     dense: bool = False  # the whole mask, as SDPA wants it on CUDA; else attention without one
     referred: bool = False
+    reference: PreTrainedConfig | None = None  # of another policy than the model's, which the KL term pulls towards
     tokens: int = 8192
     branches: int = 8
     rows: int = 8
@@ -94,13 +95,15 @@ def memory(config: PreTrainedConfig, asked: Planned) -> Memory:
     windows = batches(config.get_text_config().vocab_size, asked)  # real ones
     with torch.device("meta"):
         model = outline(config, asked)
+        taught = asked.reference and outline(asked.reference, replace(asked, lora=None, frozen=()))
     with _group(asked.ranks) as group, warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # a copied model's
-        model.to_empty(device="cpu")
-        model.tie_weights()
-        prepare(model, asked)
+        for each in (model, *([taught] if taught else [])):
+            each.to_empty(device="cpu")
+            each.tie_weights()
+            prepare(each, asked)
         caches = _cache_bytes(model, asked.context) * asked.rows
-        trainer = trained(model, asked, group)
+        trainer = trained(model, taught or None, asked, group)
         tracker = _Tracker()
         reference = trainer.reference if isinstance(trainer.reference, PreTrainedModel) else None
         known = [trainer.model, *trainer.optimizer.masters, *([] if reference is None else [reference])]
@@ -147,13 +150,15 @@ def prepare(model: PreTrainedModel, asked: Planned) -> None:
         set_checkpointing(model)
 
 
-def trained(model: PreTrainedModel, asked: Planned, group: ProcessGroup) -> Trainer:
-    """Rank 0's trainer."""
-    settings, referred = OptimizerConfig(), asked.referred
-    if group.size == 1:  # whether an adapter is fresh is in its values, of which there are none here
-        reference = (frozen_reference(model) if asked.lora is None else AdapterOff(model)) if referred else None
-        return Trainer(model, reference, Optimizer(model.parameters(), settings, 2))
-    return joined(model, referred, asked.lora is not None, settings, 2, torch.get_num_threads(), group)
+def trained(model: PreTrainedModel, reference: PreTrainedModel | None, asked: Planned, group: ProcessGroup) -> Trainer:
+    """Rank 0's trainer; `reference` is another policy than the model. Whether an adapter is fresh is in its values, of
+    which there are none here."""
+    settings, fresh = OptimizerConfig(), asked.referred and reference is None and asked.lora is not None
+    if group.size == 1:
+        own = AdapterOff(model) if fresh else frozen_reference(model) if asked.referred else None
+        return Trainer(model, reference or own, Optimizer(model.parameters(), settings, 2))
+    kind = "adapter off" if fresh else "frozen" if asked.referred else None
+    return joined(model, reference or model, kind, settings, 2, torch.get_num_threads(), group)
 
 
 def batches(vocabulary: int, asked: Planned) -> list[list[PackedBatch]]:

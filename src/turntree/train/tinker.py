@@ -131,17 +131,14 @@ class TinkerWeights:
 
 @dataclass(frozen=True)
 class TinkerTrainee(Trainee):
-    """A policy that is trained on a server: `model` is its adapter. `start` samples from the weights that it
-    began with, the reference of a KL term."""
-
-    start: Any = None
+    """A policy that is trained on a server: `model` is its adapter, `reference` samples from other weights."""
 
     def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> TinkerLearner:
         _require_loss(config, sampling)
         engine: Any = self.engine
         adapter: Any = self.model
         weights = TinkerWeights(adapter, config.optimizer, steps)
-        return TinkerLearner(weights, engine, config, self.start if config.loss.needs_reference_logprobs else None)
+        return TinkerLearner(weights, engine, config, self.reference if config.loss.needs_reference_logprobs else None)
 
 
 def _require_loss(config: ReinforcedConfig, sampling: Sampling) -> None:

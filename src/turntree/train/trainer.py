@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -113,37 +113,38 @@ def open_trainers(
     total_steps: int | None,
     group: ProcessGroup = SINGLE,
     *,
-    referred: bool = False,
+    reference: PreTrainedModel | None = None,
 ) -> Trainers:
-    """The trainers of `model`, which rank 0's engine samples from. `referred`: they have the policy as it is now for a
-    reference. With several ranks each holds a shard of copies of both."""
+    """The trainers of `model`, which rank 0's engine samples from. `reference` is that of the KL term: a frozen model,
+    or `model` itself for what it is now. With several ranks each holds a shard of copies of both."""
+    own = reference is model
     if group.size == 1:
-        reference = frozen_reference(model) if referred else None
-        return Trainers(Trainer(model, reference, Optimizer(model.parameters(), config, total_steps)))
+        frozen = frozen_reference(model) if own else reference
+        return Trainers(Trainer(model, frozen, Optimizer(model.parameters(), config, total_steps)))
     threads = max(1, torch.get_num_threads() // group.here)
-    fresh = referred and is_fresh(model)
-    opened = partial(joined, None, referred, fresh, config, total_steps, threads)
+    kind = None if reference is None else "adapter off" if own and is_fresh(model) else "frozen"
+    opened = partial(joined, None, None, kind, config, total_steps, threads)
     group.scatter([opened] * group.size)
-    return Trainers(joined(model, referred, fresh, config, total_steps, threads, group))
+    return Trainers(joined(model, reference, kind, config, total_steps, threads, group))
 
 
 def joined(
     model: PreTrainedModel | None,
-    referred: bool,
-    fresh: bool,
+    reference: PreTrainedModel | None,
+    kind: Literal["adapter off", "frozen"] | None,
     config: OptimizerConfig,
     total_steps: int | None,
     threads: int,
     group: ProcessGroup,
 ) -> Trainer:
-    """A rank's part of the trainers that rank 0 opens, which alone has the model."""
+    """A rank's part of the trainers that rank 0 opens, which alone has the models. `kind` is that of the reference."""
     torch.set_num_threads(threads)
     trained = shard(model, group)
-    reference = None
-    if referred:
-        reference = AdapterOff(trained) if fresh else shard(model, group, frozen=True)
+    referred = AdapterOff(trained) if kind == "adapter off" else None
+    if kind == "frozen":
+        referred = shard(reference, group, frozen=True)
     served = None if model is None else list(parameters_of(model).values())
-    return Trainer(trained, reference, Optimizer(trained.parameters(), config, total_steps), group, served)
+    return Trainer(trained, referred, Optimizer(trained.parameters(), config, total_steps), group, served)
 
 
 def follow(group: ProcessGroup) -> Any:
