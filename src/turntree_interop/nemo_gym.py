@@ -41,6 +41,7 @@ from turntree.logs.rows import (
     named_prompt,
     reward,
     text,
+    text_within,
 )
 from turntree.run.jsonl import write_lines
 from turntree.traces.formats.row import part_of
@@ -236,19 +237,7 @@ def _call_text(item: dict[str, Any]) -> str:
 
 
 def _words(item: dict[str, Any]) -> str:
-    return _text(item.get("output") if item.get("type") == "function_call_output" else item.get("content"))
-
-
-def _text(content: Any) -> str:
-    """Text as it is, or in parts, which may hold parts; what is no text stands as its JSON, for two of them differ."""
-    if isinstance(content, list):
-        return "".join(map(_text, cast("list[Any]", content)))
-    if isinstance(content, dict):
-        part = cast("dict[str, Any]", content)
-        held = next((part[key] for key in ("text", "content", "output", "refusal") if part.get(key) is not None), None)
-        content = json.dumps(part, sort_keys=True) if held is None else held
-        return content if held is None else _text(held)
-    return content if isinstance(content, str) else "" if content is None else json.dumps(content)
+    return text_within(item.get("output") if item.get("type") == "function_call_output" else item.get("content"))
 
 
 Domain = Literal["tau2", "function_calling", "search", "swe", "droid", "terminal"]

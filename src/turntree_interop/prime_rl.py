@@ -36,6 +36,7 @@ from turntree.logs.rows import (
     reward,
     step_of,
     text,
+    text_within,
 )
 from turntree.logs.suspects import suspect_of
 from turntree.traces.formats.row import part_of
@@ -205,7 +206,7 @@ def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Sa
             observations.append("\n".join(seen))
             seen = []
         else:
-            seen.append(str(message.get("content") or ""))
+            seen.append(text_within(message.get("content")))
     return _Said(tuple(actions), tuple(observations))
 
 
@@ -221,10 +222,8 @@ def _chat(message: Row) -> Row:
             if "function" in call
             else {"function": {key: cast("Row", call).get(key) for key in ("name", "arguments")}}
         )
-    content = message.get("content")
-    return {"role": "assistant", "content": content if isinstance(content, str) else ""} | (
-        {"tool_calls": calls} if calls else {}
-    )
+    said = {"role": "assistant", "content": text_within(message.get("content"))}
+    return said | ({"tool_calls": calls} if calls else {})
 
 
 def _name_of(error: Any) -> str:

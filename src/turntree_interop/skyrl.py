@@ -149,10 +149,12 @@ def _goes_on(before: Row, row: Row) -> bool:
 
 
 def _total(scores: list[Any]) -> Any:
-    """The sum of the scores of all steps, each a number or one a token."""
+    """The sum of the scores of all steps, each a number or one a token; of a step without one there is none."""
     if len(scores) == 1 and not isinstance(scores[0], list):
         return scores[0]
     flat = [one for score in scores for one in (cast("list[Any]", score) if isinstance(score, list) else [score])]
+    if any(one is None or one != one for one in flat):
+        return None
     if not all(isinstance(one, int | float) and not isinstance(one, bool) for one in flat):
         raise RowRefused("a list of scores holds something else than numbers")
     try:

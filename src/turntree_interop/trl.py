@@ -433,7 +433,7 @@ def _groups(
                 report.drop(refused.reason, path, line)
         if again:
             report.drop("the generation batch of the step before, logged again", path, count=len(records))
-        _check_advantages(list(batches.values()), options.rewards, path, weighted=weighted)
+        _check_advantages(list(batches.values()), options.rewards, path, report, weighted=weighted)
         yield from grouped(rows, path, report)
 
 
@@ -515,29 +515,46 @@ def _text(value: Any) -> str:
 
 
 def _check_advantages(
-    groups: Sequence[Sequence[tuple[float | None, Record]]], rewards: tuple[str, ...], path: Path, *, weighted: bool
+    groups: Sequence[Sequence[tuple[float | None, Record]]],
+    rewards: tuple[str, ...],
+    path: Path,
+    report: ReadReport,
+    *,
+    weighted: bool,
 ) -> None:
     """Raise `InputError` where the advantages of a group do not rise with its reward on a straight line: the wrong
-    columns were summed, or one prompt stands for several tasks. `weighted`: any weights but negative ones will do."""
+    columns were summed, or one prompt stands for several tasks. `weighted`: any weights but negative ones will do.
+    TRL has trained on completions without any reward as on failures: where advantages show it, it is said."""
+    failed = 0
     for group in groups:
-        pairs = [(value, row) for value, row in group if value is not None and _is_number(row.get("advantage"))]
-        if len(pairs) < 2:
+        known = [(value, row) for value, row in group if _is_number(row.get("advantage"))]
+        taught = sum(value is None and abs(row["advantage"]) > FLAT for value, row in known)
+        if taught and _fits([(value or 0.0, row) for value, row in known], rewards, weighted=weighted):
+            failed += taught
             continue
-        advantage = np.array([float(row["advantage"]) for _, row in pairs])
-        sums = [value for value, _ in pairs]
-        columns = [[float(row[name]) if _is_number(row.get(name)) else 0.0 for name in rewards] for _, row in pairs]
-        values = np.array(columns if weighted else [[value] for value in sums])
-        off = _off(values - values.mean(axis=0), advantage - advantage.mean())
-        largest = float(np.abs(advantage).max())
-        fits = off <= max(FLAT, FIT * largest) * math.sqrt(len(pairs))
-        if not fits or is_zero_variance(sums) != (largest <= FLAT):
+        scored = [(value, row) for value, row in known if value is not None]
+        if len(scored) > 1 and not _fits(scored, rewards, weighted=weighted):
             raise InputError(
-                f"the advantages of {len(pairs)} rows of one step with one prompt are not those of a group "
+                f"the advantages of {len(scored)} rows of one step with one prompt are not those of a group "
                 f"whose reward is the sum of {', '.join(rewards)}",
                 path=path,
                 hint="name the columns that were rewards with --reward (weights other than 1 are not known); where "
                 "several tasks share a prompt, this log does not tell their groups apart",
             )
+    if failed:
+        report.note(f"{path.name}: completions without a reward were trained on as if it were 0: {failed}")
+
+
+def _fits(pairs: Sequence[tuple[float, Record]], rewards: tuple[str, ...], *, weighted: bool) -> bool:
+    """Whether the advantages of these rows are those of a group with these rewards."""
+    advantage = np.array([float(row["advantage"]) for _, row in pairs])
+    sums = [value for value, _ in pairs]
+    columns = [[float(row[name]) if _is_number(row.get(name)) else 0.0 for name in rewards] for _, row in pairs]
+    values = np.array(columns if weighted else [[value] for value in sums])
+    off = _off(values - values.mean(axis=0), advantage - advantage.mean())
+    largest = float(np.abs(advantage).max())
+    fits = off <= max(FLAT, FIT * largest) * math.sqrt(len(pairs))
+    return fits and is_zero_variance(sums) == (largest <= FLAT)
 
 
 def _off(columns_NC: NDArray[np.float64], target_N: NDArray[np.float64]) -> float:

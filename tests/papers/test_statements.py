@@ -151,7 +151,7 @@ def test_pivotrl_the_kl_term_of_eq_7_has_the_gradient_of_kl_to_the_reference(the
     assert torch.allclose(*(torch.autograd.grad(x, theta, retain_graph=True)[0] for x in (expected, exact)))
 
 
-@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=16), st.sampled_from([0.2, 0.5, 0.6, 1.0]))
+@given(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=16), st.sampled_from([0.2, 0.5, 0.6, 1.0]))
 def test_pivotrl_eq_4_and_5_mean_variance_and_which_turns_are_kept(rewards: list[float], threshold: float) -> None:
     p = sum(rewards) / len(rewards)
     assert moments(rewards) == pytest.approx((p, p * (1 - p)))  # of rewards 0 and 1

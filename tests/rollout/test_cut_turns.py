@@ -1,6 +1,7 @@
 """A turn that the token limit cut is worth nothing wherever turns are judged, and every record says so."""
 
 import json
+from dataclasses import replace
 
 import pytest
 

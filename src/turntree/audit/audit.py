@@ -40,7 +40,13 @@ def run_audit(
     """The audit, with the `log`: what was read and dropped, and its framework's filter. `watch` sees the counts."""
     log = open_log(paths, config.log_format)
     log.report.watch = watch
-    result = audit(log, config)
+    try:
+        result = audit(log, config)
+    except InputError as error:
+        lost = ", ".join(f"{count} {why} (first: {log.report.first[why]})" for why, count in log.report.dropped.items())
+        if not lost or error.path is not None:
+            raise
+        raise InputError(f"{error.problem}; dropped: {lost}", path=paths[0], hint=error.hint) from error
     setting = log.format.filter_setting
     return {**result, "log": {"paths": list(map(str, paths)), "filter_setting": setting, **log.report.to_json()}}
 

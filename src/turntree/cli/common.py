@@ -80,7 +80,10 @@ def censored(what: str, reasons: dict[str, int], played: int) -> list[str]:
 
 def counted(read: dict[str, Any] | None) -> list[str]:
     """What was told apart and dropped when a log was read; None is a table, of which every row is read."""
-    return [] if read is None else [*read["notes"], *(f"dropped {n}: {why}" for why, n in read["dropped"].items())]
+    if read is None:
+        return []
+    first = read["first_dropped"]
+    return [*read["notes"], *(f"dropped {n}: {why} (first: {first[why]})" for why, n in read["dropped"].items())]
 
 
 def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> None:

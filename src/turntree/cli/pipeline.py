@@ -90,11 +90,19 @@ def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
     finish(result, json_path, _profile_lines(result, out))
 
 
+_FAULTS = {
+    "truncated": "samples cut by the token limit",
+    "unjudged": "samples that the verifier did not judge",
+    "gold_refused": "demonstrations that the verifier refuses",
+    "gold_unjudged": "demonstrations that it did not judge",
+}
+
+
 def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
     told = result | {"unjudged": result["unjudged"] - sum(result["faults"].values())}  # by the verifier
-    keys = ("truncated", "unjudged", "faults", "gold_refused", "gold_unjudged")
-    faults = {key: told[key] for key in keys if told[key]}
-    missed = "holds no accepted action to compare exact matching with"
+    faults = [f"{told[key]} {what}" for key, what in _FAULTS.items() if told[key]]
+    faults += [f"{count} {why}" for why, count in told["faults"].items()]
+    missed = "no sample was accepted, so exact matching has no miss rate"
     if result["miss_rate"] is not None:
         missed = f"exact matching would miss {result['miss_rate']:.1%} of the acceptable actions"
     classes = ", ".join(f"{count} {name}" for name, count in sorted(result["classes"].items()))
@@ -110,7 +118,7 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
         )
     if result["classes"].get("all succeed") == result["candidates"]:
         lines.append("the policy has mastered every turn: none is a pivot. Take harder traces, or fewer epochs of SFT")
-    lines += [f"look at this first: {faults}"] if faults else []
+    lines += [f"look at this first: {', '.join(faults)}"] if faults else []
     return [*lines, *([f"not candidates: {_counts(result['skipped_turns'])}"] if result["skipped_turns"] else [])]
 
 
@@ -189,7 +197,7 @@ def _success(result: dict[str, Any], steps: str = "steps") -> list[str]:
     """What a training says first, with what its steps are called."""
     success = result["success"]
     if success is None:
-        told = ["success was not looked at: no environment is known (check.environment), or check.tasks is 0"]
+        told = ["held-out success was not measured: check.tasks is 0, or no environment is known (check.environment)"]
         lost = [f"{kind} {was:.2f} -> {now:.2f}" for kind, (was, now) in result.get("kinds", {}).items() if now < was]
         if lost:
             told.append(f"accepted less often than at the start, by kind of action: {', '.join(lost)}")
@@ -198,7 +206,7 @@ def _success(result: dict[str, Any], steps: str = "steps") -> list[str]:
         "unknown" if success[name] is None else f"{success[name]:.1%}" for name in ("start", "end", "best")
     )
     told = f"success {start} -> {end} of {success['tasks']} held-out tasks"
-    if success["change"] is not None and success["change"][1] is not None:
+    if success["change"] is not None:
         mean, low, high = (100 * value for value in success["change"])
         told += f" ({mean:+.1f} points [{low:+.1f}, {high:+.1f}])"
     if success["best_step"] not in (None, result[steps]):

@@ -92,17 +92,18 @@ def _built(format: Part) -> LogFormat:
 
 
 def _files(path: Path) -> list[Path]:
-    """Of a folder: its rollout log (which is complete), else the trees that it kept, else what a format says lies
-    there, else its JSON lines, else those of its folders (one a step); in natural order of their names."""
+    """Of a folder: the rollout log of a run (which is complete), else the trees that it kept, else what a format says
+    lies there, else its JSON lines, else those of its folders (one a step); in natural order of their names."""
     if not path.is_dir():
         if not path.exists():
             raise InputError("does not exist", path=path, hint="check the path")
         return [path]
     formats = _formats().values()
     beside = [name for format in formats for name in format.beside]
+    for name, format in ((rollouts.FILE_NAME, "turntree"), (trees.FILE_NAME, "trees")):
+        if (path / name).is_file() and not _is_another(path / name, format):
+            return [path / name]
     for patterns in (
-        (rollouts.FILE_NAME,),
-        (trees.FILE_NAME,),
         *(format.folders for format in formats),
         ("*.jsonl", "*.jsonl.gz", "*.jsonl.xz", "*.parquet"),
         ("*/*.jsonl", "*/*.jsonl.gz", "*/*.jsonl.xz", "*/*.parquet"),
@@ -112,6 +113,14 @@ def _files(path: Path) -> list[Path]:
         if found:
             return sorted(found, key=_natural)
     return []
+
+
+def _is_another(path: Path, format: str) -> bool:
+    """Whether it is of another format than its name says: NeMo Gym writes a rollouts.jsonl too."""
+    try:
+        return _recognise(path) != format
+    except InputError:
+        return False
 
 
 def _formats() -> dict[str, type[LogFormat]]:

@@ -118,6 +118,18 @@ def writable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def text_within(content: Any) -> str:
+    """Text as it is, or in parts, which may hold parts; what is no text stands as its JSON, for two of them differ."""
+    if isinstance(content, list):
+        return "".join(map(text_within, cast("list[Any]", content)))
+    if isinstance(content, dict):
+        part = cast("dict[str, Any]", content)
+        held = next((part[key] for key in ("text", "content", "output", "refusal") if part.get(key) is not None), None)
+        content = json.dumps(part, sort_keys=True) if held is None else held
+        return content if held is None else text_within(held)
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content)
+
+
 def needed(row: dict[str, Any], name: str) -> str:
     found = text(row, name)
     if found is None:
@@ -281,6 +293,6 @@ class ReadReport:
             "first_dropped": dict(sorted(self.first.items())),
             "notes": [
                 *self.notes,
-                *(f"told apart: {count} x {what}" for what, count in self.apart.most_common()),
+                *(f"one name for several, split: {count} x {what}" for what, count in self.apart.most_common()),
             ],
         }

@@ -40,13 +40,13 @@ class Class(StrEnum):
     EASY = "mixed but easy"  # mixed rewards, mean of at least lambda
     SUCCEED = "all succeed"  # the same reward above zero everywhere
     FAIL = "all fail"
-    UNJUDGED = "unjudged"
+    UNJUDGED = "unjudged"  # fewer than two rewards
 
 
 def moments(rewards: Sequence[float]) -> tuple[float, float] | None:
-    """Mean and population variance (Eq. 4) of judged rewards; None without any. Equal rewards have a variance of
-    exactly 0, without rounding error."""
-    if not rewards:
+    """Mean and population variance (Eq. 4) of judged rewards; None of fewer than two, which cannot differ. Equal
+    rewards have a variance of exactly 0, without rounding error."""
+    if len(rewards) < 2:
         return None
     mean = math.fsum(rewards) / len(rewards)
     if is_zero_variance(rewards):

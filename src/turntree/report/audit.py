@@ -130,7 +130,7 @@ def sentences(result: dict[str, Any]) -> list[str]:
         f"{count(why['all_succeed'])} succeeded as a whole{looks}."
     ]
     if counts["censored"] or counts["censored_rollouts"]:
-        few = f"; {plural(counts['censored'], 'group')} with fewer than two scored rollouts are in no rate"
+        few = f"; {plural(counts['censored'], 'group')} with fewer than two scored rollouts left out of all rates"
         lines.append(
             f"{plural(counts['censored_rollouts'], 'rollout')} had no reward{few if counts['censored'] else ''}."
         )
@@ -143,8 +143,8 @@ def sentences(result: dict[str, Any]) -> list[str]:
     if dilution["amplification"] is not None and dilution["amplification"] > 1:
         how = f" ({result['log']['format']}: {setting})" if (setting := result["log"]["filter_setting"]) else ""
         lines.append(
-            f"A loss that averages over all rollouts was {percent(dilution['share'], 0)} zeros: without them its "
-            f"gradient would have been {dilution['amplification']:.2f} times as large. "
+            f"{percent(dilution['share'], 0)} of the rollouts in the loss had advantage zero: a mean over the others "
+            f"would have had a gradient {dilution['amplification']:.2f} times as large. "
             f"DAPO’s filter leaves them out{how}."
         )
     return lines

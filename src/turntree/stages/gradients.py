@@ -119,6 +119,9 @@ def diagnosis(rows: Sequence[Row]) -> tuple[str, str]:
     ):
         if ended[stop] >= NEARLY_ALL * played > 0:
             return f"{ended[stop]} of {played} rollouts ended at the limit of their {what}", hint
+    groups, lost = (sum(row.get(name, 0) for row in rows) for name in ("groups", "groups_censored"))
+    if 2 * lost >= groups > 0 and (why := reasons(rows)):
+        return f"{lost} of {groups} groups have fewer than two rewards ({most_frequent(why)})", remedy(why)
     low, high = min(means), max(means)
     equal = "all rewards of a group are equal"
     what = f"every reward is {low:g}" if low == high else f"{equal} (means {low:.3g} to {high:.3g})"

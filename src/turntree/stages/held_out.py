@@ -243,13 +243,13 @@ class SuccessCheck:
         """What a run says of its success; `start` names the policy that it began with. A share is None where its tasks
         have no outcome, and `best_model` where its weights were lost with a killed process."""
         looks = self.looks()
-        highest, interval = best(looks), change(looks[0], looks[-1])
+        highest, changed = best(looks), change(looks[0], looks[-1])
         kept = str(self._run.path / BEST) if highest is not None and self._kept() == highest.step else None
         return {
             "tasks": len(looks[-1].outcomes),
             "start": looks[0].success,
             "end": looks[-1].success,
-            "change": None if interval is None else [interval.mean, interval.low, interval.high],
+            "change": None if changed is None else list(changed),
             "looks": len(looks),
             "best": None if highest is None else highest.success,
             "best_step": None if highest is None else highest.step,

@@ -56,7 +56,7 @@ _REMEDIES = {
     "unknown_key": "keep such keys with --unknown-keys keep",
     "not_successful": "import failures too: leave --success-only away",
     "success_unknown": "the source does not say what succeeded: leave --success-only away",
-    "no_candidate_turn": "see dropped_turns for why; --set candidates=turns takes every turn",
+    "no_candidate_turn": "see dropped_turns; --set candidates=turns takes what the format's rule leaves out",
     "no_assistant_turn": "the files hold tasks, not episodes: record some with `turntree traces record`",
 }
 

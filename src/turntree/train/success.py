@@ -16,7 +16,7 @@ from typing import Any
 
 from turntree.run.distributions import at_least
 from turntree.run.means import mean
-from turntree.run.statistics import Interval, t_interval
+from turntree.run.statistics import paired_bootstrap
 
 FALSE_ALARMS = 0.04  # chance that a run ends although success is what it was, over all its looks
 FEWEST_SCORED = 0.9  # of the tasks that the start has an outcome of; a look with fewer says nothing about success
@@ -52,10 +52,11 @@ def best(looks: Sequence[Look]) -> Look | None:
     return max(counting, key=lambda look: (look.success, -look.step), default=None)
 
 
-def change(start: Look, now: Look) -> Interval | None:
-    """The change in success, over the tasks that both looks have an outcome of; None where there are none."""
+def change(start: Look, now: Look) -> tuple[float, float, float] | None:
+    """The change in success over the tasks that both looks have an outcome of (None where there are none) with its 95%
+    interval, as the report has it."""
     both = sorted(start.outcomes.keys() & now.outcomes.keys())
-    return t_interval([now.outcomes[task] - start.outcomes[task] for task in both]) if both else None
+    return paired_bootstrap(*([look.outcomes[task] for task in both] for look in (now, start))) if both else None
 
 
 def fewest_lost(level: float) -> int:
@@ -115,11 +116,10 @@ def moved_kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, flo
     return dict(sorted(pairs.items(), key=lambda pair: (pair[1][1] - pair[1][0], pair[0])))
 
 
-def _signed(interval: Interval | None) -> str:
-    assert interval is not None  # tasks were lost
-    if interval.low is None or interval.high is None:
-        return f"{100 * interval.mean:+.1f} points"
-    return f"{100 * interval.mean:+.1f} points [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+def _signed(changed: tuple[float, float, float] | None) -> str:
+    assert changed is not None  # tasks were lost
+    mean, low, high = (100 * value for value in changed)
+    return f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 def _moved(before: Mapping[str, float], after: Mapping[str, float]) -> str:

@@ -26,7 +26,7 @@ ID_KEYS = ("id", "trajectory_id", "uuid")
 GROUP_KEYS = ("group", "task_id", "instance_id")
 ROW_KEYS = frozenset(
     {"messages", "tools", "functions", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
-    | {"environment", "meta"}
+    | {"environment", "meta", "parallel_tool_calls"}
 )
 # weight 0: OpenAI's mark for "do not train on this turn"
 MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight", *REASONING_KEYS}
@@ -62,6 +62,7 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
         strict=unknown_keys == "stop",
     )
     count_unknown(extra, (), "", chat.ignored)
+    chat.ignored.update(key for key in ("parallel_tool_calls",) if row.get(key) is not None)  # of OpenAI's fine-tuning
     functions = [{"type": "function", "function": one} for one in list_of(row, "functions", "a list of functions")]
     chat.tools = chat_tools([*functions, *list_of(row, "tools", "a list of tool declarations")], chat.ignored)
     chat.messages = [_known_part(m, f"messages[{i}].", unknown_keys, chat) for i, m in enumerate(chat.messages)]

@@ -55,8 +55,8 @@ _ITEM_KEYS = {
     ),
 }
 _META_KEYS = words(
-    "_ng_task_index _ng_rollout_index instance_id category scenario meta_info pivot_agent_turn_index "
-    "pass_rate pass_rate_total pass_rate_passed"
+    "trajectory_id source_trajectory_uid _ng_task_index _ng_rollout_index instance_id category scenario meta_info "
+    "pivot_agent_turn_index pass_rate pass_rate_total pass_rate_passed"
 )
 
 
