@@ -20,7 +20,7 @@ import struct
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
@@ -30,7 +30,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, Session
-from turntree.env.worker import Call, Rebuild, Reply, serve
+from turntree.env.worker import Call, Reply, serve
 from turntree.run.workers import without_interrupts
 
 _START_SECONDS = 120.0  # for a worker to import what it and its environments need
@@ -200,13 +200,13 @@ class _Worker:
                 self._start()
             forget = [self.forget.popleft() for _ in range(len(self.forget))]
             self._held.difference_update(forget)
-            rebuild = None
+            call = Call(seat.number, action, forget)
             if seat.number not in self._held:
-                rebuild = Rebuild(seat.source, session.actions, session.answers)
+                call = replace(call, source=seat.source, actions=session.actions, answers=session.answers)
             self._held.discard(seat.number)  # until it is answered
             try:
-                self._pipe.send(Call(seat.number, action, rebuild, forget))
-                return rebuild is not None
+                self._pipe.send(call)
+                return call.source is not None
             except OSError:
                 self._end()
         raise _Lost("the worker died before it took the call")

@@ -17,23 +17,16 @@ from turntree.run.workers import die_with_parent
 
 
 @dataclass(frozen=True)
-class Rebuild:
-    """How a worker rebuilds a session that it does not hold. `source` is the pickled environment."""
-
-    source: bytes
-    actions: Sequence[Message]
-    answers: Sequence[Observation]
-
-
-@dataclass(frozen=True)
 class Call:
-    """One call, on the wire. `action` None is `reset`; `rebuild` None says that the worker holds the session;
-    `forget` names sessions that are over."""
+    """One call, on the wire. `action` None is `reset`; `forget` names sessions that are over. Where the worker does not
+    hold the session, `source` is its pickled environment, for a replay of `actions`, which had `answers`."""
 
     session: int
     action: Message | None
-    rebuild: Rebuild | None
-    forget: Sequence[int] = ()
+    forget: Sequence[int]
+    source: bytes | None = None
+    actions: Sequence[Message] = ()
+    answers: Sequence[Observation] = ()
 
 
 @dataclass(frozen=True)
@@ -73,9 +66,9 @@ def _answer(call: Call, held: dict[int, Environment], next_step: Callable[[], No
     started, calls = time.perf_counter(), 0
     environment = held.pop(call.session, None)
     try:
-        if call.rebuild is not None:
-            environment = pickle.loads(call.rebuild.source)
-            session = Session(environment, list(call.rebuild.actions), list(call.rebuild.answers))
+        if call.source is not None:
+            environment = pickle.loads(call.source)
+            session = Session(environment, list(call.actions), list(call.answers))
             next_step()
             for turn in replay(environment, session):
                 calls = turn

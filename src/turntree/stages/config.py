@@ -148,7 +148,8 @@ class HeldOutConfig:
     experiment go on to their end, and nothing reads but their last.)"""
 
     def __post_init__(self) -> None:
-        at_least(self, "check.", tasks=0)
+        least = {"tasks": 0, "temperature": 0, "max_turns": 1, "max_tokens": 1, "states": 0, "samples": 1}
+        at_least(self, "check.", **{name: number for name, number in least.items() if name in vars(self)})
 
     @property
     def wanted(self) -> int:
@@ -163,10 +164,6 @@ class EpisodesCheckConfig(HeldOutConfig):
     temperature: float = 0.0
     """Sampling temperature of held-out episodes (0: greedy)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "check.", temperature=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessConfig(HeldOutConfig):
@@ -177,10 +174,6 @@ class SuccessConfig(HeldOutConfig):
     max_turns: int | None = None
     """Longest episode (default: own.max_turns, or the longest of the traces)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "check.", max_turns=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SFTCheckConfig(SuccessConfig):
@@ -188,10 +181,6 @@ class SFTCheckConfig(SuccessConfig):
 
     max_tokens: int = 256
     """Longest completion of one turn."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "check.", max_tokens=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,10 +191,6 @@ class CheckConfig(SuccessConfig):
     """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
     samples: int = field(default=4, metadata=FIXED)
     """Rollouts per development candidate."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(self, "check.", states=0, samples=1)
 
 
 # the stages

@@ -54,18 +54,17 @@ def _why(rows: Sequence[Row]) -> dict[str, int]:
 
 
 class GradientWatch:
-    """What a run says of itself as it goes on; `rows` are those of an earlier part of it. With `patience` above 0 the
-    run ends after so many steps in a row without a gradient."""
+    """What a run says of itself as it goes on; `rows` are those of an earlier part of it."""
 
-    def __init__(self, steps: int, rows: Sequence[Row] = (), patience: int = 0) -> None:
-        self._steps, self._patience = steps, patience
+    def __init__(self, steps: int, rows: Sequence[Row] = ()) -> None:
+        self._steps = steps
         self._since: list[Row] = []  # the steps since the last gradient
         self._learned = False
         for row in rows:
             self._take(row)
 
     def warnings(self, row: Row) -> list[str]:
-        """The warnings for the next row. Raises `InputError` where the run is to end."""
+        """The warnings for the next row."""
         unrewarded = bool(self._since) and self._since[-1]["reward_mean"] is None
         if not self._take(row):
             return []
@@ -74,9 +73,6 @@ class GradientWatch:
             found.append(f"step {step}: no rollout has a reward, so nothing was trained ({most_frequent(why)})")
         if not self._learned and step == min(3, self._steps) and any(r["reward_mean"] is not None for r in self._since):
             found.append(f"step {step}: no group has had a gradient so far: {'; '.join(diagnosis(self._since))}")
-        if self._patience and len(self._since) >= self._patience:
-            what, hint = diagnosis(self._since)
-            raise InputError(f"no group had a gradient in {len(self._since)} steps in a row: {what}", hint=hint)
         kl = math.inf if row.get("kl") is None else row["kl"]
         if self._learned and step == max(3, math.ceil(self._steps / 10)) and kl < STILL:
             found.append(

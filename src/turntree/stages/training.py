@@ -39,7 +39,7 @@ def run_algorithm(
     checkpoints, done = resume(run, config.checkpoints)
     watch = None
     if isinstance(algorithm, RolloutAlgorithm) and not getattr(config, "reference", None):  # which teaches all groups
-        watch = GradientWatch(algorithm.steps, run.metrics() if done else (), algorithm.patience)
+        watch = GradientWatch(algorithm.steps, run.metrics() if done else ())
     stage = run.identity["stage"]
     with loggers.following(run, config.loggers), progress((), stage, total=algorithm.steps, initial=done) as bar:
 

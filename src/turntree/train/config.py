@@ -143,8 +143,6 @@ class ReinforcedConfig:
     """Most token positions of one forward pass."""
     seed: int = 0
     """Of every draw."""
-    stop_without_gradient: int = 0
-    """Iterations (steps) in a row without a group that has a gradient, after which the run ends (0: it goes on)."""
     credit: CreditConfig = field(default_factory=CreditConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -156,7 +154,7 @@ class ReinforcedConfig:
     def _check(self, *counts: str) -> None:
         """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
         ones = dict.fromkeys(("groups", "updates", "minibatch", "max_tokens", *counts), 1)
-        at_least(self, group_size=2, stop_without_gradient=0, **ones)
+        at_least(self, group_size=2, **ones)
         if self.minibatch is not None and self.optimizer.schedule == "cosine":
             hint = "use 'constant' with minibatch: how many groups are trained on is known at each step only"
             raise ConfigError("needs a number of steps", field="optimizer.schedule", hint=hint)

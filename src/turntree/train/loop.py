@@ -184,7 +184,6 @@ class RolloutAlgorithm(Algorithm, Generic[G]):
 
     def __init__(self, policy: Trainee, config: ReinforcedConfig, sampling: Sampling, steps: int) -> None:
         self.policy, self.engine, self.steps = policy, policy.engine, steps
-        self.patience = config.stop_without_gradient
         self.learner = policy.learner(config, sampling, steps * config.updates)
         self.trainers = self.learner.trainers
 
