@@ -33,6 +33,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-judged        ... with verdicts on the turns that the episodes took
   own-filtered      own-union, whose groups without a difference in rewards are not trained on
   filtered          grpo so: DAPO's filter without its refill
+  taught            grpo's first quarter with own-union's policy for a teacher (on-policy distillation)
   balanced-union    balanced, and from there two thirds of them: the union without own states
   sft-grpo          sft, and from there all of them
   judged            grpo with such verdicts
@@ -76,7 +77,7 @@ MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
     "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
-    "own-judged", "own-filtered", "filtered", "balanced-union", "sft-grpo", "dapo", "reinforce", "arpo",
+    "own-judged", "own-filtered", "filtered", "taught", "balanced-union", "sft-grpo", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -100,6 +101,7 @@ COMPARED = (
     ("own-judged", "own-shared"), ("own-judged", "own-union"), ("own-judged", "grpo"),
     ("own-filtered", "own-union"), ("own-filtered", "grpo"), ("own-filtered", "own-shared"), ("filtered", "grpo"),
     ("own-filtered", "filtered"), ("own-filtered", "dapo"), ("dapo", "filtered"),
+    ("taught", "grpo"), ("taught", "own-union"), ("taught", "own-shared"),
     ("own-union", "balanced-union"), ("balanced-union", "balanced"), ("balanced-union", "grpo"),
     ("own-union", "sft-grpo"), ("own-shared", "sft-grpo"), ("sft-grpo", "sft"), ("sft-grpo", "grpo"),
     ("own-union", "dapo"), ("own-shared", "dapo"), ("own-union", "judged"), ("own-shared", "judged"),
@@ -119,7 +121,7 @@ CONTINUED = {  # after an arm, a share of the iterations
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
-    "filtered": (1.0, ()),
+    "filtered": (1.0, ()), "taught": (1 / 4, ()),
     "dapo": (0.6, words("--filter", "dapo", "--set", "filters.0.refill_cap=2", "--set", "train.loss.clip_high=0.28")),
     "reinforce": (1.0, words("--set", "train.credit.advantages=reinforce_pp")),
     "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
@@ -363,6 +365,10 @@ class Recipe:
             return None
         if arm in CONTINUED:
             return self.model(arm, seed, self.whole(arm, seed), start=self.trained(CONTINUED[arm][0], seed))
+        if arm == "taught":
+            teacher = self.trained("own-union", seed)
+            assert teacher is not None
+            return self.model(arm, seed, self.whole(arm, seed) + words("--reference", teacher.model), teacher)
         if arm in WHOLE:
             return self.model(arm, seed, self.whole(arm, seed))
         traces = self.traces(seed, clean="clean" in arm)
@@ -445,7 +451,8 @@ class Recipe:
         share, more = WHOLE.get(arm, (CONTINUED.get(arm, (BASE, 1.0))[1], ()))
         more += words("--filter", "dapo") if arm.endswith("filtered") else ()
         command += more + words("--iterations", round(options.iterations * share), "--groups", options.groups)
-        command += words("--group-size", options.group_size, "--learning-rate", options.online_rate, "--kl", options.kl)
+        command += words("--group-size", options.group_size, "--learning-rate", options.online_rate)
+        command += words("--kl", 1.0 if arm == "taught" else options.kl)
         command += words("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--keep-trees", "none")
         command += _set("train", {"check_every": 0})
         if options.constant:
