@@ -134,8 +134,8 @@ def bundle_of(config: ExportConfig) -> Bundle:
             f"{spelled} prompts spell control tokens in the words of users, tools or the system: they stand there as "
             "written, and the other trainer may read them as the tokens"
         )
-    if not config.model and config.pivot_format.name != "nemo-gym" and any(one.state.tools for one in pivots):
-        notes.append("tools are written into the system message: --model renders them as the policy's template does")
+    if not config.model and any(one.state.tools for one in pivots):
+        notes.append("where a row has no field for tools, the system message lists them: --model renders them as they are")
     if verifier != Part.from_value(header["verifier_source"], "verifier_source"):
         notes.append(
             f"pass rates are under {header['verifier']!r}, not {verifier.name!r}: turntree rescore judges again"

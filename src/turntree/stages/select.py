@@ -48,7 +48,8 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         for line in previewed(table):
             notice(line)
         counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(selection.counts.items()) if count)
-        hint = "raise --threshold, profile more candidates, or use more rollouts"
+        higher = "raise --threshold, " if selection.counts.get(Class.EASY) else ""  # which keeps mixed rewards only
+        hint = f"{higher}profile more candidates, or use more rollouts"
         if rows and selection.counts.get(Class.SUCCEED) == len(rows):
             hint = "the policy has mastered every turn: take harder traces, or fewer epochs of SFT before"
         raise InputError(f"holds no pivot ({counted})", path=profile, hint=hint)

@@ -13,7 +13,7 @@ from turntree.core.labels import Credit
 from turntree.core.progress import notice, progress
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory
-from turntree.stages.config import Training
+from turntree.stages.config import ReinforcedTraining, Training
 from turntree.stages.gradients import GradientWatch
 from turntree.stages.policy import Policy
 from turntree.train.checkpoints import resume
@@ -38,7 +38,8 @@ def run_algorithm(
     finished. `warnings` are those of a row; the bar shows its figures `shown`."""
     checkpoints, done = resume(run, config.checkpoints)
     watch = None
-    if isinstance(algorithm, RolloutAlgorithm) and not getattr(config, "reference", None):  # which teaches all groups
+    taught = isinstance(config, ReinforcedTraining) and config.reference is not None  # all groups have a gradient
+    if isinstance(algorithm, RolloutAlgorithm) and not taught:
         watch = GradientWatch(algorithm.steps, run.metrics() if done else ())
     stage = run.identity["stage"]
     with loggers.following(run, config.loggers), progress((), stage, total=algorithm.steps, initial=done) as bar:
