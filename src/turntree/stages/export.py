@@ -135,7 +135,7 @@ def bundle_of(config: ExportConfig) -> Bundle:
             "written, and the other trainer may read them as the tokens"
         )
     if not config.model and any(one.state.tools for one in pivots):
-        notes.append("where a row has no field for tools, the system message lists them: --model renders them as they are")
+        notes.append("rows without a field for tools list them in the system message: --model renders them as they are")
     if verifier != Part.from_value(header["verifier_source"], "verifier_source"):
         notes.append(
             f"pass rates are under {header['verifier']!r}, not {verifier.name!r}: turntree rescore judges again"
