@@ -145,6 +145,8 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
     "weights, saving memory": (LOSS, 24),
     "adapter": (LossConfig(kl="k3", kl_coefficient=0.05, normalizer="constant", constant=17.0), 4096),
     "adapter, saving memory": (LOSS, 24),
+    "weights with a teacher": (LOSS, 24),
+    "adapter with a teacher": (LOSS, 4096),
     "bfloat16 weights": (LOSS, 24),
     "bfloat16 adapter": (LOSS, 4096),
     "bfloat16 mixture with a frozen router": (LOSS, 4096),
@@ -162,8 +164,9 @@ def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) 
     if "mixture" in kind:
         trees = [routed_at_random(alone, tree) for tree in trees]
     dealt = pack_ranks(trees, credits, 2, max_tokens=max_tokens)
-    single = open_trainers(alone, STEPS, 9, reference=alone)
-    double = open_trainers(together, STEPS, 9, pair, reference=together)
+    teacher = policy("untied").requires_grad_(False) if "teacher" in kind else None
+    single = open_trainers(alone, STEPS, 9, reference=teacher or alone)
+    double = open_trainers(together, STEPS, 9, pair, reference=teacher or together)
     for _ in range(steps):
         work = functools.partial(train_windows, loss=config, updates=steps, rescores=rescores)
         one = single.run(work, [[dealt[0] + dealt[1]] * steps])  # as many mini-batches
