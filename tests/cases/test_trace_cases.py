@@ -97,7 +97,7 @@ CHECKS: dict[str, Check] = {
     "19_json_error_result": and_(
         kept({"city": "Olso"}, OSLO, turns=1), skipped("error_tool_call", "not_a_tool_call")
     ),
-    "21_openai_ft": refused("parallel_tool_calls", "--unknown-keys keep"),
+    "21_openai_ft": kept(OSLO, turns=1),
     "22_openai_dpo": refused(None, "no known format", "chat", "verifiers"),
     "24_truncated_mid_call": kept(OSLO, BERGEN, OSLO, traces=2, turns=2),
     "26_reward_half": and_(

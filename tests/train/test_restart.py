@@ -11,7 +11,7 @@ from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
-from turntree.stages.config import CheckConfig, SuccessConfig, TrainPivotConfig
+from turntree.stages.config import CheckConfig, SFTCheckConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.policy import Device
 from turntree.stages.profile import ProfileStageConfig, run_profile
@@ -26,7 +26,7 @@ from turntree.train.sft import SFTConfig
 
 COMMAND = Sampling(max_tokens=24)
 OFTEN = CheckpointConfig(every=1, keep=1)
-CHECK = SuccessConfig(tasks=1, max_turns=3, max_tokens=24)
+CHECK = SFTCheckConfig(tasks=1, max_turns=3, max_tokens=24)
 
 
 @pytest.fixture(scope="module")

@@ -36,8 +36,8 @@ from turntree.stages.config import (
     Device,
     EpisodesCheckConfig,
     EvaluateConfig,
+    SFTCheckConfig,
     SFTStageConfig,
-    SuccessConfig,
     TrainOnlineConfig,
 )
 from turntree.stages.demonstrate import demonstrate
@@ -90,7 +90,7 @@ def there(server: FakeTinker, config: ReinforcedConfig, steps: int = 3) -> Any:
     """A learner on the server, and its engine."""
     session = TinkerSession(TinkerConfig(), [BASE])
     adapter: Any = TinkerAdapter(session, RANK)
-    trainee = TinkerTrainee(adapter, Still(), None, start=session.sampler())  # type: ignore[arg-type]
+    trainee = TinkerTrainee(adapter, Still(), None, reference=session.sampler())  # type: ignore[arg-type]
     return trainee.learner(config, Sampling(), steps * config.updates)
 
 
@@ -304,7 +304,7 @@ def test_sft_there_is_sft_here(household: Any, tmp_path: Path) -> None:
     config = SFTStageConfig(
         traces=str(tmp_path / "traces.jsonl"),
         sft=SFTConfig(epochs=1, batch=2, optimizer=OptimizerConfig(learning_rate=1e-3, max_grad_norm=math.inf)),
-        check=SuccessConfig(tasks=0),
+        check=SFTCheckConfig(tasks=0),
         device=Device(lora=LoRAConfig(rank=RANK, alpha=32)),
     )
     ours = run_sft(config, tmp_path / "here")

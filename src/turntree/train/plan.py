@@ -103,7 +103,7 @@ def memory(config: PreTrainedConfig, asked: Planned) -> Memory:
             each.tie_weights()
             prepare(each, asked)
         caches = _cache_bytes(model, asked.context) * asked.rows
-        trainer = trained(model, taught or None, asked, group)
+        trainer = trained(model, asked, group, taught or None)
         tracker = _Tracker()
         reference = trainer.reference if isinstance(trainer.reference, PreTrainedModel) else None
         known = [trainer.model, *trainer.optimizer.masters, *([] if reference is None else [reference])]
@@ -150,7 +150,9 @@ def prepare(model: PreTrainedModel, asked: Planned) -> None:
         set_checkpointing(model)
 
 
-def trained(model: PreTrainedModel, reference: PreTrainedModel | None, asked: Planned, group: ProcessGroup) -> Trainer:
+def trained(
+    model: PreTrainedModel, asked: Planned, group: ProcessGroup, reference: PreTrainedModel | None = None
+) -> Trainer:
     """Rank 0's trainer; `reference` is another policy than the model. Whether an adapter is fresh is in its values, of
     which there are none here."""
     settings, fresh = OptimizerConfig(), asked.referred and reference is None and asked.lora is not None
