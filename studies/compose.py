@@ -103,7 +103,6 @@ def _stage(config: ComposeConfig, seed: int, name: str, model: str, shared: Path
             tasks=config.held_out,
             environment=config.online.environment,
             max_turns=episodes.max_turns,
-            max_tokens=episodes.sampling.max_tokens,
             stops=False,
         ),
         device=config.online.device,
