@@ -59,7 +59,7 @@ def ended(said: Any, capsys: Any = None, **config: Any) -> Completion | str:
     """What an engine makes of an answer: a completion, or one line that says why there is none."""
     url = config.pop("url", None)
     with serve(lambda asked: said) as server:
-        settings_ = {"max_context": 128, "retries": 0, "timeout": 1.0, **config}
+        settings_ = {"max_context": 128, "retries": 0, "timeout": 5.0, **config}
         own = EndpointConfig(url=url or server.url, tokenizer="unused", **settings_)
         with EndpointEngine(own, "served", TOKENIZER, {STOP}) as engine:
             return of(engine, request())
