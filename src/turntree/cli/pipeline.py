@@ -207,8 +207,9 @@ def _success(result: dict[str, Any], steps: str = "steps") -> list[str]:
     )
     told = f"success {start} -> {end} of {success['tasks']} held-out tasks"
     if success["change"] is not None:
-        mean, low, high = (100 * value for value in success["change"])
-        told += f" ({mean:+.1f} points [{low:+.1f}, {high:+.1f}])"
+        from turntree.train.success import signed
+
+        told += f" ({signed(success['change'])})"
     if success["best_step"] not in (None, result[steps]):
         where = success["best_model"] or "its weights were lost"
         told += f"; the highest of {success['looks']} looks is {highest} after step {success['best_step']}: {where}"

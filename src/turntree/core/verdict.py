@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from turntree.core.cost import NO_COST, Cost
@@ -28,11 +28,10 @@ def succeeded(said: bool | None, reward: float | None) -> bool | None:
     return said if said is not None or reward is None else reward >= 1
 
 
-def tells_success(verdicts: Iterable[Verdict]) -> bool:
+def tells_success(verdicts: Sequence[Verdict]) -> bool:
     """Whether the environment of these episodes says which succeed. One that rewards ends and calls none a success does
     not: what a limit ended is no failure there."""
-    known = list(verdicts)
-    return any(v.success for v in known) or not any(v.success is None and v.reward is not None for v in known)
+    return any(v.success for v in verdicts) or not any(v.success is None and v.reward is not None for v in verdicts)
 
 
 def censored(verdicts: Iterable[Verdict]) -> dict[str, int]:

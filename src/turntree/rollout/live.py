@@ -273,10 +273,9 @@ def ending_of(rollout: LiveRollout, task: Environment, config: EpisodeConfig) ->
         return Ending(StopReason.ENVIRONMENT_ERROR, Verdict(None, why))
     else:
         return None
-    success = observation.success if observation.done else False
-    reward = observation.reward
-    if reward is None and not observation.done:
-        reward = float(task_of(task).failure_reward)
+    success, reward = observation.success, observation.reward
+    if not observation.done:
+        success, reward = False, _at_a_limit(rollout, task)
     elif reward is None and success is not None:
         reward = float(success)
     if reward is None:
@@ -289,11 +288,15 @@ def cut_ending(rollout: LiveRollout, task: Environment, config: EpisodeConfig) -
     """How the rollout ends after a cut turn. The reward is 0, or the environment's reward for an ending there if that
     is less, so that a policy cannot avoid a penalty with endless text."""
     rollout.cut = True
-    last = rollout.answers[-1].reward
-    worth = float(task_of(task).failure_reward) if last is None else last
     why = f"cut by the limit of {config.sampling.max_tokens} tokens a turn"
-    verdict = Verdict(min(0.0, worth), why, success=False)
+    verdict = Verdict(min(0.0, _at_a_limit(rollout, task)), why, success=False)
     return ended(StopReason.MAX_TOKENS, verdict, task, rollout.messages, rollout.answers)
+
+
+def _at_a_limit(rollout: LiveRollout, task: Environment) -> float:
+    """The reward of an episode that a limit ends here."""
+    last = rollout.answers[-1].reward
+    return float(task_of(task).failure_reward) if last is None else last
 
 
 def has_room(token_ids: Sequence[int], config: EpisodeConfig) -> bool:

@@ -7,7 +7,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ class Evaluator:
 
 def _summary(tasks: Sequence[Environment], grown: Grown, samples: int) -> dict[str, Any]:
     told = [_of_rollouts(rewards, samples) for _, rewards in grown]
-    verdicts = list(chain(*told))
+    verdicts = [verdict for own in told for verdict in own]
     known = tells_success(verdicts)
     outcomes = [_outcome(task, tree, own, known) for task, (tree, _), own in zip(tasks, grown, told, strict=True)]
     by_type: dict[str, list[list[float]]] = defaultdict(list)

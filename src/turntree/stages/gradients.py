@@ -72,7 +72,7 @@ class GradientWatch:
         if row["reward_mean"] is None and not unrewarded and (why := _why([row])):
             found.append(f"step {step}: no rollout has a reward, so nothing was trained ({most_frequent(why)})")
         if not self._learned and step == min(3, self._steps) and any(r["reward_mean"] is not None for r in self._since):
-            found.append(f"step {step}: no group has had a gradient so far: {'; '.join(diagnosis(self._since))}")
+            found.append(f"step {step}: no group has had a gradient so far: {diagnosis(self._since)}")
         kl = math.inf if row.get("kl") is None else row["kl"]
         if self._learned and step == max(3, math.ceil(self._steps / 10)) and kl < STILL:
             found.append(
@@ -85,8 +85,8 @@ class GradientWatch:
         """For a run in which no group ever had a gradient."""
         if self._learned or not self._since:
             return None
-        told = "; ".join(diagnosis(self._since))
-        return f"warning: no group of the run had a gradient, so the policy is that of the start: {told}"
+        told = "no group of the run had a gradient, so the policy is that of the start"
+        return f"warning: {told}: {diagnosis(self._since)}"
 
     def _take(self, row: Row) -> bool:
         """Whether the row is of a step that played."""
@@ -98,12 +98,12 @@ class GradientWatch:
         return True
 
 
-def diagnosis(rows: Sequence[Row]) -> tuple[str, str]:
+def diagnosis(rows: Sequence[Row]) -> str:
     """Why no group of these steps has a gradient, and what to do."""
     means = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
     if not means:
         why = _why(rows)
-        return f"no rollout has a reward ({most_frequent(why)})", remedy(why)
+        return f"no rollout has a reward ({most_frequent(why)}); {remedy(why)}"
     ended = Counter[str]()
     for row in rows:
         ended.update(row.get("stops") or {StopReason.MAX_TOKENS: row.get("cut_turns", 0)})
@@ -114,18 +114,18 @@ def diagnosis(rows: Sequence[Row]) -> tuple[str, str]:
         (StopReason.MAX_TURNS, "turns", "allow more of them: --max-turns"),
     ):
         if ended[stop] >= NEARLY_ALL * played > 0:
-            return f"{ended[stop]} of {played} rollouts ended at the limit of their {what}", hint
+            return f"{ended[stop]} of {played} rollouts ended at the limit of their {what}; {hint}"
     groups, lost = (sum(row.get(name, 0) for row in rows) for name in ("groups", "groups_censored"))
     if 2 * lost >= groups > 0 and (why := reasons(rows)):
-        return f"{lost} of {groups} groups have fewer than two rewards ({most_frequent(why)})", remedy(why)
+        return f"{lost} of {groups} groups have fewer than two rewards ({most_frequent(why)}); {remedy(why)}"
     low, high = min(means), max(means)
     equal = "all rewards of a group are equal"
     what = f"every reward is {low:g}" if low == high else f"{equal} (means {low:.3g} to {high:.3g})"
     failed, solved = (sum(row.get(f"groups_{name}", 0) for row in rows) for name in ("all_fail", "all_succeed"))
     if failed and solved:
         what = f"{equal} ({failed} groups failed as a whole, {solved} succeeded as a whole)"
-        return what, "take tasks of medium difficulty, larger groups, or a reward that says more than success"
+        return f"{what}; take tasks of medium difficulty, larger groups, or a reward that says more than success"
     if solved or (not failed and low >= 1):
-        return what, "the tasks are solved: take harder ones"
+        return f"{what}; the tasks are solved: take harder ones"
     begin = "begin with demonstrations (turntree sft), easier tasks or longer turns"
-    return what, f"look at what the policy does (turntree evaluate); {begin}"
+    return f"{what}; look at what the policy does (turntree evaluate); {begin}"

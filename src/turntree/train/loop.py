@@ -169,9 +169,8 @@ class Trainee:
         from turntree.train.trainer import open_trainers  # they load torch, which a carrier does without
         from turntree.train.update import Learner
 
-        reference = None
-        if config.loss.needs_reference_logprobs:
-            reference = self.model if self.reference is None else self.reference
+        wanted = self.model if self.reference is None else self.reference
+        reference = wanted if config.loss.needs_reference_logprobs else None
         trainers = open_trainers(self.model, config.optimizer, steps, self.group, reference=reference)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
             cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here

@@ -95,15 +95,15 @@ def memory(config: PreTrainedConfig, asked: Planned) -> Memory:
     windows = batches(config.get_text_config().vocab_size, asked)  # real ones
     with torch.device("meta"):
         model = outline(config, asked)
-        taught = asked.reference and outline(asked.reference, replace(asked, lora=None, frozen=()))
+        teacher = asked.reference and outline(asked.reference, replace(asked, lora=None, frozen=()))
     with _group(asked.ranks) as group, warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # a copied model's
-        for each in (model, *([taught] if taught else [])):
+        for each in filter(None, (model, teacher)):
             each.to_empty(device="cpu")
             each.tie_weights()
             prepare(each, asked)
         caches = _cache_bytes(model, asked.context) * asked.rows
-        trainer = trained(model, asked, group, taught or None)
+        trainer = trained(model, asked, group, teacher)
         tracker = _Tracker()
         reference = trainer.reference if isinstance(trainer.reference, PreTrainedModel) else None
         known = [trainer.model, *trainer.optimizer.masters, *([] if reference is None else [reference])]

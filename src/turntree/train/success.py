@@ -92,7 +92,8 @@ def fall(looks: Sequence[Look], planned: int) -> Fall | None:
     start, now = looks[0], looks[-1]
     if len(looks) < 2 or not has_fallen(start, now, FALSE_ALARMS / max(1, planned)):
         return None
-    both = start.outcomes.keys() & now.outcomes.keys()
+    both, changed = start.outcomes.keys() & now.outcomes.keys(), change(start, now)
+    assert changed is not None  # tasks were lost
     shares = [mean(look.outcomes[task] for task in both) for look in (start, now)]
     reward, fell = "", False
     if start.reward is not None and now.reward is not None:
@@ -100,7 +101,7 @@ def fall(looks: Sequence[Look], planned: int) -> Fall | None:
         fell = now.reward < start.reward - TOLERANCE * max(abs(start.reward), abs(now.reward))
     return Fall(
         f"step {now.step}: success fell from {shares[0]:.1%} to {shares[1]:.1%} of {len(both)} tasks"
-        f" ({_signed(change(start, now))}){reward}; of its actions, {_moved(start.actions, now.actions)}",
+        f" ({signed(changed)}){reward}; of its actions, {_moved(start.actions, now.actions)}",
         runs_away=not fell,
     )
 
@@ -116,8 +117,8 @@ def moved_kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, flo
     return dict(sorted(pairs.items(), key=lambda pair: (pair[1][1] - pair[1][0], pair[0])))
 
 
-def _signed(changed: tuple[float, float, float] | None) -> str:
-    assert changed is not None  # tasks were lost
+def signed(changed: Sequence[float]) -> str:
+    """A change with its interval, in points."""
     mean, low, high = (100 * value for value in changed)
     return f"{mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
 

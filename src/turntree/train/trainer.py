@@ -140,9 +140,7 @@ def joined(
     """A rank's part of the trainers that rank 0 opens, which alone has the models. `kind` is that of the reference."""
     torch.set_num_threads(threads)
     trained = shard(model, group)
-    referred = AdapterOff(trained) if kind == "adapter off" else None
-    if kind == "frozen":
-        referred = shard(reference, group, frozen=True)
+    referred = shard(reference, group, frozen=True) if kind == "frozen" else AdapterOff(trained) if kind else None
     served = None if model is None else list(parameters_of(model).values())
     return Trainer(trained, referred, Optimizer(trained.parameters(), config, total_steps), group, served)
 

@@ -62,7 +62,7 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
         strict=unknown_keys == "stop",
     )
     count_unknown(extra, (), "", chat.ignored)
-    chat.ignored.update(key for key in ("parallel_tool_calls",) if row.get(key) is not None)  # of OpenAI's fine-tuning
+    chat.ignored.update({"parallel_tool_calls"} & {key for key in row if row[key] is not None})  # OpenAI's fine-tuning
     functions = [{"type": "function", "function": one} for one in list_of(row, "functions", "a list of functions")]
     chat.tools = chat_tools([*functions, *list_of(row, "tools", "a list of tool declarations")], chat.ignored)
     chat.messages = [_known_part(m, f"messages[{i}].", unknown_keys, chat) for i, m in enumerate(chat.messages)]
