@@ -36,6 +36,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   taught            grpo's first quarter with own-union's policy for a teacher (on-policy distillation)
   balanced-union    balanced, and from there two thirds of them: the union without own states
   sft-grpo          sft, and from there all of them
+  sft-shared        sft (on ALFWorld of 128 games: sft-few), and from there own-shared
+  sft-union         sft-shared, and from there two thirds of grpo's iterations
   judged            grpo with such verdicts
   dapo, reinforce   DAPO and REINFORCE++ in grpo's place, with as many tool calls
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
@@ -77,7 +79,8 @@ MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
     "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
-    "own-judged", "own-filtered", "filtered", "taught", "balanced-union", "sft-grpo", "dapo", "reinforce", "arpo",
+    "own-judged", "own-filtered", "filtered", "taught", "balanced-union", "sft-few", "sft-grpo", "sft-shared",
+    "sft-union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -104,6 +107,9 @@ COMPARED = (
     ("taught", "grpo"), ("taught", "own-union"), ("taught", "own-shared"),
     ("own-union", "balanced-union"), ("balanced-union", "balanced"), ("balanced-union", "grpo"),
     ("own-union", "sft-grpo"), ("own-shared", "sft-grpo"), ("sft-grpo", "sft"), ("sft-grpo", "grpo"),
+    ("sft-shared", "sft"), ("sft-shared", "sft-few"), ("sft-shared", "own-shared"), ("sft-shared", "sft-grpo"),
+    ("sft-shared", "grpo"),
+    ("sft-union", "own-union"), ("sft-union", "sft-grpo"), ("sft-union", "sft-shared"), ("sft-union", "grpo"),
     ("own-union", "dapo"), ("own-shared", "dapo"), ("own-union", "judged"), ("own-shared", "judged"),
     ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
@@ -118,6 +124,7 @@ CONTINUED = {  # after an arm, a share of the iterations
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
     "own-union": ("own-shared", 2 / 3), "own-judged": ("own-shared", 2 / 3), "own-filtered": ("own-shared", 2 / 3),
     "balanced-union": ("balanced", 2 / 3), "sft-grpo": ("sft", 1.0),
+    "sft-union": ("sft-shared", 2 / 3),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
@@ -129,7 +136,7 @@ WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what 
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
 PROFILES = {"clean": "clean-profile", "balanced-clean": "clean-profile", "clean-matched": "matched-profile"}
 BALANCED = (  # by the defaults of `select`
-    "balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared", "own-shared",
+    "balanced", "balanced-clean", "own-balanced", "own-lean", "lean-shared", "own-shared", "sft-shared",
 )  # fmt: skip
 
 
@@ -138,6 +145,7 @@ class Settings:
     """How much of everything."""
 
     games: int = 700  # that are demonstrated; own states come from as many as train SFT
+    few: int = 0  # of them, for SFT that only prepares (0: all)
     candidates: int = 2500
     rollouts: int = 16
     cap: float = 0.4  # of a kind of action, in the arm `capped`
@@ -244,6 +252,7 @@ class Alfworld(World):
         default_factory=lambda: replace(
             DIFFICULT["hard"],
             games=1200,
+            few=128,
             candidates=6000,
             rollouts=16,
             cap=0.25,
@@ -371,7 +380,10 @@ class Recipe:
             return self.model(arm, seed, self.whole(arm, seed) + words("--reference", teacher.model), teacher)
         if arm in WHOLE:
             return self.model(arm, seed, self.whole(arm, seed))
-        traces = self.traces(seed, clean="clean" in arm)
+        traces = self.traces(seed, "few-" if arm == "sft-few" else "clean-" if "clean" in arm else "")
+        if arm == "sft-shared":
+            start = self.trained("sft-few" if self.settings.few else "sft", seed)
+            return self.model(arm, seed, self.own(arm, seed), traces, start=start)
         if arm.startswith("sft"):
             command = words(
                 "sft", "--traces", traces.result, "--epochs", 3, "--learning-rate", 3e-4, "--set", "check.tasks=0"
@@ -396,10 +408,12 @@ class Recipe:
         command += words(*begun, "--seed", seed, "--out", name)
         return self.ran(Stage(name, f"{name}/cost.json", command, (*needs, start) if start else needs))
 
-    def traces(self, seed: int, clean: bool) -> Stage:
+    def traces(self, seed: int, which: str = "") -> Stage:
+        """Of an expert with slips; `which`: "clean-" without, "few-" of the first games alone."""
         seed = seed if self.world.retold else 0
-        name = f"{'clean-' * clean}traces.{seed}"
-        command = self.world.demonstrated(seed, 0.0 if clean else 0.2) + words("--out", f"{name}.jsonl")
+        name = f"{which}traces.{seed}"
+        command = self.world.demonstrated(seed, 0.0 if which == "clean-" else 0.2) + words("--out", f"{name}.jsonl")
+        command += words("--count", self.settings.few) if which == "few-" else ()
         return self.ran(Stage(name, f"{name}.jsonl", command))
 
     def pivots(self, arm: str, seed: int, traces: Stage) -> Stage:
@@ -441,7 +455,7 @@ class Recipe:
             chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0}
         if arm in BALANCED:
             chosen |= {"keep": 0.5}
-        if arm in ("lean-shared", "own-shared"):
+        if arm.endswith("-shared"):
             command += words("--set", "train.per_trace=4")
         return command + _set("own", chosen)
 
