@@ -30,7 +30,6 @@ every policy. The tables of what is there come at the end, and with `--table` no
   union             lean-shared, and from there three quarters of them: at most grpo's whole bill at hard games
   own-third         own-shared, and from there an eighth of them
   own-union         own-shared, and from there two thirds of them
-  own-judged        ... with verdicts on the turns that the episodes took
   own-filtered      own-union, whose groups without a difference in rewards are not trained on
   filtered          grpo so: DAPO's filter without its refill
   taught            grpo's first quarter with own-union's policy for a teacher (on-policy distillation)
@@ -38,7 +37,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   sft-grpo          sft, and from there all of them
   sft-shared        sft (on ALFWorld of 128 games: sft-few), and from there own-shared
   sft-union         sft-shared, and from there two thirds of grpo's iterations
-  judged            grpo with such verdicts
+  progress          grpo whose turns are also rewarded by the progress that the environment reports
+  progress-short    ... a third of it; own-progress: own-union so
   dapo, reinforce   DAPO and REINFORCE++ in grpo's place, with as many tool calls
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
 
@@ -78,8 +78,9 @@ ARMS = (BASE, "sft", "random", "capped", "expert", "own")
 MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
-    "grpo-short", "judged", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
-    "own-judged", "own-filtered", "filtered", "taught", "balanced-union", "sft-few", "sft-grpo", "sft-shared",
+    "grpo-short", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
+    "progress", "progress-short", "own-progress", "own-filtered", "filtered", "taught",
+    "balanced-union", "sft-few", "sft-grpo", "sft-shared",
     "sft-union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
 COMPARED = (
@@ -87,7 +88,7 @@ COMPARED = (
     ("filter", BASE),
     ("capped", BASE), ("capped", "random"), ("filter", "random"), ("all", BASE), ("filter", "all"), ("capped", "all"),
     ("all", "strict-all"), ("random", BASE), ("all", "random"),
-    ("sft", BASE), ("grpo", "sft"), ("judged", "sft"), ("judged", "grpo"), ("grpo-long", "sft"),
+    ("sft", BASE), ("grpo", "sft"), ("grpo-long", "sft"),
     ("clean", BASE), ("clean-matched", BASE), ("clean", "clean-matched"), ("clean", "sft-clean"),
     ("clean-matched", "sft-clean"), ("clean", "grpo"), ("grpo", "sft-clean"),
     ("balanced-clean", "clean"), ("expert", "clean"), ("balanced", "expert"), ("balanced", "clean"),
@@ -101,16 +102,17 @@ COMPARED = (
     ("union", "lean-shared"), ("union", "own-grpo"), ("union", "grpo"),
     ("own-shared", "own-balanced"), ("own-shared", "lean-shared"), ("own-shared", "grpo"), ("own-third", "own-shared"),
     ("own-third", "third"), ("own-third", "grpo"), ("own-union", "own-shared"), ("own-union", "grpo"),
-    ("own-judged", "own-shared"), ("own-judged", "own-union"), ("own-judged", "grpo"),
     ("own-filtered", "own-union"), ("own-filtered", "grpo"), ("own-filtered", "own-shared"), ("filtered", "grpo"),
     ("own-filtered", "filtered"), ("own-filtered", "dapo"), ("dapo", "filtered"),
+    ("progress", "grpo"), ("progress-short", "grpo"), ("progress", "own-union"),
+    ("own-progress", "progress"), ("own-progress", "own-union"), ("own-progress", "grpo"),
     ("taught", "grpo"), ("taught", "own-union"), ("taught", "own-shared"),
     ("own-union", "balanced-union"), ("balanced-union", "balanced"), ("balanced-union", "grpo"),
     ("own-union", "sft-grpo"), ("own-shared", "sft-grpo"), ("sft-grpo", "sft"), ("sft-grpo", "grpo"),
     ("sft-shared", "sft"), ("sft-shared", "sft-few"), ("sft-shared", "own-shared"), ("sft-shared", "sft-grpo"),
     ("sft-shared", "grpo"),
     ("sft-union", "own-union"), ("sft-union", "sft-grpo"), ("sft-union", "sft-shared"), ("sft-union", "grpo"),
-    ("own-union", "dapo"), ("own-shared", "dapo"), ("own-union", "judged"), ("own-shared", "judged"),
+    ("own-union", "dapo"), ("own-shared", "dapo"),
     ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
@@ -122,13 +124,13 @@ WEIGHTS = dict.fromkeys(("expert", "own"), "variance")
 CONTINUED = {  # after an arm, a share of the iterations
     "own-grpo": ("own-balanced", 1 / 2), "lean-grpo": ("own-lean", 3 / 4),
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
-    "own-union": ("own-shared", 2 / 3), "own-judged": ("own-shared", 2 / 3), "own-filtered": ("own-shared", 2 / 3),
+    "own-union": ("own-shared", 2 / 3), "own-filtered": ("own-shared", 2 / 3),
     "balanced-union": ("balanced", 2 / 3), "sft-grpo": ("sft", 1.0),
-    "sft-union": ("sft-shared", 2 / 3),
+    "sft-union": ("sft-shared", 2 / 3), "own-progress": ("own-shared", 2 / 3),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
-    "grpo": (1.0, ()), "judged": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
-    "filtered": (1.0, ()), "taught": (1 / 4, ()),
+    "grpo": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
+    "filtered": (1.0, ()), "taught": (1 / 4, ()), "progress": (1.0, ()), "progress-short": (1 / 3, ()),
     "dapo": (0.6, words("--filter", "dapo", "--set", "filters.0.refill_cap=2", "--set", "train.loss.clip_high=0.28")),
     "reinforce": (1.0, words("--set", "train.credit.advantages=reinforce_pp")),
     "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
@@ -154,7 +156,6 @@ class Settings:
     kl: float = 0.02
     refresh: int = 15
     tasks: int = 192  # that a search plays
-    greedy: float = 0.5
     own_rollouts: int = 8
     own_candidates: int = 0  # states of a search that are profiled (0: all)
     max_turns: int = 16  # of training
@@ -445,16 +446,14 @@ class Recipe:
             options = replace(options, **world.lean)
         command = self.reinforced("--states", "own", *world.played, options=options) + world.own(seed)
         command += words("--teacher", world.teacher, "--verifier", world.verifier, "--refresh", options.refresh)
-        chosen = {"tasks": options.tasks, "greedy": options.greedy, "rollouts": options.own_rollouts}
+        chosen = {"tasks": options.tasks, "rollouts": options.own_rollouts}
         chosen |= {"max_turns": options.own_turns or options.max_turns}
         if options.own_candidates:
             chosen |= {"candidates": options.own_candidates}
         if arm in WEIGHTS:
             chosen |= {"select.weight": WEIGHTS[arm]}
         if arm not in BALANCED:  # as they were measured
-            chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0}
-        if arm in BALANCED:
-            chosen |= {"keep": 0.5}
+            chosen |= {"select.max_per_kind": 1, "select.anchor_share": 0, "keep": 0}
         if arm.endswith("-shared"):
             command += words("--set", "train.per_trace=4")
         return command + _set("own", chosen)
@@ -464,6 +463,7 @@ class Recipe:
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
         share, more = WHOLE.get(arm, (CONTINUED.get(arm, (BASE, 1.0))[1], ()))
         more += words("--filter", "dapo") if arm.endswith("filtered") else ()
+        more += words("--set", "train.turn_rewards.progress=3") if "progress" in arm else ()
         command += more + words("--iterations", round(options.iterations * share), "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.online_rate)
         command += words("--kl", 1.0 if arm == "taught" else options.kl)
@@ -472,10 +472,7 @@ class Recipe:
         if options.constant:
             command += _set("train", {"loss.normalizer": "constant", "loss.constant": options.constant})
         command += words("--set", "train.optimizer.warmup_steps=3", "--set", "check.tasks=0")
-        if "judged" not in arm:
-            return command
-        judged = words("--teacher", world.teacher, "--verifier", world.verifier)
-        return command + judged + _set("train", {"verdicts": 2})
+        return command
 
     def reinforced(self, *states: str, options: Settings | None = None) -> tuple[str, ...]:
         options = options or self.settings

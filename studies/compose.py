@@ -136,12 +136,7 @@ def _pivots(config: ComposeConfig, seed: int, folder: Path) -> str:
 
 def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) -> TrainOnlineConfig:
     """The GRPO stage with its parts."""
-    judges = "verdicts" in added
-    train = replace(
-        config.online.train,
-        seed=seed,
-        verdicts=config.verdicts if judges else 0.0,
-    )
+    train = replace(config.online.train, seed=seed)
     if "branching" in added:
         train = replace(train, initial_rollouts=max(1, train.group_size // 2))
     return replace(
@@ -153,8 +148,6 @@ def _online(config: ComposeConfig, seed: int, model: str, added: Sequence[str]) 
         filters=tuple(Part(name) for name in ("greso", "dapo") if name in added),
         gate=config.gate if "gate" in added else None,
         brancher=config.brancher if "branching" in added else None,
-        teacher=config.teacher if judges else None,
-        verifier=config.verifier if judges else None,
     )
 
 

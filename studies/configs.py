@@ -28,7 +28,7 @@ def household_selection() -> SelectConfig:
 def household_own() -> OwnPathConfig:
     """The search for own states of the embedded household policy (docs/results/own-states.md), without importance,
     which has left the library."""
-    return OwnPathConfig(refresh=15, keep=0.5, tasks=192, greedy=0.5, max_turns=16)
+    return OwnPathConfig(refresh=15, tasks=192, max_turns=16)
 
 
 def household_pivots(*, check_every: int, steps: int = 60) -> PivotConfig:
@@ -138,11 +138,11 @@ def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -
 
 
 STAGES = ("grpo", "pivot", "own")
-ADDED = ("dapo", "greso", "gate", "branching", "verdicts")  # what a GRPO stage can have
+ADDED = ("dapo", "greso", "gate", "branching")  # what a GRPO stage can have
 
 
 _SET_BY_ARMS = {  # settings of `online`, and where they are set instead
-    **{name: name for name in ("gate", "brancher", "teacher", "verifier")},
+    **{name: name for name in ("gate", "brancher")},
     "check": "held_out",
     "filters": "",
 }
@@ -183,7 +183,6 @@ class ComposeConfig:
         "own",
         "own/grpo",
         "own/grpo+dapo+greso",
-        "grpo+verdicts",
     )
     """Chains of stages: grpo (whole episodes), pivot (PivotRL on an expert's states; comes first), own (on the policy's
     own). The others are compared with the first."""
@@ -193,8 +192,6 @@ class ComposeConfig:
     """The gate of `+gate`."""
     brancher: Part = field(default_factory=lambda: Part("entropy", {"probe_tokens": 2}))
     """The brancher of `+branching`, which forks half of the rollouts."""
-    verdicts: float = 2.0
-    """Weight of the verdicts on the episodes' own turns in `+verdicts`."""
     demonstrator: Part = field(default_factory=lambda: Part("household", {"slips": 0.2}))
     """The demonstrator whose traces the stage pivot learns from."""
     profile: ProfileConfig = field(default_factory=lambda: ProfileConfig(sampling=COMMAND))
@@ -204,7 +201,7 @@ class ComposeConfig:
     pivot: PivotConfig = field(default_factory=lambda: household_pivots(steps=30, check_every=5))
     """The stages pivot and own. PivotRL rises in 15 to 25 steps (docs/results/cost.md), own states search twice."""
     teacher: Part = field(default_factory=lambda: Part("household"))
-    """Labels the states of the stage own, and of `+verdicts`."""
+    """Labels the states of the stage own."""
     verifier: Part = field(default_factory=lambda: Part("household"))
     """Judges them."""
     own: OwnPathConfig = field(default_factory=household_own)
@@ -214,8 +211,6 @@ class ComposeConfig:
 
     def __post_init__(self) -> None:
         check_once(seeds=self.seeds, arms=self.arms)
-        if not self.verdicts > 0:
-            raise ConfigError("must be above 0", field="verdicts")
         stages = [stage for arm in self.arms for stage in chain(arm)]
         if not self.pivot.check_every or not self.online.train.check_every:
             raise ConfigError("must be above 0 in every stage: a curve needs points", field="pivot.check_every")

@@ -215,7 +215,7 @@ class Recipe:
         name, *more = options.environment
         tasks, states, refresh = options.own
         chosen = {"environment.offset": options.games, "own.tasks": tasks, "own.candidates": states, "own.rollouts": 4}
-        chosen |= {"own.greedy": 0.5, "own.keep": 0.5, "own.max_turns": options.max_turns, "own.refresh": refresh}
+        chosen |= {"own.max_turns": options.max_turns, "own.refresh": refresh}
         chosen |= {"train.per_trace": 4}
         if more:
             chosen["environment.difficulty"] = more[-1]

@@ -120,7 +120,7 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(tmp_path
         "--set", "online.train.group_size=4", "--set", "online.train.max_turns=3",
         "--set", "select.threshold=1.0", "--set", "select.max_per_kind=1.0", "--set", "own.tasks=3",
         "--set", "gate.turn=1",
-        "--arms", "grpo,pivot,pivot/grpo+greso+gate+branching,own/grpo+dapo+verdicts",
+        "--arms", "grpo,pivot,pivot/grpo+greso+gate+branching,own/grpo+dapo",
     )  # fmt: skip
     out = tmp_path / "compose"
     summary = ran(out, *small)
@@ -132,7 +132,7 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(tmp_path
     assert curves["grpo"][0]["turns"] == 0 and [point["step"] for point in curves["grpo"]] == [0, 1, 2]
     both = curves["pivot/grpo+greso+gate+branching"]
     assert both[:5] == curves["pivot"] and both[5]["turns"] > first["turns"] + 8, "one more stage on the same bill"
-    own = curves["own/grpo+dapo+verdicts"]
+    own = curves["own/grpo+dapo"]
     assert own[1]["turns"] > 4, "the search for own states is paid"
     for points in curves.values():
         assert all(a[unit] <= b[unit] for unit in ("turns", "seconds") for a, b in itertools.pairwise(points))
@@ -142,8 +142,7 @@ def test_composed_arms_share_their_first_stages_and_pay_for_all_of_them(tmp_path
         ran(out, *small, "--set", "pivot.optimizer.learning_rate=0.1")
     made = {path.parent.relative_to(out).as_posix() for path in tmp_path.rglob("cost.json")}
     assert made == {
-        f"seed0/{name}"
-        for name in ("grpo", "pivot", "pivot/grpo+greso+gate+branching", "own", "own/grpo+dapo+verdicts")
+        f"seed0/{name}" for name in ("grpo", "pivot", "pivot/grpo+greso+gate+branching", "own", "own/grpo+dapo")
     }
 
 

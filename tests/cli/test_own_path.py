@@ -1,15 +1,18 @@
 """Own states on the command line: recorded and labelled, drawn by weight, searched again in training."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from turntree.core.config import from_mapping
 from turntree.stages import own_path
+from turntree.stages.train_pivot import TrainPivotConfig, run_train_pivot
 
 OWN = (
     "train", "pivot", "--states", "own", "--environment", "household", "--teacher", "household",
     "--verifier", "household", "--max-tokens", 24, "--refresh", 2, "--steps", 4,
-    "--set", "own.tasks=3", "--set", "own.max_turns=6", "--set", "own.rollouts=4",
+    "--set", "own.tasks=3", "--set", "own.max_turns=6", "--set", "own.rollouts=4", "--set", "own.keep=0",
     "--set", "train.groups=4", "--set", "train.group_size=4", "--set", "checkpoints.every=1",
     "--set", "check.tasks=0",
 )  # fmt: skip
@@ -61,8 +64,9 @@ def test_a_search_may_profile_a_part_of_the_states(trained, turntree, tmp_path) 
 def test_greedy_play_reaches_the_same_states_whatever_the_seed_and_sampled_play_does_not(turntree, tmp_path) -> None:
     def reached(greedy: float, seed: int) -> list[list[str]]:
         run = tmp_path / f"{greedy}-{seed}"
-        shares = ("--set", f"own.greedy={greedy}", "--set", "own.count=3", "--steps", 1, "--seed", seed)
-        turntree(*OWN, *shares, "--out", run)
+        words = (*OWN, "--set", "own.count=3", "--steps", 1, "--seed", seed, "--out", run)
+        config = from_mapping(TrainPivotConfig, json.loads(turntree(*words, "--dry-run").stdout)["config"])
+        run_train_pivot(replace(config, own=replace(config.own, greedy=greedy)), run)
         traces = [json.loads(line) for line in (run / "own" / "traces-00001.jsonl").read_text().splitlines()[1:]]
         return sorted([message["content"] for message in trace["messages"]] for trace in traces)
 

@@ -67,7 +67,11 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
         "all",
         "strict-all",
         "grpo",
-        "judged",
+        "progress",
+        "own-union",
+        "own-progress",
+        "sft-shared",
+        "own-shared",
         "own-lean",
         "lean-shared",
         "third",
@@ -80,8 +84,9 @@ def test_two_arms_differ_by_what_they_are_named_for(recipe, ran, tmp_path) -> No
         words = read_json(tmp_path / "stages" / f"{name}.0.json")["command"]
         return set(words) - {f"{name}.0", f"pivots-{name}.0.jsonl"}
 
-    labels = {"--teacher", "--verifier", "household", "train.verdicts=2"}
-    assert command("judged") - command("grpo") == labels - {"household"} and not command("grpo") - command("judged")
+    assert command("progress") - command("grpo") == {"train.turn_rewards.progress=3"}
+    assert command("own-progress") - command("own-union") == {"train.turn_rewards.progress=3"}
+    assert command("sft-shared") - command("own-shared") == {"--model", "sft.0/model"}
     assert command("lean-shared") ^ command("own-lean") == {"train.per_trace=4"}
     assert command("third") - command("grpo") == {"--model", "lean-shared.0/model"}
     assert "--filter" in command("dapo") - command("grpo")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,14 +16,12 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.credit.config import CreditConfig
 from turntree.engine.checkpoint import load_model
 from turntree.logs import rollouts, trees
-from turntree.rollout.acceptance import Acceptance
 from turntree.rollout.cluster.config import WorkersConfig
 from turntree.run.folder import HELD_OUT
 from turntree.stages.config import Device, EpisodesCheckConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.policy import resolve
 from turntree.stages.train_online import GATE_LOG, TrainOnlineConfig, open_rollouts, run_train_online
-from turntree.stages.verdicts import TurnVerdicts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.online import OnlineConfig
 from turntree_worlds.household.environment import HouseholdEnvironment
@@ -40,12 +37,10 @@ CONFIG = TrainOnlineConfig(
         check_every=1,
         group_size=3,
         initial_rollouts=2,
-        verdicts=1.0,
+        turn_rewards={"progress": 2.0},
         max_turns=3,
         sampling=Sampling(max_tokens=12),
     ),
-    teacher=Part("household"),
-    verifier=Part("household"),
     brancher=Part("entropy", {"probe_tokens": 2}),  # paced: it remembers earlier iterations
     gate=Part("divergence", {"turn": 2, "threshold": 0.5, "audit": 0.5}),
     checkpoints=CheckpointConfig(every=1),
@@ -91,8 +86,8 @@ def test_what_a_killed_run_had_logged_after_its_checkpoint_is_logged_once(
 
 
 def test_another_trainer_gets_the_groups_of_the_run(tmp_path: Path) -> None:
-    train = replace(CONFIG.train, iterations=1, verdicts=0.0)
-    config = replace(CONFIG, teacher=None, verifier=None, check=EpisodesCheckConfig(tasks=0), train=train)
+    train = replace(CONFIG.train, iterations=1)
+    config = replace(CONFIG, check=EpisodesCheckConfig(tasks=0), train=train)
     run_train_online(config, tmp_path / "run")
     with open_rollouts(config) as service:
         groups = list(service.groups(1))
@@ -100,53 +95,47 @@ def test_another_trainer_gets_the_groups_of_the_run(tmp_path: Path) -> None:
     assert [[n.token_ids for n in group.tree] for group in groups] == [[n.token_ids for n in kt.tree] for kt in kept]
     assert [group.grown.rewards.scored() for group in groups] == [kt.rewards.scored() for kt in kept]
     assert [group.trained_credit is None for group in groups] == [kt.credit is None for kt in kept]
-    with pytest.raises(ConfigError) as refused, open_rollouts(CONFIG):
+    with pytest.raises(ConfigError) as refused, open_rollouts(replace(CONFIG, cluster=WorkersConfig(workers=1))):
         pass
-    assert refused.value.field == "train.verdicts"
+    assert refused.value.field == "cluster.workers"
 
 
-def test_the_turns_that_episodes_took_are_judged_and_nothing_is_sampled_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same episodes, tokens and trees as without; another update from the first iteration on."""
-    monkeypatch.setattr(Acceptance, "slopes", lambda self, kinds: dict.fromkeys(kinds, 0.5))  # no episode here is won
-    rows: dict[float, list[dict[str, Any]]] = {}
+def test_what_the_environment_says_of_turns_teaches_where_all_episodes_fail(tmp_path: Path) -> None:
+    """The same episodes as without, and another update from the first iteration on."""
+    rows: dict[float, dict[str, Any]] = {}
     for weight in (0.0, 2.0):
-        train = replace(CONFIG.train, verdicts=weight, **WHOLE)
-        judges = {} if weight else {"teacher": None, "verifier": None}
-        config = replace(CONFIG, gate=None, brancher=None, train=train, **judges)
-        run_train_online(config, tmp_path / f"{weight}")
-        logged = (tmp_path / f"{weight}/metrics.jsonl").read_text().splitlines()[1:]
-        rows[weight] = [json.loads(line) for line in logged]
-    without, judged = rows[0.0][0], rows[2.0][0]
-    for key in ("decoded_tokens", "turns"):
-        assert judged["spent"][key] == without["spent"][key]
-    assert judged["spent"]["tool_calls"] > without["spent"]["tool_calls"], "the labels"
-    assert judged["reward_mean"] == without["reward_mean"] and judged["stops"] == without["stops"]
-    told = judged["local"]
-    assert told["turns_judged"] + sum(told["not_judged"].values()) == judged["spent"]["turns"]
-    assert min(told["accepted_by_kind"].values()) >= 0
-    assert judged["loss"] != without["loss"]
+        train = replace(CONFIG.train, turn_rewards={"progress": weight} if weight else {}, **WHOLE)
+        run_train_online(replace(CONFIG, gate=None, brancher=None, train=train), tmp_path / f"{weight}")
+        rows[weight] = json.loads((tmp_path / f"{weight}/metrics.jsonl").read_text().splitlines()[1])
+    without, rewarded = rows[0.0], rows[2.0]
+    assert rewarded["spent"] == without["spent"] and rewarded["reward_mean"] == without["reward_mean"] == 0.0
+    assert without["zero_variance_fraction"] == 1.0 > rewarded["zero_variance_fraction"]
+    assert rewarded["loss"] != without["loss"] == 0.0
 
 
-@pytest.mark.parametrize("missing", ["teacher", "verifier"])
-def test_judged_turns_need_a_teacher_and_a_verifier(missing: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{missing}': is missing, and judged turns need it"):
-        replace(CONFIG, **{missing: None})
+@pytest.mark.parametrize("filters", [(), (Part("dapo"),)])
+def test_the_filter_of_equal_rewards_keeps_a_group_whose_turns_differ(tmp_path: Path, filters: Any) -> None:
+    train = replace(CONFIG.train, iterations=1, **WHOLE)
+    run_train_online(replace(CONFIG, gate=None, brancher=None, train=train, filters=filters), tmp_path / "run")
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[1])
+    assert row["reward_mean"] == 0.0 and row["trained_groups"] > 0 and row["grad_norm"] > 0
 
 
-@pytest.mark.parametrize("idle", ["teacher", "verifier"])
-def test_a_judge_that_judges_nothing_is_refused(idle: str) -> None:
-    train = replace(CONFIG.train, verdicts=0.0)
-    kept = {"teacher": None, "verifier": None} | {idle: Part("household")}
-    with pytest.raises(ConfigError, match=f"'{idle}': has no effect: no turn is judged"):
-        replace(CONFIG, train=train, **kept)
+def test_a_reward_that_the_environment_never_says_is_refused_with_those_that_it_says(tmp_path: Path) -> None:
+    train = replace(CONFIG.train, turn_rewards={"progres": 1.0})
+    with pytest.raises(ConfigError) as refused:
+        run_train_online(replace(CONFIG, train=train), tmp_path / "run")
+    assert refused.value.field == "train.turn_rewards.progres" and "invalid, progress" in str(refused.value)
+    for wrong in ({"turn_rewards": {"invalid": float("nan")}}, {"turn_discount": 1.5}):
+        with pytest.raises(ConfigError) as refused:
+            replace(CONFIG.train, **wrong)
+        assert next(iter(wrong)) in str(refused.value.field)
 
 
 def test_credit_beside_an_estimator_of_ones_own_is_refused() -> None:
-    train = replace(CONFIG.train, verdicts=0.0, credit=CreditConfig(advantages="rloo"))
+    train = replace(CONFIG.train, credit=CreditConfig(advantages="rloo"))
     with pytest.raises(ConfigError, match="an estimator of your own gives the credit"):
-        replace(CONFIG, train=train, teacher=None, verifier=None, estimator=Part("mine:credit"))
+        replace(CONFIG, train=train, estimator=Part("mine:credit"))
 
 
 @pytest.mark.parametrize("rollouts", [{"group_size": 2}, {"group_size": 4, "initial_rollouts": 1}])
@@ -191,9 +180,9 @@ def test_turns_that_are_too_short_to_fork_are_told(tmp_path: Path, capfd: pytest
     said = []
     for probe in (12, 2):
         brancher = Part("entropy", {"probe_tokens": probe})
-        train = replace(CONFIG.train, iterations=1, verdicts=0.0)
+        train = replace(CONFIG.train, iterations=1)
         run_train_online(
-            replace(CONFIG, brancher=brancher, gate=None, teacher=None, verifier=None, train=train),
+            replace(CONFIG, brancher=brancher, gate=None, train=train),
             tmp_path / f"{probe}",
         )
         said.append("no turn could fork" in capfd.readouterr().err)
@@ -224,14 +213,6 @@ def test_an_episode_that_may_be_too_long_to_train_on_is_refused_before_the_first
     assert not (tmp_path / "run").exists()
 
 
-def test_what_the_teacher_did_not_label_is_remembered_by_a_resumed_run() -> None:
-    """An outage of four episodes after many labels is no teacher that never labels."""
-    first, second = (TurnVerdicts(CONFIG, *[SimpleNamespace()] * 3) for _ in range(2))
-    first.unlabelled.update(turns=9, tasks=3)
-    second.restore(json.loads(json.dumps(first.state())))
-    assert second.unlabelled == first.unlabelled
-
-
 def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,10 +228,8 @@ def test_a_run_in_which_no_rollout_has_a_reward_says_so_at_once_and_is_no_succes
 
 
 def test_held_out_checks_can_be_switched_off(tmp_path: Path) -> None:
-    train = replace(CONFIG.train, **WHOLE, iterations=1, verdicts=0.0)
-    config = replace(
-        CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, check=EpisodesCheckConfig(tasks=0)
-    )
+    train = replace(CONFIG.train, **WHOLE, iterations=1)
+    config = replace(CONFIG, brancher=None, gate=None, train=train, check=EpisodesCheckConfig(tasks=0))
     assert run_train_online(config, tmp_path / "run")["held_out_success"] is None
     assert not any(key.startswith("held_out") for row in rows(tmp_path / "run" / "metrics.jsonl") for key in row)
 
@@ -273,8 +252,8 @@ def test_a_run_in_which_no_group_has_a_gradient_says_why_early_and_at_its_end(
         return replace(played(self, action), done=True, success=False)
 
     monkeypatch.setattr(HouseholdEnvironment, "step", step)
-    train = replace(CONFIG.train, **WHOLE, iterations=3, verdicts=0.0)
-    config = replace(CONFIG, brancher=None, gate=None, teacher=None, verifier=None, train=train, filters=filters)
+    train = replace(CONFIG.train, **WHOLE, iterations=3, turn_rewards={})
+    config = replace(CONFIG, brancher=None, gate=None, train=train, filters=filters)
     run_train_online(config, tmp_path / "run")
     said = capfd.readouterr().err
     assert said.count("warning: step 3: no group has had a gradient so far: every reward is 0; look at what") == 1

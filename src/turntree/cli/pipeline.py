@@ -245,7 +245,7 @@ REWARD = Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True)
             "gate-threshold=gate.threshold gate.audit estimator filter=filters"
         ),
         "--reward": REWARD,
-        **short("teacher verifier carrier=device.carrier device.engine device.renderer"),
+        **short("carrier=device.carrier device.engine device.renderer"),
         "--keep-trees": KEEP_TREES,
         **short("cluster=cluster.address train.seed log=loggers"),
     },

@@ -145,7 +145,8 @@ class Observation:
     failure; an end with neither is censored). Rewards are not added up: one that is not 0 and comes before the end is
     refused, unless the environment says with its attribute `total_reward` that it counts everything so far.
     `metrics` are the environment's own numbers about this step (for example 1.0 for an impossible command); evaluations
-    report their mean over all steps as `NAME_share`, where a step without the number counts as 0.
+    report their mean over all steps as `NAME_share`, where a step without the number counts as 0. `progress` and these
+    numbers can be rewards of the turn (`credit.comparisons.turn_advantages`).
     """
 
     messages: tuple[Message, ...]
@@ -154,6 +155,11 @@ class Observation:
     progress: float | None = None  # how far the task is done, in [0, 1], where the environment knows
     reward: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # what the domain counts for itself
+
+    @property
+    def told(self) -> Mapping[str, float]:
+        """Its metrics, with its progress for one of them."""
+        return self.metrics if self.progress is None else {**self.metrics, "progress": self.progress}
 
 
 class Environment(Protocol):

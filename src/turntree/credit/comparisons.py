@@ -177,3 +177,53 @@ class AcrossAnchors:
         turn = scored.tree[node].turn
         ahead = [scored.tree[leaf].turn - turn for leaf in scored.leaves]
         return scored.mean_below(node, [r * self.discount**t for r, t in zip(scored.rewards, ahead, strict=True)])
+
+
+# rewards of turns
+
+
+def turn_advantages(scored: ScoredTree, weights: Mapping[str, float], discount: float) -> dict[int, list[float]]:
+    """What the environment says after each turn, credited to the turns that led there: for every trained node, the
+    advantages of the leaves below it, in the unit of the weights.
+
+    `weights` name what is said: "progress" is what `Observation.progress` gained (0 before the first), any other name
+    one of its metrics. With u_k the reward of turn k of a rollout, the return of turn t is
+
+        U_t = sum_{k >= t} discount^(k - t) u_k
+
+    and its advantage is U_t minus the mean U_t of the *other* initial starts that have a turn t (minus nothing where
+    none has). What is subtracted depends on no token that it is subtracted from, so with discount 1 and path weights
+    the gradient is that of E[sum_k u_k] exactly, under forks and unequal lengths, too. The usual baseline, a mean over
+    all turns of a group, is biased there: long rollouts are in it more often than short ones.
+    """
+    returns = [_returns(scored, leaf, weights, discount) for leaf in scored.leaves]
+    values: dict[int, dict[int, float]] = {}  # by turn, then start
+    for start in scored.initial_starts:
+        for turn in {turn for i in scored.below[start] for turn in returns[i]}:
+            reached = [i for i in scored.below[start] if turn in returns[i]]
+            ahead = [told.get(turn, 0.0) for told in returns]
+            values.setdefault(turn, {})[start] = scored.mean_of(reached, ahead)
+    found: dict[int, list[float]] = {}
+    for node in scored.trained:
+        turn, found[node] = scored.tree[node].turn, []
+        for i in scored.below[node]:
+            others = [value for start, value in values.get(turn, {}).items() if i not in scored.below[start]]
+            found[node].append(returns[i].get(turn, 0.0) - (statistics.fmean(others) if others else 0.0))
+    return found
+
+
+def _returns(scored: ScoredTree, leaf: int, weights: Mapping[str, float], discount: float) -> dict[int, float]:
+    """U_t of the rollout that ended at `leaf`, by turn."""
+    rewards: dict[int, float] = {}
+    progress = 0.0
+    for node in map(scored.tree.__getitem__, scored.tree.nodes_of(leaf)):
+        if node.turn:
+            told = dict(node.metrics)
+            if "progress" in told:
+                told["progress"], progress = told["progress"] - progress, told["progress"]
+            gained = math.fsum(weight * told.get(name, 0.0) for name, weight in weights.items())
+            rewards[node.turn] = rewards.get(node.turn, 0.0) + gained
+    ahead = 0.0
+    for turn in sorted(rewards, reverse=True):
+        rewards[turn] = ahead = rewards[turn] + discount * ahead
+    return rewards

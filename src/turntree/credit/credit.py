@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from turntree.core.errors import ConfigError
@@ -35,6 +35,7 @@ from turntree.credit.comparisons import (
     across_siblings,
     across_starts,
     grpo_advantages,
+    turn_advantages,
     within_and_across_trees,
 )
 from turntree.credit.scored import LeafWeights, ScoredTree, path_weighted, positions_below, unit_weights
@@ -86,6 +87,8 @@ class CreditRule:
     leaf_weights: LeafWeights = unit_weights
     attribution: Attribution = soft
     per_rollout: bool = False
+    turn_rewards: Mapping[str, float] = field(default_factory=dict[str, float])
+    turn_discount: float = 1.0
 
     def __post_init__(self) -> None:
         if self.per_rollout and self.attribution is hard_dedup:
@@ -137,18 +140,21 @@ class CreditRule:
         by_branch = self.comparison in (across_starts, across_siblings, within_and_across_trees)
         by_branch = by_branch or isinstance(self.comparison, AcrossAnchors)
         by_path, problem = self.leaf_weights is path_weighted, "branches that were not drawn (rewritten contexts)"
-        for field, reads, hint in (
+        for name, reads, hint in (
             ("comparison", by_branch, "use comparison 'leaves', which compares whole rollouts"),
             ("leaf_weights", by_path, "use leaf_weights 'unit', which counts every rollout once"),
         ):
             if reads and tree.parts():
-                raise ConfigError(f"the rollouts of {tree.task_id!r} have {problem}", field=field, hint=hint)
+                raise ConfigError(f"the rollouts of {tree.task_id!r} have {problem}", field=name, hint=hint)
 
     def _label(self, scored: ScoredTree, lengths: Sequence[int], own: Mapping[int, float]) -> dict[int, NodeCredit]:
         shares = scored.weights
         if self.per_rollout:
             shares = [w / max(n, 1) for w, n in zip(scored.weights, lengths, strict=True)]
         found = {**self.comparison(scored, self.advantages), **self._of_completions(scored, own)}
+        if self.turn_rewards:
+            for node, more in turn_advantages(scored, self.turn_rewards, self.turn_discount).items():
+                found[node] = [a + b for a, b in zip(found[node], more, strict=True)]
         return {
             node: self.attribution(
                 [scored.weights[i] for i in scored.below[node]], [shares[i] for i in scored.below[node]], advantages
@@ -190,20 +196,6 @@ class GreedyBaseline(CreditRule):
 
 def above(baseline: float, rewards: Sequence[float]) -> list[float]:
     return [reward - baseline for reward in rewards]
-
-
-def with_turns(credit: Credit, advantages: Mapping[int, float]) -> Credit:
-    """`credit` with one more advantage at some nodes, which every rollout through the node has. It is a second term of
-    the objective on the same tokens, clipped by itself: the gradient is that of the sum of both advantages wherever the
-    ratio lies inside the clip range. Nodes without credit get none; the normalisers stay."""
-    nodes = dict(credit.nodes)
-    for node, advantage in advantages.items():
-        if (one := nodes.get(node)) is not None:
-            more = soft([one.multiplicity], [one.multiplicity], [advantage])
-            positive, negative = one.positive + more.positive, one.negative + more.negative
-            nodes[node] = replace(one, positive=positive, negative=negative)
-    moved = any(advantages.get(node, 0.0) for node in nodes)
-    return replace(credit, nodes=nodes, zero_variance=credit.zero_variance and not moved)
 
 
 def _counted(tree: RolloutTree, scored: dict[int, float], weights: Sequence[float]) -> ScoredTree:

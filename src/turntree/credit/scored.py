@@ -51,8 +51,11 @@ class ScoredTree:
         return self.mean_below(node, self.rewards)
 
     def mean_below(self, node: int, values: Sequence[float]) -> float:
-        weights = [self.weights[i] for i in self.below[node]]
-        return math.fsum(w * values[i] for w, i in zip(weights, self.below[node], strict=True)) / math.fsum(weights)
+        return self.mean_of(self.below[node], values)
+
+    def mean_of(self, positions: Sequence[int], values: Sequence[float]) -> float:
+        weights = [self.weights[i] for i in positions]
+        return math.fsum(w * values[i] for w, i in zip(weights, positions, strict=True)) / math.fsum(weights)
 
     def at_trained(self, advantages: Sequence[float]) -> dict[int, list[float]]:
         """The advantage of each leaf, repeated at every trained node above it (aligned with `below`)."""

@@ -68,7 +68,7 @@ PROFILE = ProfileConfig(sampling=COMMAND, rollouts=8)
 _RATE = OptimizerConfig(learning_rate=5e-4, warmup_steps=3)
 PIVOTRL = PivotConfig(steps=40, check_every=20, sampling=COMMAND, loss=LOSS, optimizer=_RATE)
 OWN = replace(PIVOTRL, steps=20, per_trace=4, check_every=10)
-SEARCH = OwnPathConfig(refresh=7, keep=0.5, tasks=32, greedy=0.5, max_turns=LONGEST, candidates=300, rollouts=4)
+SEARCH = OwnPathConfig(refresh=7, tasks=32, max_turns=LONGEST, candidates=300, rollouts=4)
 GRPO = OnlineConfig(
     iterations=4,  # of 24 in the table: about the tokens of own states
     check_every=0,

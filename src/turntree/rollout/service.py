@@ -35,7 +35,6 @@ from turntree.core.protocols import (
 )
 from turntree.core.tree import RolloutTree
 from turntree.credit.checked import credit_of
-from turntree.credit.credit import with_turns
 from turntree.credit.scored import path_weighted
 from turntree.decide.filters.dapo import DapoFilter, refill
 from turntree.decide.gates.audited import GateMonitor
@@ -114,7 +113,6 @@ class EpisodeGroup:
     grown: GrownGroup
     credit: Credit | None
     dropped: tuple[str, str] | None = None
-    turns: Mapping[int, float] = field(default_factory=dict[int, float])  # advantages of judged turns, by node
 
     @property
     def tree(self) -> RolloutTree:
@@ -122,10 +120,8 @@ class EpisodeGroup:
 
     @property
     def trained_credit(self) -> Credit | None:
-        """The credit with the judged turns; None for a group that a filter dropped."""
-        if self.dropped or self.credit is None:
-            return None
-        return with_turns(self.credit, self.turns) if self.turns else self.credit
+        """None for a group that a filter dropped."""
+        return None if self.dropped else self.credit
 
 
 @dataclass

@@ -268,7 +268,7 @@ class OwnPathConfig:
 
     refresh: int = 20
     """Steps between two searches (0: only before the first step)."""
-    keep: float = 0.0
+    keep: float = 0.5
     """Share of the weight that pivots of earlier searches keep (0: new pivots replace them). It is their share of the
     draws where a step draws few of the pivots; it draws distinct ones, so where new pivots are few, earlier ones fill
     it up."""
@@ -276,7 +276,7 @@ class OwnPathConfig:
     """Tasks that a search plays, each once."""
     count: int = 400
     """Tasks of the split "train" that they are drawn from."""
-    greedy: float = 0.0
+    greedy: float = field(default=0.5, metadata=FIXED)
     """Share of a search's tasks that are played at temperature 0: the loops of greedy play are states that sampled play
     rarely reaches. They are profiled and trained on at the temperature of training, as the others are."""
     max_turns: int = 30
@@ -368,11 +368,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
     """Credit by your own module:object (default: `train.credit`)."""
-    teacher: Part | None = None
-    """Labels the states where turns are judged (`train.verdicts`): household, qa, model, or your own
-    module:object."""
-    verifier: Part | None = None
-    """Judges the turns that were taken against these labels."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
 
     def __post_init__(self) -> None:
@@ -384,17 +379,10 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         if self.brancher is not None and self.train.credit.advantages == "remax":
             hint = "leave the brancher out: branches of the greedy rollout are not greedy"
             raise ConfigError("has a greedy rollout for its baseline", field="train.credit.advantages", hint=hint)
-        judges = self.train.verdicts > 0
-        for name in ("teacher", "verifier"):
-            if judges and getattr(self, name) is None:
-                hint = f"pass --{name} NAME: a teacher labels, and a verifier judges"
-                raise ConfigError("is missing, and judged turns need it (train.verdicts)", field=name, hint=hint)
-            if not judges and getattr(self, name) is not None:
-                hint = "set train.verdicts above 0, or leave it out"
-                raise ConfigError("has no effect: no turn is judged", field=name, hint=hint)
-        if self.estimator is not None and self.train.credit != CreditConfig() and not judges:
-            problem = "has no effect: an estimator of your own gives the credit"
-            raise ConfigError(problem, field="train.credit", hint="leave one of the two out")
+        for name, used in (("credit", self.train.credit != CreditConfig()), ("turn_rewards", self.train.turn_rewards)):
+            if self.estimator is not None and used:
+                problem = "has no effect: an estimator of your own gives the credit"
+                raise ConfigError(problem, field=f"train.{name}", hint="leave one of the two out")
         rollouts = self.train.rollouts.of_training(self.train.groups, branching=self.brancher is not None)
         if (self.brancher is not None) != (rollouts.initial < rollouts.group_size):
             raise ConfigError(

@@ -49,7 +49,6 @@ from turntree.stages.policy import (
     policy_name,
 )
 from turntree.stages.training import on_ranks, run_algorithm
-from turntree.stages.verdicts import open_turn_judge
 from turntree.stages.workers import Published, check_servers, open_crew
 from turntree.train.loop import Row
 from turntree.train.online import OnlineGRPO
@@ -81,7 +80,6 @@ def run_train_online(
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
         opened, playing = stack.enter_context(_open_playing(config, policy, policy.source, policy.vocabulary, workers))
         _require_steppable(config, playing.tasks)
-        judge = stack.enter_context(open_turn_judge(config, policy))
         inputs = {
             **policy.identity,
             **pulls,
@@ -89,7 +87,6 @@ def run_train_online(
             **identity(config.environment, opened),
             **{f"filters.{i}": parts.identity("filters", part) for i, part in enumerate(config.filters)},
             **rewards.identity(config.rewards, playing.rewards),
-            **({} if judge is None else {"verifier": judge.verifier.name}),
         }
         run = stack.enter_context(
             open_run(out, "train online", to_mapping(config), inputs, overwrite=overwrite, logs=LOGS)
@@ -101,7 +98,7 @@ def run_train_online(
             spread = partial(Spread, weights.crew, tasks=playing.tasks, weights=weights, brancher=playing.brancher)
         learner = policy.trainee(shared, group, reference)
         components = replace(playing, policy=learner, filters=filters, estimator=estimator, spread=spread)
-        algorithm = OnlineGRPO(components, config.train, judge)
+        algorithm = OnlineGRPO(components, config.train)
         overlap, success = _Overlap(), None
         if DEV in opened.tasks:
             tasks = _held_out(config, opened)
@@ -158,7 +155,6 @@ def _open_playing(
 def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) -> None:
     stepping = {
         "cluster.workers": config.cluster.workers,
-        "train.verdicts": config.train.verdicts,
         "gate": config.gate,
         "brancher": config.brancher,
     }
@@ -184,15 +180,15 @@ def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = N
     where the trainer puts its weights, or from the policy in this process. Raises `ConfigError` for what only this
     command does."""
     config = parts.resolved(config)
-    for key, used in (("train.verdicts", config.train.verdicts), ("cluster.workers", config.cluster.workers)):
-        if used:
-            raise ConfigError("goes with `turntree train online` only", field=key, hint="leave it out")
+    if config.cluster.workers:
+        hint = "leave it out"
+        raise ConfigError("goes with `turntree train online` only", field="cluster.workers", hint=hint)
     model = config.model if endpoint else policy_name(config.model, config.environment)
     with open_speaker(model, endpoint, config.device) as speaker:
         tokenizer, _ = load_renderer(endpoint.tokenizer if endpoint else model, config.device.renderer)
         with _open_playing(config, speaker, model, len(tokenizer), config.workers) as (_, playing):
             _require_steppable(config, playing.tasks)
-            own = config.build_estimator() or config.train.loss.estimator(config.train.credit)
+            own = config.build_estimator() or config.train.estimator
             components = replace(playing, filters=config.build_filters())
             yield RolloutService(components, replace(config.train.played, last=None), own)
 

@@ -6,13 +6,14 @@ The line of text below a field is its documentation: `turntree config` and `--he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from turntree.core.completion import Sampling
 from turntree.core.config import FIXED, at_least
 from turntree.core.errors import ConfigError
 from turntree.credit.config import CreditConfig
+from turntree.credit.credit import CreditRule
 from turntree.rollout.groups import GroupConfig, SchedulerConfig
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import CutTurns
@@ -197,12 +198,13 @@ class OnlineConfig(ReinforcedConfig, GroupConfig, EpisodeConfig):
     """Iterations between held-out checks (0: only before the first and after the last)."""
     max_turns: int = 16
     """Longest episode."""
-    verdicts: float = 0.0
-    """Weight of the verdicts on the turns that the episodes took, beside the rewards of the episodes (0: no verdicts):
-    PivotRL's reward on the policy's own path, in the same update. Nothing is sampled; a teacher labels every state, and
-    a verifier judges. The advantage of a turn is its verdict minus the mean of its kind of action in the iteration,
-    times what the run shows to hang on the kind (`rollout.acceptance`, this iteration included); where rewards are 0
-    and 1, weight 1 has the unit of the episodes' advantages. Groups that a filter drops are not trained on."""
+    turn_rewards: dict[str, float] = field(default_factory=dict[str, float])
+    """Rewards of turns, beside that of the episode: weights of what the environment says after each turn, by name. That
+    is "progress" (what `Observation.progress` gained), or one of its metrics. Their unit is that of the episodes'
+    advantages (`credit.comparisons.turn_advantages`)."""
+    turn_discount: float = 0.5
+    """Weight of a reward one turn later in the credit of a turn. At 1 the gradient is that of their sum; below, a turn
+    answers more for what follows at once."""
     max_off_policy_steps: int = 0
     """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
     weights of this many updates before its turn (0: synchronous)."""
@@ -211,10 +213,18 @@ class OnlineConfig(ReinforcedConfig, GroupConfig, EpisodeConfig):
         GroupConfig.__post_init__(self)
         EpisodeConfig.__post_init__(self)
         at_least(self, check_every=0, max_off_policy_steps=0)
-        if not 0 <= self.verdicts < math.inf:
-            raise ConfigError("must be 0 or above", field="verdicts")
+        for name, weight in self.turn_rewards.items():
+            if not math.isfinite(weight):
+                raise ConfigError("must be a finite number", field=f"turn_rewards.{name}")
+        if not 0 <= self.turn_discount <= 1:
+            raise ConfigError("must be from 0 to 1", field="turn_discount")
         self._check("iterations")
         self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")
+
+    @property
+    def estimator(self) -> CreditRule:
+        rule = self.loss.estimator(self.credit)
+        return replace(rule, turn_rewards=self.turn_rewards, turn_discount=self.turn_discount)
 
     @property
     def episodes(self) -> EpisodeConfig:

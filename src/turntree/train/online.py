@@ -12,79 +12,42 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
 
-from turntree.core.cost import Cost
+from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit
 from turntree.credit.checked import credit_of, over_batch
 from turntree.decide.filters.dapo import DapoFilter
 from turntree.rollout.accounting import TreeAccount, account
 from turntree.rollout.episode_figures import branch_figures, group_figures, staleness
-from turntree.rollout.groups import GrownGroup
 from turntree.rollout.service import EpisodeGroup, Parts, RolloutService
 from turntree.train.config import OnlineConfig
 from turntree.train.loop import RolloutAlgorithm, Row, Trainee
 
 
-@dataclass(frozen=True)
-class JudgedTurns:
-    """Verdicts on the turns of an iteration's episodes: what they cost, figures for the row, and for each group the
-    advantages of judged turns, by node, in the unit of an episode's reward."""
-
-    cost: Cost
-    figures: dict[str, Any]
-    advantages: Sequence[Mapping[int, float]]
-
-
-class TurnJudge(Protocol):
-    """Judges the turns that the episodes of an iteration took."""
-
-    def judge(self, groups: Sequence[GrownGroup], iteration: int) -> JudgedTurns: ...
-
-    def state(self) -> dict[str, Any]:
-        """A JSON value of what was learned from earlier iterations, for `restore`."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None: ...
-
-
 class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
-    """GRPO on whole episodes; a step is an iteration. A checkpoint holds the groups that were played ahead. `judge`
-    gives verdicts on turns (`OnlineConfig.verdicts`)."""
+    """GRPO on whole episodes; a step is an iteration. A checkpoint holds the groups that were played ahead."""
 
-    def __init__(self, parts: Parts[Trainee], config: OnlineConfig, judge: TurnJudge | None = None) -> None:
+    def __init__(self, parts: Parts[Trainee], config: OnlineConfig) -> None:
         super().__init__(parts.policy, config, config.sampling, config.iterations)
-        self.config, self.parts, self.judge, self.check_every = config, parts, judge, config.check_every
-        rule = config.loss.estimator(config.credit)
+        self.config, self.parts, self.check_every = config, parts, config.check_every
         played = config.played
         if parts.estimator is None and config.credit.advantages == "remax":
             greedy = dataclasses.replace(played.rollouts, greedy_first=True)
             played = dataclasses.replace(played, rollouts=greedy)
-        self.service = RolloutService(parts, played, parts.estimator or rule)
-        # verdicts are in the unit of rewards: scaled by the advantages of a group of which half succeeds
-        self._unit = config.verdicts * 2 * rule.advantages([1.0, 0.0] * 4)[0]
+        self.service = RolloutService(parts, played, parts.estimator or config.estimator)
         self.account = TreeAccount()
         # of the iteration
         self._sampled_for = 0  # the version of the policy before the update
         self._waited = 0.0  # seconds for the groups
-        self._judged: Row = {}
 
     def state(self) -> Row:
-        return {
-            **super().state(),
-            **self.service.state(),
-            "account": dataclasses.asdict(self.account),
-            "judge": None if self.judge is None else self.judge.state(),
-        }
+        return {**super().state(), **self.service.state(), "account": dataclasses.asdict(self.account)}
 
     def restore(self, state: Row) -> None:
         super().restore(state)
         self.service.restore(state)
         self.account = TreeAccount(**state["account"])
-        if self.judge is not None:
-            self.judge.restore(state["judge"])
 
     # sample
 
@@ -99,21 +62,24 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
     # credit
 
     def credit(self, step: int, groups: Sequence[EpisodeGroup]) -> Sequence[Credit | None]:
-        """What filters left of the credit that `rollout.service` gave each group, with what needs the whole batch: a
-        rule that compares over it, and verdicts on turns."""
-        self._judged = {}
+        """What filters left of the credit that `rollout.service` gave each group; by a rule that compares over the
+        whole batch, that of the batch."""
+        if step == 1:
+            self._check_turn_rewards(groups)
         kept = [group for group in groups if group.credit is not None and not group.dropped]
         rule = over_batch(self.service.estimator, [group.grown.rewards for group in kept])
         if rule is not self.service.estimator:
             for group in kept:
                 group.credit = credit_of(rule, group.tree, group.grown.rewards)
-        if self.judge is not None:
-            judged = self.judge.judge([group.grown for group in groups], step)
-            for group, advantages in zip(groups, judged.advantages, strict=True):
-                group.turns = {node: self._unit * advantage for node, advantage in advantages.items()}
-            self.cost += judged.cost
-            self._judged = {"local": judged.figures}
         return [group.trained_credit for group in groups]
+
+    def _check_turn_rewards(self, groups: Sequence[EpisodeGroup]) -> None:
+        said = {name for group in groups for node in group.tree for name in node.metrics}
+        for name in self.config.turn_rewards:
+            if name not in said and any(group.credit for group in groups):
+                hint = f"it says {', '.join(sorted(said)) or 'nothing but its messages'}"
+                field = f"train.turn_rewards.{name}"
+                raise ConfigError("is nothing that the environment said in iteration 1", field=field, hint=hint)
 
     # figures
 
@@ -143,7 +109,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
                 "wait_seconds": self._waited,
                 **self.parts.timing(),
             },
-            **self._judged,
         }
 
     def _staleness(self, groups: Sequence[EpisodeGroup]) -> dict[str, float]:

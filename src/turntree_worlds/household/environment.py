@@ -11,6 +11,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation, TurnState
 from turntree.render.tool_calls import ACT, parse_message
+from turntree_worlds.household.distance import distance
 from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, TASK_TYPES, generate_game
 from turntree_worlds.household.world import NOTHING_HAPPENS, Game, State
@@ -92,7 +93,9 @@ class HouseholdEnvironment:
         called: dict[str, Any] = {"tool_call_id": calls[0].id, "name": calls[0].name} if calls else {}
         answer = (Message("tool" if calls else "user", self._told(result.observation), **called),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
-        return Observation(answer, done=result.won, success=True if result.won else None, metrics=metrics)
+        left, whole = distance(self._state), distance(self._game.reset()) or 1  # of the shortest way to the goal
+        progress = 0.0 if left is None else max(0.0, 1 - left / whole)
+        return Observation(answer, result.won, True if result.won else None, progress, metrics=metrics)
 
     def state(self) -> Hashable:
         return self._state.key()
