@@ -577,7 +577,10 @@ def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
 def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
     """Random turns need no profile. Seconds are those of the stages' records: a stage that was killed and went on has
     those of its last attempt, and nan where it was killed after its result was written."""
-    before = _bill(folder, CONTINUED[arm][0], seed) if arm in CONTINUED else (0.0,) * (len(BILLED) + 1)
+    start, _ = CONTINUED.get(arm, (None, 0))
+    if arm == "sft-shared":
+        start = "sft-few" if (folder / f"sft-few.{seed}").exists() else "sft"
+    before = _bill(folder, start, seed) if start else (0.0,) * (len(BILLED) + 1)
     bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
     for name in NEEDED.get(arm, ()):
         header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")

@@ -86,15 +86,15 @@ def test_a_group_that_is_lost_with_its_workers_is_counted_with_its_reason_and_te
     assert len(set(tasks)) == 4 and given[1]["tasks"][0][1] in tasks
 
 
-def test_judged_turns_are_the_same_on_workers(tmp_path: Path) -> None:
-    judging = dict.fromkeys(("environment", "teacher", "verifier"), Part("household"))
-    train = replace(ONLINE.train, initial_rollouts=None, verdicts=2.0)
-    here = replace(ONLINE, brancher=None, gate=None, train=train, **judging)
+def test_rewards_of_turns_are_the_same_on_workers(tmp_path: Path) -> None:
+    train = replace(ONLINE.train, initial_rollouts=None, turn_rewards={"progress": 2.0})
+    here = replace(ONLINE, environment=Part("household"), brancher=None, gate=None, train=train)
     run_train_online(here, tmp_path / "here")
     run_train_online(replace(here, cluster=TWO), tmp_path / "there")
     found = artifacts(tmp_path / "here")
     assert list(differences(found, artifacts(tmp_path / "there"))) == []
-    assert found["metrics.jsonl"][-1]["local"]["turns_judged"]
+    told = [node for tree in found["trees.jsonl"] for node in tree["tree"]["nodes"] if "metrics" in node]
+    assert all("progress" in node["metrics"] for node in told) and told
 
 
 def test_the_greedy_rollout_of_remax_is_played_on_workers_too(tmp_path: Path) -> None:
