@@ -133,3 +133,22 @@ def test_the_mean_over_all_turns_of_a_group_is_a_bias() -> None:
         return [step for step in tree.path(leaf) if step.id > node]
 
     assert bias(sum(p * minus_the_mean(*planted(group)) for p, group in grown(forks=False))) > 0.1
+
+
+def test_progress_counts_by_what_it_gained_and_other_metrics_as_they_are() -> None:
+    """Two rollouts of two turns: the first turn answers for all that follows, the second for its own."""
+    tree, said = RolloutTree("toy"), {0: ({"progress": 0.2}, {"progress": 0.5, "wrong": 1.0}), 1: ({}, {})}
+    root = tree.add(None, NodeKind.PROMPT, (9,)).id
+    turns: dict[int, list[int]] = {}
+    for number, answers in said.items():
+        leaf = root
+        for metrics in answers:
+            node = tree.add(leaf, NodeKind.COMPLETION, (1,), logprobs=(0.0,))
+            turns.setdefault(number, []).append(node.id)
+            leaf = tree.add(node.id, NodeKind.OBSERVATION, (8,), metrics=metrics).id
+        tree.stop(leaf, StopReason.MAX_TURNS)
+    rewards = Rewards({leaf: Verdict(0.0, "fails") for leaf in tree.ends()})
+    nodes = CreditRule(turn_rewards={"progress": 10.0, "wrong": -1.0}, turn_discount=0.5)(tree, rewards).nodes
+    credit = {node: one.positive + one.negative for node, one in nodes.items()}
+    assert [credit[node] for node in turns[0]] == pytest.approx([2.0 + 0.5 * 2.0, 2.0])
+    assert [credit[node] for node in turns[1]] == pytest.approx([-3.0, -2.0])

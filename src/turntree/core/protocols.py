@@ -157,7 +157,7 @@ class Observation:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # what the domain counts for itself
 
     @property
-    def told(self) -> Mapping[str, float]:
+    def numbers(self) -> Mapping[str, float]:
         """Its metrics, with its progress for one of them."""
         return self.metrics if self.progress is None else {**self.metrics, "progress": self.progress}
 

@@ -201,15 +201,15 @@ def turn_advantages(scored: ScoredTree, weights: Mapping[str, float], discount: 
     for start in scored.initial_starts:
         for turn in {turn for i in scored.below[start] for turn in returns[i]}:
             reached = [i for i in scored.below[start] if turn in returns[i]]
-            ahead = [told.get(turn, 0.0) for told in returns]
-            values.setdefault(turn, {})[start] = scored.mean_of(reached, ahead)
-    found: dict[int, list[float]] = {}
+            of_turn = [by_turn.get(turn, 0.0) for by_turn in returns]
+            values.setdefault(turn, {})[start] = scored.mean_of(reached, of_turn)
+    advantages: dict[int, list[float]] = {}
     for node in scored.trained:
-        turn, found[node] = scored.tree[node].turn, []
+        turn, advantages[node] = scored.tree[node].turn, []
         for i in scored.below[node]:
             others = [value for start, value in values.get(turn, {}).items() if i not in scored.below[start]]
-            found[node].append(returns[i].get(turn, 0.0) - (statistics.fmean(others) if others else 0.0))
-    return found
+            advantages[node].append(returns[i].get(turn, 0.0) - (statistics.fmean(others) if others else 0.0))
+    return advantages
 
 
 def _returns(scored: ScoredTree, leaf: int, weights: Mapping[str, float], discount: float) -> dict[int, float]:
@@ -218,11 +218,11 @@ def _returns(scored: ScoredTree, leaf: int, weights: Mapping[str, float], discou
     progress = 0.0
     for node in map(scored.tree.__getitem__, scored.tree.nodes_of(leaf)):
         if node.turn:
-            told = dict(node.metrics)
-            if "progress" in told:
-                told["progress"], progress = told["progress"] - progress, told["progress"]
-            gained = math.fsum(weight * told.get(name, 0.0) for name, weight in weights.items())
-            rewards[node.turn] = rewards.get(node.turn, 0.0) + gained
+            metrics = dict(node.metrics)
+            if "progress" in metrics:
+                metrics["progress"], progress = metrics["progress"] - progress, metrics["progress"]
+            reward = math.fsum(weight * metrics.get(name, 0.0) for name, weight in weights.items())
+            rewards[node.turn] = rewards.get(node.turn, 0.0) + reward
     ahead = 0.0
     for turn in sorted(rewards, reverse=True):
         rewards[turn] = ahead = rewards[turn] + discount * ahead

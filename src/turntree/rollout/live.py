@@ -184,7 +184,7 @@ class LiveRollout:
 
     def append_answer(self, observation: Observation, prompt: tuple[int, ...], cost: Cost) -> None:
         """Append the environment's answer. `prompt` is that of the next turn, which begins with the tokens so far."""
-        added, said = prompt[len(self.token_ids) :], {"messages": observation.messages, "metrics": observation.told}
+        added, said = prompt[len(self.token_ids) :], {"messages": observation.messages, "metrics": observation.numbers}
         node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, **said, cost=cost)
         self.nodes[node.id] = len(self.answers)
         self.leaf = node.id
