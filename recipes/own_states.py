@@ -413,8 +413,9 @@ class Recipe:
         """Of an expert with slips; `which`: "clean-" without, "few-" of the first games alone."""
         seed = seed if self.world.retold else 0
         name = f"{which}traces.{seed}"
-        command = self.world.demonstrated(seed, 0.0 if which == "clean-" else 0.2) + words("--out", f"{name}.jsonl")
-        command += words("--count", self.settings.few) if which == "few-" else ()
+        games = self.settings.few if which == "few-" else self.settings.games
+        world = replace(self.world, settings=replace(self.settings, games=games))
+        command = world.demonstrated(seed, 0.0 if which == "clean-" else 0.2) + words("--out", f"{name}.jsonl")
         return self.ran(Stage(name, f"{name}.jsonl", command))
 
     def pivots(self, arm: str, seed: int, traces: Stage) -> Stage:

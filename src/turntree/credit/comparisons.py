@@ -198,17 +198,17 @@ def turn_advantages(scored: ScoredTree, weights: Mapping[str, float], discount: 
     """
     returns = [_returns(scored, leaf, weights, discount) for leaf in scored.leaves]
     values: dict[int, dict[int, float]] = {}  # by turn, then start
-    for start in scored.initial_starts:
-        for turn in {turn for i in scored.below[start] for turn in returns[i]}:
-            reached = [i for i in scored.below[start] if turn in returns[i]]
-            of_turn = [by_turn.get(turn, 0.0) for by_turn in returns]
-            values.setdefault(turn, {})[start] = scored.mean_of(reached, of_turn)
+    starts = scored.initial_starts
+    for turn in {turn for by_turn in returns for turn in by_turn}:
+        of_turn = [by_turn.get(turn, 0.0) for by_turn in returns]
+        reached = {start: [i for i in scored.below[start] if turn in returns[i]] for start in starts}
+        values[turn] = {start: scored.mean_of(below, of_turn) for start, below in reached.items() if below}
     advantages: dict[int, list[float]] = {}
     for node in scored.trained:
         turn, advantages[node] = scored.tree[node].turn, []
         for i in scored.below[node]:
-            others = [value for start, value in values.get(turn, {}).items() if i not in scored.below[start]]
-            advantages[node].append(returns[i].get(turn, 0.0) - (statistics.fmean(others) if others else 0.0))
+            others = [value for start, value in values[turn].items() if i not in scored.below[start]]
+            advantages[node].append(returns[i][turn] - (statistics.fmean(others) if others else 0.0))
     return advantages
 
 

@@ -63,7 +63,7 @@ def depth_first(tree: RolloutTree) -> Iterator[int]:
             yield node
 
 
-def turns_of(nodes: Iterable[Node]) -> list[tuple[list[Node], str]]:
+def _turns_of(nodes: Iterable[Node]) -> list[tuple[list[Node], str]]:
     """The turns of a path or of all nodes of a rollout, in order: the nodes of each (several where it forked half-way;
     the last has the message), and what was answered before it."""
     turns: list[tuple[list[Node], str]] = []
@@ -82,7 +82,7 @@ def turns_of(nodes: Iterable[Node]) -> list[tuple[list[Node], str]]:
 def _rollout(
     tree: RolloutTree, leaf: int, reward: float | None, paid: set[int], refills: frozenset[int]
 ) -> LoggedRollout:
-    turns = turns_of(map(tree.__getitem__, tree.nodes_of(leaf)))
+    turns = _turns_of(map(tree.__getitem__, tree.nodes_of(leaf)))
     said = [nodes[-1].message for nodes, _ in turns]
     new = [[node for node in nodes if node.id not in paid] for nodes, _ in turns]
     forked = any(node.id in paid for nodes, _ in turns for node in nodes)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, cast
@@ -23,11 +23,9 @@ from turntree.traces.schema import Trace
 NO_LABEL, FAILED = "no_label", "the teacher failed"
 
 
-def labelled(
-    trace: Trace, task: Environment, teacher: Teacher, turns: Collection[int] | None = None
-) -> tuple[Trace, Counter[str], Cost]:
-    """The trace with a label at every turn (or of `turns` only) that the teacher has one for, the reasons of the
-    others, and what that cost: the steps of the environment, and the time for them and the teacher.
+def labelled(trace: Trace, task: Environment, teacher: Teacher) -> tuple[Trace, Counter[str], Cost]:
+    """The trace with a label at every turn that the teacher has one for, the reasons of the others, and what that cost:
+    the steps of the environment, and the time for them and the teacher.
 
     The episode is played again on a copy of `task`. Where the environment fails or answers differently, the states from
     there on have no label. A teacher that fails at a state gives it none. One that waits for a server says in
@@ -35,20 +33,18 @@ def labelled(
     spoken = trace.turn_positions
     said: dict[int, Future[Message | str]] = {}
     unsaid: dict[int, str] = {}
-    wanted = range(len(spoken)) if turns is None else turns
     started, played = time.perf_counter(), 0
-    steps = walk(task, trace.messages[: spoken[max(wanted)]], f"trace {trace.id!r}")
+    steps = walk(task, trace.messages[: spoken[-1]], f"trace {trace.id!r}")
     threads = max(1, getattr(teacher, "concurrency", 1))
     pool = ThreadPoolExecutor(threads, thread_name_prefix="turntree-teacher")
     try:
         for turn, (place, (environment, _)) in enumerate(zip(spoken, steps, strict=False)):
             played = turn
-            if turn in wanted:
-                said[turn] = pool.submit(_said, teacher, _copy(environment), trace.messages[:place])
-                if threads == 1:  # it may share something with the environment, which is not stepped meanwhile
-                    wait([said[turn]])
+            said[turn] = pool.submit(_said, teacher, _copy(environment), trace.messages[:place])
+            if threads == 1:  # it may share something with the environment, which is not stepped meanwhile
+                wait([said[turn]])
     except (EnvironmentFault, InputError) as fault:
-        unsaid = {turn: reason_of(fault) for turn in wanted if turn not in said}
+        unsaid = {turn: reason_of(fault) for turn in range(len(spoken)) if turn not in said}
     finally:
         pool.shutdown(cancel_futures=sys.exc_info()[0] is not None)
     answers = {turn: answer.result() for turn, answer in said.items()} | unsaid

@@ -105,7 +105,7 @@ def kept_episodes(
         if reason is not None:
             counts[f"dropped: {reason}"] += 1
             continue
-        trace = trace_of(group, sample, leaf, verdict, config, model)
+        trace = _trace_of(group, sample, leaf, verdict, config, model)
         if teacher is not None:
             trace, told, spent = labelled(trace, group.task, teacher)
             cost += spent
@@ -129,7 +129,7 @@ def _dropped(verdict: Verdict, config: RecordConfig) -> str | None:
     return None
 
 
-def trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig, model: str) -> Trace:
+def _trace_of(group: GrownGroup, sample: int, leaf: int, verdict: Verdict, config: RecordConfig, model: str) -> Trace:
     """The episode that ended at `leaf`."""
     task = group.task
     nodes = map(group.tree.__getitem__, group.tree.nodes_of(leaf))  # also where its context was rewritten

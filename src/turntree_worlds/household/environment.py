@@ -61,10 +61,11 @@ class HouseholdEnvironment:
 
     tools: tuple[dict[str, Any], ...] = ()
 
-    def __init__(self, game: Game, state: State | None = None, *, prompt: Prompt = "plain") -> None:
+    def __init__(self, game: Game, state: State | None = None, *, prompt: Prompt = "plain", way: int = 0) -> None:
         self._game = game
         self._prompt: Prompt = prompt
         self._state = state if state is not None else game.reset()
+        self._way = way  # commands of the shortest way from the start to the goal (0: not looked for yet)
 
     @property
     def task_id(self) -> str:
@@ -88,20 +89,19 @@ class HouseholdEnvironment:
         if self._prompt != "plain" and not action.tool_calls:  # of a renderer without the tool format `react`
             action = parse_message(answer_text(action), "react")
             action = action if action.tool_calls else Message("assistant")
-        result = self._state.step(command_of(action))
-        calls = action.tool_calls
+        result, calls = self._state.step(command_of(action)), action.tool_calls
         called: dict[str, Any] = {"tool_call_id": calls[0].id, "name": calls[0].name} if calls else {}
         answer = (Message("tool" if calls else "user", self._told(result.observation), **called),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
-        left, whole = distance(self._state), distance(self._game.reset()) or 1  # of the shortest way to the goal
-        progress = 0.0 if left is None else max(0.0, 1 - left / whole)
+        self._way, left = self._way or distance(self._game.reset()) or 1, distance(self._state)
+        progress = 0.0 if left is None else max(0.0, 1 - left / self._way)
         return Observation(answer, result.won, True if result.won else None, progress, metrics=metrics)
 
     def state(self) -> Hashable:
         return self._state.key()
 
     def fork(self) -> HouseholdEnvironment:
-        return HouseholdEnvironment(self._game, self._state.fork(), prompt=self._prompt)
+        return HouseholdEnvironment(self._game, self._state.fork(), prompt=self._prompt, way=self._way)
 
     def _told(self, observation: str) -> str:
         if self._prompt != "react_admissible":
