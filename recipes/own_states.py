@@ -35,7 +35,8 @@ every policy. The tables of what is there come at the end, and with `--table` no
   taught            grpo's first quarter with own-union's policy for a teacher (on-policy distillation)
   balanced-union    balanced, and from there two thirds of them: the union without own states
   sft-grpo          sft, and from there all of them
-  sft-shared        sft (on ALFWorld of 128 games: sft-few), and from there own-shared
+  sft-few           sft on the first 128 games
+  sft-shared        sft-few (of hard games sft, which has no more), and from there own-shared
   sft-union         sft-shared, and from there two thirds of grpo's iterations
   progress          grpo whose turns are also rewarded by the progress that the environment reports
   progress-short    ... a third of it; own-progress: own-union so
@@ -147,7 +148,7 @@ class Settings:
     """How much of everything."""
 
     games: int = 700  # that are demonstrated; own states come from as many as train SFT
-    few: int = 0  # of them, for SFT that only prepares (0: all)
+    few: int = 0  # of them, for SFT that only prepares (0: `sft`)
     candidates: int = 2500
     rollouts: int = 16
     cap: float = 0.4  # of a kind of action, in the arm `capped`
@@ -177,8 +178,8 @@ SMOKE: dict[str, float] = {
 }  # fmt: skip
 FIRST_GAME = 3000  # of the test split: no other experiment has used these
 DIFFICULT = {  # what docs/results/hard.md has; medium between it and the easy games
-    "easy": Settings(),
-    "medium": Settings(max_turns=25, iterations=24, groups=16, online_rate=5e-4, constant=0.0),
+    "easy": Settings(few=128),
+    "medium": Settings(few=128, max_turns=25, iterations=24, groups=16, online_rate=5e-4, constant=0.0),
     "hard": Settings(
         games=128, candidates=600, rollouts=8, steps=40, tasks=64, own_rollouts=4, own_candidates=600, own_turns=40,
         test_turns=40, part=200, iterations=24, groups=16, online_rate=3e-4, constant=0.0,
@@ -578,10 +579,9 @@ def costs(folder: Path, arms: Mapping[str, Played]) -> list[str]:
 def _bill(folder: Path, arm: str, seed: int) -> tuple[float, ...]:
     """Random turns need no profile. Seconds are those of the stages' records: a stage that was killed and went on has
     those of its last attempt, and nan where it was killed after its result was written."""
-    start, _ = CONTINUED.get(arm, (None, 0))
-    if arm == "sft-shared":
-        start = "sft-few" if (folder / f"sft-few.{seed}").exists() else "sft"
-    before = _bill(folder, start, seed) if start else (0.0,) * (len(BILLED) + 1)
+    given = read_json(folder / "stages" / f"{arm}.{seed}.json")["command"]
+    start, _, rest = (given[given.index("--model") + 1] if "--model" in given else "").partition(f".{seed}/")
+    before = _bill(folder, start, seed) if rest == "model" else (0.0,) * (len(BILLED) + 1)  # or not of this recipe
     bills = [read_json(folder / f"{arm}.{seed}" / "cost.json")]
     for name in NEEDED.get(arm, ()):
         header, _ = PROFILE.stream(folder / f"{name}.{seed}.jsonl")

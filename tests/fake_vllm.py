@@ -33,8 +33,10 @@ class FakeVllm:
     log-probabilities are those before the temperature. `routed`: it says which experts computed the tokens. `asked` are
     all requests by path. Whole weights reach everything but a tied head, unless the file names it."""
 
-    def __init__(self, model: PreTrainedModel, *, boot: str = "1", max_context: int = 4096) -> None:
-        self.model, self.boot, self.max_context = model, boot, max_context
+    def __init__(
+        self, model: PreTrainedModel, *, boot: str = "1", max_context: int = 4096, tokenizer: Any = None
+    ) -> None:
+        self.model, self.boot, self.max_context, self.tokenizer = model, boot, max_context, tokenizer
         self.stale = self.raw = self.routed = self.busy = self.away = False
         self.dev, self.lora = True, True
         self.hook: Hook = lambda path, body: None
@@ -95,8 +97,12 @@ class FakeVllm:
     def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         if body["model"] != "policy" and body["model"] not in self.adapters:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        if isinstance(body["prompt"], str):
+            body["prompt"] = self.tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"])
         if len(body["prompt"]) + body["max_tokens"] > self.max_context:
             return 400, {"error": {"message": "This model's maximum context length is exceeded."}}
+        if "prompt_logprobs" in body:
+            return 200, {"choices": [self._score(body)]}
         with chosen(self.model) as found:
             ids, logprobs, tops = self._sample(body)
         stop = ids[-1] in body.get("stop_token_ids", ())
@@ -107,6 +113,15 @@ class FakeVllm:
             choice["routed_experts"] = as_vllm(by_token(self.model, found))
         usage = {"prompt_tokens_details": {"cached_tokens": 0}}
         return 200, {"choices": [choice], "usage": usage, "system_fingerprint": self.boot}
+
+    @torch.inference_mode()
+    def _score(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Every token of the prompt, as vLLM says it: by id, the first has none."""
+        prompt = body["prompt"]
+        logprobs = self.model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        told = [{str(t): {"logprob": float(logprobs[i, t]), "rank": 1}} for i, t in enumerate(prompt[1:])]
+        known = {"prompt_token_ids": prompt} if body.get("return_token_ids") else {}
+        return {"index": 0, "text": "", "finish_reason": "length", "prompt_logprobs": [None, *told], **known}
 
     @torch.inference_mode()
     def _sample(self, body: dict[str, Any]) -> tuple[list[int], list[float], list[dict[str, float]]]:

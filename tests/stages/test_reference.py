@@ -11,20 +11,23 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from completions_server import completion, serve
 from fake_tinker import FakeTinker
+from fake_vllm import FakeVllm, running
 from scripted_tinker import installed
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engine.checkpoint import save_model
+from turntree.engine.teacher import ServedPolicy
 from turntree.env.tasks import open_tasks
 from turntree.stages.config import CheckConfig, Device, EpisodesCheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.plan import asked, read_config
 from turntree.stages.policy import Policy, load_policy, resolve
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
 from turntree.stages.train_pivot import run_train_pivot
-from turntree.train.config import OnlineConfig, OptimizerConfig, PivotConfig
+from turntree.train.config import CheckpointConfig, OnlineConfig, OptimizerConfig, PivotConfig
 from turntree.train.loss_config import LossConfig
 from turntree.train.plan import held, memory
 
@@ -139,6 +142,98 @@ def test_a_plan_counts_the_reference_that_is_named(tmp_path: Path) -> None:
     assert replace(other, reference=0, passes=0) == replace(own, reference=0, passes=0)
 
 
+# a teacher on a server
+
+
+@pytest.fixture(scope="module")
+def served(teacher: Path) -> FakeVllm:
+    policy = load_policy(str(teacher), Device())
+    return FakeVllm(policy.model, tokenizer=policy.tokenizer)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("prefixes", ["shared", "repeated"])
+def test_a_teacher_on_a_server_teaches_what_its_folder_does(
+    stage: str, prefixes: Any, teacher: Path, served: FakeVllm, tmp_path: Path
+) -> None:
+    run, config = STAGES[stage]
+    few = {"iterations": 2} if stage == "online" else {"steps": 2}
+    config = replace(config, device=Device(prefixes=prefixes), train=replace(config.train, **few))
+    run(replace(config, reference=str(teacher)), tmp_path / "folder")
+    served.asked.clear()
+    with running(served) as url:
+        run(replace(config, reference=url), tmp_path / "server")
+    assert distances(tmp_path / "server") == pytest.approx(distances(tmp_path / "folder"), abs=1e-5)
+    found, wanted = weights(tmp_path / "server"), weights(tmp_path / "folder")
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-4)
+    sent = sum(len(body["prompt"]) for body in served.of("/v1/completions")[1:])  # the first asks for the tokenizer
+    bills = [json.loads((tmp_path / name / "cost.json").read_text(encoding="utf-8")) for name in ("folder", "server")]
+    assert bills[1]["scored_tokens"] == sent > 0
+    assert bills[0]["trained_tokens"] == bills[1]["trained_tokens"]
+
+
+def test_a_server_that_cannot_teach_is_refused_before_there_is_a_run(served: FakeVllm, tmp_path: Path) -> None:
+    def refused(reference: str, error: type[TurntreeError] = InputError) -> str:
+        with pytest.raises(error) as wrong:
+            run_train_online(replace(ONLINE, reference=reference), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        return getattr(wrong.value, "field", "") or ""
+
+    with running(served) as url:
+        assert refused(f"{url}#other") == "reference"
+        served.adapters["adapter"] = tmp_path
+        assert refused(url) == "reference"  # which of its models?
+        del served.adapters["adapter"]
+        warm = replace(ONLINE.train, sampling=replace(SHORT, temperature=0.5))
+        with pytest.raises(ConfigError) as wrong:
+            replace(ONLINE, reference=url, train=warm)
+        assert wrong.value.field == "train.sampling.temperature"
+    with running(FakeVllm(tiny_model(), tokenizer=tiny_tokenizer())) as url:
+        assert refused(url) == "reference"
+    with serve(lambda body: completion("text", reason="length")) as plain:  # which lists no models
+        refused(plain.url, TurntreeError)
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, [], [None], [None, {"7": {"logprob": -1.0}}], [None, {"5": {"logprob": 0.7}}], [{}, {}]]
+)
+def test_an_answer_that_scores_not_every_token_is_refused(wrong: Any) -> None:
+    with serve(lambda body: completion("", reason="length", prompt_logprobs=wrong)) as server:
+        with pytest.raises(InputError) as refused:
+            ServedPolicy(server.url, "m").logprobs([(4, 5)])
+        assert refused.value.field == "reference"
+
+
+def test_a_server_that_goes_away_ends_the_run_which_goes_on_with_it(served: FakeVllm, tmp_path: Path) -> None:
+    config = replace(ONLINE, train=replace(ONLINE.train, iterations=3), checkpoints=CheckpointConfig(every=1))
+    served.asked.clear()
+    with running(served) as url:
+        run_train_online(replace(config, reference=url), tmp_path / "whole")
+        scored = len(served.of("/v1/completions"))
+    seen: list[str] = []
+
+    def fails(path: str, body: Any) -> int | None:
+        seen.append(path)
+        return 400 if len(seen) > scored // 2 else None
+
+    cut = FakeVllm(served.model, tokenizer=served.tokenizer)
+    cut.hook = fails
+    with running(cut) as url:
+        with pytest.raises(TurntreeError):
+            run_train_online(replace(config, reference=url), tmp_path / "run")
+        cut.hook = lambda path, body: None
+        run_train_online(replace(config, reference=url), tmp_path / "run")
+    found, wanted = weights(tmp_path / "run"), weights(tmp_path / "whole")
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def test_a_teacher_on_a_server_takes_no_memory(tmp_path: Path) -> None:
+    save_model(tiny_model(), tiny_tokenizer(), tmp_path / "model")
+    config = replace(ONLINE, model=str(tmp_path / "model"), reference="http://127.0.0.1:1")
+    assert memory(read_config(config.model), asked(config, 1, "float32")).reference == 0
+
+
 def test_what_a_carrier_trained_teaches_there(tmp_path: Path) -> None:
     carried = replace(ONLINE, device=Device(carrier=Part("tinker", {})), train=replace(ONLINE.train, iterations=2))
     with installed(FakeTinker(load_policy("household", Device()).model, ["default", "household"])):
@@ -149,3 +244,14 @@ def test_what_a_carrier_trained_teaches_there(tmp_path: Path) -> None:
         with pytest.raises(InputError) as refused:
             run_train_online(replace(carried, reference=str(resolve("qa"))), tmp_path / "third")
         assert refused.value.field == "reference"
+
+
+def test_a_server_teaches_what_a_carrier_trains(served: FakeVllm, tmp_path: Path) -> None:
+    start = load_policy("household", Device())
+    found: list[float] = []
+    for name, server in (("start", FakeVllm(start.model, tokenizer=start.tokenizer)), ("taught", served)):
+        with running(server) as url, installed(FakeTinker(load_policy("household", Device()).model, ["default"])):
+            carried = replace(ONLINE, device=Device(carrier=Part("tinker", {})), reference=url)
+            run_train_online(replace(carried, train=replace(ONLINE.train, iterations=1)), tmp_path / name)
+        found += distances(tmp_path / name)
+    assert abs(found[0]) < 1e-6 and found[1] > 0.01

@@ -7,11 +7,14 @@ import random
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from random_trees import sampled_near, scored_trees
 
 from tiny_models import tiny_model
 from turntree.core.errors import InputError
 from turntree.credit.credit import CreditRule
+from turntree.engine.teacher import ServedPolicy
 from turntree.pack.head import head_logits, token_scores
 from turntree.pack.packing import pack
 from turntree.train import forward
@@ -98,6 +101,29 @@ def test_reference_logprobs_are_attached_once() -> None:
         expected = slot_scores(reference, batch, temperature=0.7).logprobs_S
         assert torch.equal(batch.reference_logprobs_S, expected.detach())
         assert not batch.reference_logprobs_S.requires_grad
+
+
+class ByPath(ServedPolicy):
+    """A policy that scores whole sequences, as one behind a server does."""
+
+    def logprobs(self, paths):
+        model = tiny_model("qwen3", 24, hidden_size=32, seed=1)
+        rows = [(torch.tensor([path]), torch.tensor(path[1:])) for path in paths]
+        scores = [(model(row).logits[0, :-1].log_softmax(-1), after) for row, after in rows]
+        return [found.gather(1, after[:, None])[:, 0].tolist() for found, after in scores]
+
+
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([40, 70, 400]))
+@settings(max_examples=25, deadline=None)
+def test_a_reference_that_scores_paths_gives_what_one_that_scores_slots_does(seed, shared, max_tokens) -> None:
+    """Of whole trees, of several in a row, and of trees that are cut."""
+    model, reference = tiny_model("qwen3", 24, hidden_size=32), tiny_model("qwen3", 24, hidden_size=32, seed=1)
+    batches = some_batches(model, seed, max_tokens, shared=shared)
+    for batch in with_reference_logprobs(ByPath("http://teacher", "policy"), batches):
+        expected = slot_scores(reference, batch).logprobs_S.detach()
+        assert torch.allclose(batch.reference_logprobs_S.to(expected), expected, atol=1e-5)
+        ends = [path[-1] for path in batch.paths()]
+        assert len(set(ends)) == len(ends)  # no path is sent twice
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Llama", "Qwen2", "Mistral", "Granite", "Cohere", "Phi3", "Olmo2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import multiprocessing
 import random
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from random_trees import sampled_near, scored_trees
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from fake_vllm import FakeVllm, running
 from ranks_of_tests import followed, measured, moments, policy, shares, two_ranks
 from routed import routed_at_random
 from tiny_models import tiny_model, tiny_tokenizer
@@ -29,6 +31,7 @@ from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 from turntree.credit.config import CreditConfig
 from turntree.engine.hf import HFEngine
+from turntree.engine.teacher import ServedPolicy
 from turntree.pack.packing import pack, pack_ranks, partition
 from turntree.render.template import ChatRenderer
 from turntree.rollout.local import render
@@ -139,6 +142,12 @@ def _whole_heads() -> Iterator[None]:
     forward.CHUNK_LOGITS = 1 << 26
 
 
+@pytest.fixture
+def serving() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
 CASES = {  # with the token budget of a pass: 24 cuts trees
     "weights": (LOSS, 4096),
     "untied weights": (LossConfig(ratio="action", normalizer="rollouts", kl="k3", kl_coefficient=0.05), 24),
@@ -147,6 +156,7 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
     "adapter, saving memory": (LOSS, 24),
     "weights with a teacher": (LOSS, 24),
     "adapter with a teacher": (LOSS, 4096),
+    "weights with a teacher on a server": (LOSS, 24),
     "bfloat16 weights": (LOSS, 24),
     "bfloat16 adapter": (LOSS, 4096),
     "bfloat16 mixture with a frozen router": (LOSS, 4096),
@@ -157,14 +167,16 @@ CASES = {  # with the token budget of a pass: 24 cuts trees
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str) -> None:
+def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str, serving: contextlib.ExitStack) -> None:
     (config, max_tokens), rescores = CASES[kind], "bfloat16" in kind
     steps = 1 if rescores else 2  # a sum in another order turns roundings of bfloat16 over, for the next step
     alone, together, (trees, credits) = policy(kind), policy(kind), labelled(3, config)
     if "mixture" in kind:
         trees = [routed_at_random(alone, tree) for tree in trees]
     dealt = pack_ranks(trees, credits, 2, max_tokens=max_tokens)
-    teacher = policy("untied").requires_grad_(False) if "teacher" in kind else None
+    teacher: Any = policy("untied").requires_grad_(False) if "teacher" in kind else None
+    if "on a server" in kind:
+        teacher = ServedPolicy(f"{serving.enter_context(running(FakeVllm(teacher)))}/v1", "policy")
     single = open_trainers(alone, STEPS, 9, reference=teacher or alone)
     double = open_trainers(together, STEPS, 9, pair, reference=teacher or together)
     for _ in range(steps):

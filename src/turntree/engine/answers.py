@@ -55,12 +55,17 @@ class Logprobs(_Row):
     top_logprobs: list[dict[str, Logprob] | None] | None = None
 
 
+class Scored(_Row):
+    logprob: Logprob
+
+
 class Choice(_Row):
     index: Literal[0] = 0
     finish_reason: Literal["stop", "length"]
     text: str | None = None
     token_ids: list[Count] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Scored] | None] | None = None
     stop_reason: Any = None
     logprobs: Logprobs | None = None
     routed_experts: str | None = None  # of every token but the last, as base64 of an .npy file

@@ -52,7 +52,7 @@ class Server:
     after the pause that the server asks for."""
 
     def __init__(self, url: str, model: str = "", *, concurrency: int, timeout: float, retries: int = 0) -> None:
-        self.url = url.rstrip("/") if url.rstrip("/").count("/") > 2 else f"{url.rstrip('/')}/v1"
+        self.url = api_of(url)
         self.root, self.model = self.url.removesuffix("/v1"), model
         self.places = asyncio.Semaphore(concurrency)
         self._timeout = timeout
@@ -78,6 +78,12 @@ class Server:
 
     async def close(self) -> None:
         await self._client.close()
+
+
+def api_of(url: str) -> str:
+    """The base of a server's API: /v1 where the URL has no path."""
+    url = url.rstrip("/")
+    return url if url.count("/") > 2 else f"{url}/v1"
 
 
 class ServerEngine(RemoteEngine):

@@ -19,7 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -86,6 +86,26 @@ class PackedBatch:
             if isinstance(value := getattr(self, f.name), Tensor)
         }
         return dataclasses.replace(self, **moved)
+
+    def paths(self) -> list[list[int]]:
+        """Flat slots (row * L + slot) of paths from their beginning to a trained slot; together they hold every trained
+        slot. For what scores whole sequences."""
+        wanted = set(zip(self.predecessor_S.tolist(), self.target_S.tolist(), strict=True))
+        tokens, found = self.tokens_BL.flatten().tolist(), list[list[int]]()
+        for row, last in enumerate(self.last_BL.tolist()):
+            path: list[int] = []
+            for slot, end in enumerate(last):
+                while path and last[path[-1]] <= slot:
+                    path.pop()
+                path.append(slot)
+                if end > slot + 1:  # it goes on
+                    continue
+                flat = [row * len(last) + each for each in path]
+                trained = [n for n, pair in enumerate(pairwise(flat), 1) if (pair[0], tokens[pair[1]]) in wanted]
+                if trained:
+                    wanted -= {(flat[n - 1], tokens[flat[n]]) for n in trained}
+                    found.append(flat[: trained[-1] + 1])
+        return found
 
     def attention_mask(self) -> Tensor:
         """Boolean, [B, 1, L, L]; True where the query (third axis) sees the key (fourth)."""

@@ -15,7 +15,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
-from turntree.engine.limits import EndpointConfig, Prefixes
+from turntree.engine.limits import EndpointConfig, Prefixes, is_served
 from turntree.env.processes import ProcessPoolConfig
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import BalanceConfig
@@ -119,9 +119,9 @@ class ReinforcedTraining(Training):
     """Training on rollouts."""
 
     reference: str | None = None
-    """The policy that the KL term pulls towards: a folder, or a name on the Hub, with the tokenizer of the model
-    (default: the policy that training starts from). A better one is a teacher, on the policy's own rollouts: on-policy
-    distillation, with train.loss.kl_coefficient at 1."""
+    """The policy that the KL term pulls towards: a folder, a name on the Hub, or the URL of a vLLM server, with the
+    tokenizer of the model (default: the policy that training starts from). A better one is a teacher, on the policy's
+    own rollouts: on-policy distillation, with train.loss.kl_coefficient at 1."""
     train: ReinforcedConfig = field(default_factory=ReinforcedConfig)
     keep_trees: int | None = None
     """Write whole rollout trees (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
@@ -131,6 +131,9 @@ class ReinforcedTraining(Training):
         if self.reference is not None and not self.train.loss.needs_reference_logprobs:
             hint = "set train.loss.kl_coefficient above 0, or leave it out"
             raise ConfigError("has no effect without a KL term", field="reference", hint=hint)
+        if self.reference is not None and is_served(self.reference) and self.train.sampling.temperature != 1:
+            hint = "set it to 1, or name a folder: a server's log-probabilities are those of temperature 1"
+            raise ConfigError("does not go with a reference on a server", field="train.sampling.temperature", hint=hint)
         if self.cluster.workers and self.device.carrier is not None:
             hint = "leave it at 0: the carrier samples on its own machines"
             raise ConfigError("does not go with a carrier", field="cluster.workers", hint=hint)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from turntree.core import parts
 from turntree.core.config import from_mapping
 from turntree.core.errors import InputError, first_line
-from turntree.engine.limits import EngineConfig
+from turntree.engine.limits import EngineConfig, is_served
 from turntree.stages.config import HF, SFTStageConfig, TrainOnlineConfig, TrainPivotConfig
 from turntree.train.config import LoRAConfig
 
@@ -49,6 +49,7 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
 
     device, imitates = config.device, isinstance(config, SFTStageConfig)
     train = config.sft if imitates else config.train
+    served = not imitates and is_served(config.reference or "")
     rows, context, branches = (0, 1, 1) if imitates else _sampled(config)
     masked = device.prefixes != "repeated" and device.attention != "flex_attention"  # else as for one long path
     return Planned(
@@ -58,8 +59,8 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
         lora=device.lora,
         checkpointing=device.gradient_checkpointing,
         dense=device.name.startswith("cuda") and device.attention == "sdpa",
-        referred=not imitates and train.loss.needs_reference_logprobs,
-        reference=None if imitates or config.reference is None else read_config(config.reference),
+        referred=not imitates and train.loss.needs_reference_logprobs and not served,
+        reference=None if imitates or served or config.reference is None else read_config(config.reference),
         tokens=train.max_tokens,
         rows=rows,
         context=context,

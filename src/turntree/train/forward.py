@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from turntree.engine.routes import again, replayed, routes_of
+from turntree.engine.teacher import ServedPolicy
 from turntree.pack.attention import Layout, decoder_inputs
 from turntree.pack.carried import carried_states, is_carried
 from turntree.pack.head import decoder_of, head_logits, token_scores, vocabulary_size
@@ -107,10 +109,27 @@ def with_reference_logprobs(
     reference: Reference, batches: Sequence[PackedBatch], *, temperature: float = 1.0
 ) -> list[PackedBatch]:
     """The batches with the frozen reference's log-probabilities, computed once for all epochs over them."""
+    if isinstance(reference, ServedPolicy):
+        return [dataclasses.replace(b, reference_logprobs_S=_served_logprobs(reference, b)) for b in batches]
     with reference_model(reference) as model:
         moved = [batch.to(model.device) for batch in batches]
         scored = ((batch, slot_scores(model, batch, temperature=temperature).logprobs_S) for batch in moved)
         return [dataclasses.replace(batch, reference_logprobs_S=logprobs_S) for batch, logprobs_S in scored]
+
+
+def _served_logprobs(reference: ServedPolicy, batch: PackedBatch) -> Tensor:
+    """Those of a server, path by path; a slot that paths share has that of the last one."""
+    if not batch.stats.unique_tokens:  # it fills up a rank's passes
+        return torch.zeros(len(batch.target_S), dtype=torch.float64, device=batch.tokens_BL.device)
+    tokens, paths = batch.tokens_BL.flatten().tolist(), batch.paths()
+    scored = reference.logprobs([[tokens[slot] for slot in path] for path in paths])
+    found = {
+        (before, tokens[slot]): logprob
+        for path, logprobs in zip(paths, scored, strict=True)
+        for (before, slot), logprob in zip(pairwise(path), logprobs, strict=True)
+    }
+    keys = zip(batch.predecessor_S.tolist(), batch.target_S.tolist(), strict=True)
+    return torch.tensor([found[key] for key in keys], dtype=torch.float64, device=batch.tokens_BL.device)
 
 
 def set_checkpointing(model: PreTrainedModel) -> None:

@@ -27,6 +27,7 @@ from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.labels import Credit
 from turntree.core.progress import notice
 from turntree.core.tree import RolloutTree
+from turntree.engine.teacher import ServedPolicy
 from turntree.engine.tinker import TinkerAdapter, TinkerEngine
 from turntree.pack.rows import Row, rows
 from turntree.run.files import write_json
@@ -233,9 +234,12 @@ class TinkerLearner:
         """log pi_old - log pi_ref at every token of every row, where it is trained; nothing without a KL term."""
         if self._base is None or not self.loss.kl_coefficient:
             return []
-        types, session = self.trainers.adapter.session.sdk.types, self.trainers.adapter.session
-        asked = [self._base.compute_logprobs(types.ModelInput.from_ints(list(row.tokens))) for row in made]
-        found = [session.guarded(lambda one=one: one) for one in asked]
+        if isinstance(self._base, ServedPolicy):
+            found = self._base.logprobs([row.tokens for row in made])
+        else:
+            types, session = self.trainers.adapter.session.sdk.types, self.trainers.adapter.session
+            asked = [self._base.compute_logprobs(types.ModelInput.from_ints(list(row.tokens))) for row in made]
+            found = [session.guarded(lambda one=one: one) for one in asked]
         return [
             [
                 old - ref if m else 0.0

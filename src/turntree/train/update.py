@@ -21,6 +21,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
+from turntree.engine.teacher import ServedPolicy
 from turntree.pack.attention import is_dense
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, PackingStats, pack_ranks
@@ -64,12 +65,14 @@ class Learner:
         windows = [dealt for dealt in packed if any(dealt)]
         if not windows:
             return {"trained_groups": 0}, NO_COST
-        rescores, referred = self.rescores(trees), self.trainers.own.reference is not None
+        rescores, reference = self.rescores(trees), self.trainers.own.reference
         work = partial(train_windows, loss=self.loss, updates=self.updates, rescores=rescores)
         metrics = self.trainers.run(work, [[dealt[rank] for dealt in windows] for rank in range(ranks)])
         passed = int(metrics["trained_tokens"])
-        scored = (rescores and self.updates * len(windows) > 1) + (referred and self.loss.needs_reference_logprobs)
-        cost = Cost(scored_tokens=scored * passed, trained_tokens=self.updates * passed)
+        scored = passed * (rescores and self.updates * len(windows) > 1)
+        if reference is not None and self.loss.needs_reference_logprobs:
+            scored += _sent(windows) if isinstance(reference, ServedPolicy) else passed
+        cost = Cost(scored_tokens=scored, trained_tokens=self.updates * passed)
         trained = sum(bool(credit.nodes) for credit in credits)
         version = self.engine.policy_version + 1
         self.engine.update_weights(self.model, version)
@@ -83,6 +86,12 @@ class Learner:
         if self.loss.old_logprobs == "auto":
             return engine_differs(self.engine, self.model, trees)
         return self.loss.old_logprobs == "trainer"
+
+
+def _sent(windows: Sequence[Sequence[Sequence[PackedBatch]]]) -> int:
+    """Tokens of the paths that a server scores."""
+    batches = (batch for dealt in windows for of_rank in dealt for batch in of_rank if batch.stats.unique_tokens)
+    return sum(len(path) for batch in batches for path in batch.paths())
 
 
 def _require_known(trees: Sequence[RolloutTree], vocabulary: int) -> None:

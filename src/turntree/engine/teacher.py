@@ -1,0 +1,112 @@
+"""A policy behind a server that scores what another one sampled: the teacher of on-policy distillation.
+
+vLLM gives the log-probability of every token of a prompt (`prompt_logprobs`), at temperature 1. It computes such a
+prompt without its prefix cache, so a path costs its whole length, whatever it shares with others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from turntree.core.errors import InputError, TurntreeError
+from turntree.engine.answers import Choice, Unusable, answer_of, refusal, words_of
+from turntree.engine.endpoint import api_of
+from turntree.run.received import client_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TIMEOUT = 600.0  # seconds for one answer
+_CONCURRENCY = 32
+_PROBED = 64  # tokens from all over the vocabulary, which both tokenizers must cut alike
+_HINT = "name a vLLM server; other servers do not score the tokens of a prompt (prompt_logprobs)"
+
+
+T = TypeVar("T")
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: list[_Model]
+
+
+@dataclass(frozen=True)
+class ServedPolicy:
+    """The policy that the server of the API `url` knows as `model`."""
+
+    url: str
+    model: str
+
+    def logprobs(self, paths: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Of every token but the first of each path, in nats. Raises `InputError` where the server refuses to score,
+        and `TurntreeError` where it cannot be reached, tried again after pauses."""
+        with (
+            client_of(self.url, timeout=_TIMEOUT, field="reference") as client,
+            ThreadPoolExecutor(_CONCURRENCY) as pool,
+        ):
+            return list(pool.map(partial(self._score, client), paths))
+
+    def _score(self, client: Any, path: Sequence[int]) -> list[float]:
+        return _asked(self.url, lambda: _scores(path, self.told(client, prompt=list(path))))
+
+    def told(self, client: Any, **fields: Any) -> Choice:
+        """What the server says of one prompt."""
+        body = {"model": self.model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, **fields}
+        return answer_of(client.post("/completions", cast_to=str, body=body)).choice
+
+
+def open_teacher(source: str, tokenizer: PreTrainedTokenizerBase) -> ServedPolicy:
+    """The teacher at URL, or at URL#NAME where the server has several models. Raises `InputError` for a server that
+    does not score prompts, or that has another tokenizer than the policy."""
+    address, _, name = source.partition("#")
+    url, wrong = api_of(address), partial(InputError, path=source, field="reference")
+    with client_of(url, timeout=_TIMEOUT, field="reference") as client:
+        listed = _asked(url, lambda: _Models.model_validate_json(client.get("/models", cast_to=str)))
+        names = [each.id for each in listed.data]
+        if name not in names and (name or len(names) != 1):
+            problem = f"has no model {name!r}" if name else f"has {len(names)} models"
+            raise wrong(problem, hint=f"write URL#NAME with one of these names: {', '.join(names)}")
+        teacher = ServedPolicy(url, name or names[0])
+        size = len(tokenizer)
+        text = str(tokenizer.decode([*range(0, size, -(-size // _PROBED))], skip_special_tokens=True))
+        fields = {"add_special_tokens": False, "return_token_ids": True}
+        found: Choice = _asked(url, lambda: teacher.told(client, prompt=text, **fields))
+    if found.prompt_token_ids is None:
+        raise wrong("does not say the tokens of a prompt", hint=_HINT)
+    if found.prompt_token_ids != tokenizer.encode(text, add_special_tokens=False):
+        hint = "a policy is compared with another one token by token"
+        raise wrong("has another tokenizer than the model", hint=hint)
+    _asked(url, lambda: _scores(found.prompt_token_ids or (), found))
+    return teacher
+
+
+def _asked(url: str, ask: Callable[[], T]) -> T:
+    """What the server answers, or one line of why it does not."""
+    try:
+        return ask()
+    except TurntreeError:
+        raise
+    except ValidationError as error:
+        raise InputError("does not list its models", path=url, field="reference", hint=_HINT) from error
+    except Unusable as error:
+        raise InputError(str(error), path=url, field="reference", hint=_HINT) from error
+    except Exception as error:  # the boundary to foreign software: whatever it was, nothing is scored
+        raise refusal(error, url) or TurntreeError(f"{url} does not score a prompt: {words_of(error)}") from error
+
+
+def _scores(path: Sequence[int], choice: Choice) -> list[float]:
+    """Raises `Unusable` where not every token but the first has a log-probability."""
+    told = choice.prompt_logprobs or []
+    found = [row[str(token)].logprob for token, row in zip(path, told, strict=False) if row and str(token) in row]
+    if len(told) != len(path) or len(found) != len(path) - 1:
+        raise Unusable(f"the server scores {len(found)} of {len(path)} tokens of a prompt")
+    return found
