@@ -32,7 +32,6 @@ every policy. The tables of what is there come at the end, and with `--table` no
   own-union         own-shared, and from there two thirds of them
   own-filtered      own-union, whose groups without a difference in rewards are not trained on
   filtered          grpo so: DAPO's filter without its refill
-  filtered-small    ... half as many groups an iteration, and iterations for what is saved: grpo's bill at hard games
   taught            grpo's first quarter with own-union's policy for a teacher (on-policy distillation)
   balanced-union    balanced, and from there two thirds of them: the union without own states
   sft-grpo          sft, and from there all of them
@@ -81,7 +80,7 @@ MORE = (  # where they are asked for
     "sft-clean", "all", "strict-all", "filter", "strict", "clean", "clean-matched", "balanced-clean",
     "balanced", "own-balanced", "own-lean", "lean-shared", "own-shared", "grpo", "grpo-long",
     "grpo-short", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
-    "progress", "progress-short", "own-progress", "own-filtered", "filtered", "filtered-small", "taught",
+    "progress", "progress-short", "own-progress", "own-filtered", "filtered", "taught",
     "balanced-union", "sft-few", "sft-grpo", "sft-shared",
     "sft-union", "dapo", "reinforce", "arpo",
 )  # fmt: skip
@@ -115,8 +114,7 @@ COMPARED = (
     ("sft-shared", "sft"), ("sft-shared", "sft-few"), ("sft-shared", "own-shared"), ("sft-shared", "sft-grpo"),
     ("sft-shared", "grpo"),
     ("sft-union", "own-union"), ("sft-union", "sft-grpo"), ("sft-union", "sft-shared"), ("sft-union", "grpo"),
-    ("own-union", "dapo"), ("own-shared", "dapo"), ("filtered-small", "grpo"), ("filtered-small", "dapo"),
-    ("sft-union", "filtered-small"), ("sft-shared", "filtered-small"), ("own-union", "filtered-small"),
+    ("own-union", "dapo"), ("own-shared", "dapo"),
     ("filter", "strict-all"), ("balanced", "all"), ("balanced", "random"), ("balanced", "filter"), ("all", "sft"),
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
@@ -134,8 +132,7 @@ CONTINUED = {  # after an arm, a share of the iterations
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
-    "filtered": (1.0, ()), "filtered-small": (8 / 3, words("--set", "train.groups=8")), "taught": (1 / 4, ()),
-    "progress": (1.0, ()), "progress-short": (1 / 3, ()),
+    "filtered": (1.0, ()), "taught": (1 / 4, ()), "progress": (1.0, ()), "progress-short": (1 / 3, ()),
     "dapo": (0.6, words("--filter", "dapo", "--set", "filters.0.refill_cap=2", "--set", "train.loss.clip_high=0.28")),
     "reinforce": (1.0, words("--set", "train.credit.advantages=reinforce_pp")),
     "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
@@ -468,7 +465,7 @@ class Recipe:
         options, world = self.settings, self.world
         command = words("train", "online", *world.played, *world.moved(seed), "--count", world.tasks)
         share, more = WHOLE.get(arm, (CONTINUED.get(arm, (BASE, 1.0))[1], ()))
-        more += words("--filter", "dapo") if "filtered" in arm else ()
+        more += words("--filter", "dapo") if arm.endswith("filtered") else ()
         more += words("--set", "train.turn_rewards.progress=3") if "progress" in arm else ()
         command += more + words("--iterations", round(options.iterations * share), "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.online_rate)
