@@ -92,25 +92,38 @@ class RealServer:
         os.killpg(self.child.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="session")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, Any]]:
-    """A real vLLM server of a tiny model, and the model (`make test-vllm`)."""
+@contextlib.contextmanager
+def _real(folder: Path, lora_rank: int) -> Iterator[tuple[RealServer, Any]]:
     from tiny_models import tiny_model, tiny_tokenizer
     from turntree.engine.vllm_server import ServeConfig
 
-    folder, model = tmp_path_factory.mktemp("real-vllm"), tiny_model(hidden_size=128)
+    model = tiny_model(hidden_size=128)
     model.save_pretrained(folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    config = ServeConfig(venv=os.environ[VLLM], port=port, max_context=1024, lora_rank=8)
+    config = ServeConfig(venv=os.environ[VLLM], port=port, max_context=1024, lora_rank=lora_rank)
     server = RealServer(config, folder / "model", folder / "server.log")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", server.key)  # which its engines send
         server.wait()
         yield server, model
     server.end()
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RealServer, Any]]:
+    """A real vLLM server of a tiny model, and the model (`make test-vllm`)."""
+    with _real(tmp_path_factory.mktemp("real-vllm"), 8) as found:
+        yield found
+
+
+@pytest.fixture
+def real_teacher(tmp_path: Path) -> Iterator[tuple[RealServer, Any]]:
+    """One without adapters: with them vLLM 0.32 for CPUs ends where it scores a prompt."""
+    with _real(tmp_path, 0) as found:
+        yield found
 
 
 @pytest.fixture

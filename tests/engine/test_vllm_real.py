@@ -14,6 +14,7 @@ from tiny_models import tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.engine import vllm
 from turntree.engine.limits import VllmConfig
+from turntree.engine.teacher import ServedPolicy
 from turntree.engine.vllm import VllmEngine, VllmServer, WrongWeights
 from turntree.train.config import LoRAConfig
 from turntree.train.lora import add_adapter
@@ -128,6 +129,17 @@ def test_a_killed_server_costs_time_and_nothing_else(real_server, real_vllm, ada
     after = [end.completion for end in sorted(ends, key=lambda end: end.ticket)]
     assert [one.token_ids for one in after] == [one.token_ids for one in before]
     assert difference(model, wave(16), after) < 1e-4
+
+
+def test_a_server_scores_the_tokens_of_a_prompt_as_the_policy_does(real_teacher):
+    server, model = real_teacher
+    paths = [LONG, LONG[:7], LONG[20:60]]
+    for path, scored in zip(paths, ServedPolicy(f"{server.url}/v1", "policy").logprobs(paths), strict=True):
+        row = torch.tensor([path])
+        with torch.no_grad():
+            logprobs = model(input_ids=row).logits[0, :-1].log_softmax(-1)
+        own = logprobs.gather(1, row[0, 1:, None])[:, 0]
+        assert float((own - torch.tensor(scored)).abs().max()) < 1e-4
 
 
 def test_a_cancelled_request_ends_at_the_server(real_vllm):
