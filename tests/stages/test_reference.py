@@ -219,11 +219,10 @@ def test_a_server_that_goes_away_ends_the_run_which_goes_on_with_it(served: Fake
 
     cut = FakeVllm(served.model, tokenizer=served.tokenizer)
     cut.hook = fails
-    with running(cut) as url:
-        with pytest.raises(TurntreeError):
-            run_train_online(replace(config, reference=url), tmp_path / "run")
-        cut.hook = lambda path, body: None
+    with running(cut) as url, pytest.raises(TurntreeError):
         run_train_online(replace(config, reference=url), tmp_path / "run")
+    with running(served) as elsewhere:
+        run_train_online(replace(config, reference=elsewhere), tmp_path / "run")
     found, wanted = weights(tmp_path / "run"), weights(tmp_path / "whole")
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
 

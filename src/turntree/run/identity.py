@@ -16,11 +16,11 @@ from typing import Any
 
 from turntree.core.errors import InputError
 
-# how often to save, where to step environments, how many processes, which loggers, how a server is reached: no result
-# changes beyond rounding
+# how often to save, where to step environments, how many processes, which loggers, how a server is reached, where the
+# reference lies (what it is has a name of its own): no result changes beyond rounding
 CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder")
 FREE = (
-    *("config.checkpoints", "config.workers", "config.cluster", "config.loggers"),
+    *("config.checkpoints", "config.workers", "config.cluster", "config.loggers", "config.reference"),
     *(f"config.device.{part}.{key}" for part in ("engine", "carrier") for key in (*CONNECTION, "prices")),
 )
 _MOST_KEYS = 8  # in a message
