@@ -77,6 +77,16 @@ def at_least(config: object, section: str = "", /, **least: float) -> None:
             raise ConfigError(f"must be at least {number}", field=section + name)
 
 
+def is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
+
+
+def require_url(text: str, field: str, hint: str = "write http://host:port/v1") -> None:
+    """Raise `ConfigError` for what is not the address of a server."""
+    if not is_url(text):
+        raise ConfigError(f"{text!r} is not a URL", field=field, hint=hint)
+
+
 def made_plain(value: object, **kinds: Callable[[Any], Any]) -> None:
     """Of a frozen dataclass: plain values in place of those of numpy or torch, which a log, a tree on disk or a
     checkpoint could not hold."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import FIXED, at_least, require_url
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
@@ -56,8 +56,7 @@ class VllmConfig:
 
     def __post_init__(self) -> None:
         for url in self.urls:
-            if not is_served(url):
-                raise ConfigError(f"{url!r} is not a URL", field="engine.url", hint="write http://host:port")
+            require_url(url, "engine.url", "write http://host:port")
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError("names a server twice", field="engine.url")
         if min(self.timeout, self.patience) <= 0:
@@ -87,8 +86,7 @@ class EndpointConfig:
     """Seconds after which a request counts as failed, retries included."""
 
     def __post_init__(self) -> None:
-        if not is_served(self.url):
-            raise ConfigError(f"{self.url!r} is not a URL", field="endpoint", hint="write http://host:port/v1")
+        require_url(self.url, "endpoint")
         at_least(self, "endpoint.", max_context=0, concurrency=1, retries=0)
         if self.timeout <= 0:
             raise ConfigError("must be above 0", field="endpoint.timeout")
@@ -131,15 +129,10 @@ class TinkerConfig:
     prices: Prices = field(default_factory=Prices)
 
     def __post_init__(self) -> None:
-        if self.url is not None and not is_served(self.url):
-            raise ConfigError(f"{self.url!r} is not a URL", field="url", hint="write http://host:port")
+        if self.url is not None:
+            require_url(self.url, "url", "write http://host:port")
         if self.timeout <= 0:
             raise ConfigError("must be above 0", field="timeout")
-
-
-def is_served(policy: str) -> bool:
-    """Whether a policy is named by the URL of its server."""
-    return policy.startswith(("http://", "https://"))
 
 
 def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,6 @@ _CONCURRENCY = 32
 _PROBED = 64  # tokens from all over the vocabulary, which both tokenizers must cut alike
 _HINT = "name a vLLM server; other servers do not score the tokens of a prompt (prompt_logprobs)"
 
-
 T = TypeVar("T")
 
 
@@ -53,15 +52,21 @@ class ServedPolicy:
             client_of(self.url, timeout=_TIMEOUT, field="reference") as client,
             ThreadPoolExecutor(_CONCURRENCY) as pool,
         ):
-            return list(pool.map(partial(self._score, client), paths))
+            return list(pool.map(lambda path: self.read(path, self.ask(client, prompt=list(path))), paths))
 
-    def _score(self, client: Any, path: Sequence[int]) -> list[float]:
-        return _asked(self.url, lambda: _scores(path, self.told(client, prompt=list(path))))
-
-    def told(self, client: Any, **fields: Any) -> Choice:
+    def ask(self, client: Any, **fields: Any) -> Choice:
         """What the server says of one prompt."""
         body = {"model": self.model, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, **fields}
-        return answer_of(client.post("/completions", cast_to=str, body=body)).choice
+        return _asked(self.url, lambda: answer_of(client.post("/completions", cast_to=str, body=body)).choice)
+
+    def read(self, path: Sequence[int], choice: Choice) -> list[float]:
+        """The log-probabilities in an answer. Raises `InputError` where a token but the first has none."""
+        told = choice.prompt_logprobs or []
+        found = [row[str(token)].logprob for token, row in zip(path, told, strict=False) if row and str(token) in row]
+        if len(told) != len(path) or len(found) != len(path) - 1:
+            problem = f"the server scores {len(found)} of {len(path)} tokens of a prompt"
+            raise InputError(problem, path=self.url, field="reference", hint=_HINT)
+        return found
 
 
 def open_teacher(source: str, tokenizer: PreTrainedTokenizerBase) -> ServedPolicy:
@@ -79,13 +84,13 @@ def open_teacher(source: str, tokenizer: PreTrainedTokenizerBase) -> ServedPolic
         size = len(tokenizer)
         text = str(tokenizer.decode([*range(0, size, -(-size // _PROBED))], skip_special_tokens=True))
         fields = {"add_special_tokens": False, "return_token_ids": True}
-        found: Choice = _asked(url, lambda: teacher.told(client, prompt=text, **fields))
+        found = teacher.ask(client, prompt=text, **fields)
     if found.prompt_token_ids is None:
         raise wrong("does not say the tokens of a prompt", hint=_HINT)
     if found.prompt_token_ids != tokenizer.encode(text, add_special_tokens=False):
         hint = "a policy is compared with another one token by token"
         raise wrong("has another tokenizer than the model", hint=hint)
-    _asked(url, lambda: _scores(found.prompt_token_ids or (), found))
+    teacher.read(found.prompt_token_ids, found)
     return teacher
 
 
@@ -101,12 +106,3 @@ def _asked(url: str, ask: Callable[[], T]) -> T:
         raise InputError(str(error), path=url, field="reference", hint=_HINT) from error
     except Exception as error:  # the boundary to foreign software: whatever it was, nothing is scored
         raise refusal(error, url) or TurntreeError(f"{url} does not score a prompt: {words_of(error)}") from error
-
-
-def _scores(path: Sequence[int], choice: Choice) -> list[float]:
-    """Raises `Unusable` where not every token but the first has a log-probability."""
-    told = choice.prompt_logprobs or []
-    found = [row[str(token)].logprob for token, row in zip(path, told, strict=False) if row and str(token) in row]
-    if len(told) != len(path) or len(found) != len(path) - 1:
-        raise Unusable(f"the server scores {len(found)} of {len(path)} tokens of a prompt")
-    return found

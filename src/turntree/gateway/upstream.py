@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from turntree.core.config import require_url
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
@@ -274,8 +275,7 @@ class Upstream:
     """The application. `url` is the base of the other server's API (`https://host/v1`)."""
 
     def __init__(self, url: str, writer: TraceWriter, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InputError(f"{url!r} is not a URL", field="upstream.url", hint="write https://host/v1")
+        require_url(url, "upstream.url", "write https://host/v1")
         self._url, self.writer = url.rstrip("/"), writer
         limits = httpx.Limits(max_connections=None)  # whoever asks has a connection here, and needs one there
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits, transport=transport)

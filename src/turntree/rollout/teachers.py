@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, cast
 
+from turntree.core.config import require_url
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
@@ -102,8 +103,7 @@ class ModelTeacher:
     ) -> None:
         if concurrency < 1:
             raise ConfigError("must be at least 1", field="teacher.concurrency")
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"{url!r} is not a URL", field="teacher.url", hint="write http://host:port/v1")
+        require_url(url, "teacher.url")
         self._client = client_of(url, timeout=timeout, field="teacher")
         self._model, self._max_tokens, self._temperature = model, max_tokens, temperature
         self.concurrency = concurrency

@@ -10,12 +10,12 @@ from typing import Annotated, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import FIXED, Part, Usual, at_least
+from turntree.core.config import FIXED, Part, Usual, at_least, is_url
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
-from turntree.engine.limits import EndpointConfig, Prefixes, is_served
+from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import BalanceConfig
@@ -131,7 +131,7 @@ class ReinforcedTraining(Training):
         if self.reference is not None and not self.train.loss.needs_reference_logprobs:
             hint = "set train.loss.kl_coefficient above 0, or leave it out"
             raise ConfigError("has no effect without a KL term", field="reference", hint=hint)
-        if self.reference is not None and is_served(self.reference) and self.train.sampling.temperature != 1:
+        if self.reference is not None and is_url(self.reference) and self.train.sampling.temperature != 1:
             hint = "set it to 1, or name a folder: a server's log-probabilities are those of temperature 1"
             raise ConfigError("does not go with a reference on a server", field="train.sampling.temperature", hint=hint)
         if self.cluster.workers and self.device.carrier is not None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turntree.core import parts
-from turntree.core.config import from_mapping
+from turntree.core.config import from_mapping, is_url
 from turntree.core.errors import InputError, first_line
-from turntree.engine.limits import EngineConfig, is_served
+from turntree.engine.limits import EngineConfig
 from turntree.stages.config import HF, SFTStageConfig, TrainOnlineConfig, TrainPivotConfig
 from turntree.train.config import LoRAConfig
 
@@ -49,7 +49,7 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
 
     device, imitates = config.device, isinstance(config, SFTStageConfig)
     train = config.sft if imitates else config.train
-    served = not imitates and is_served(config.reference or "")
+    served = not imitates and is_url(config.reference or "")
     rows, context, branches = (0, 1, 1) if imitates else _sampled(config)
     masked = device.prefixes != "repeated" and device.attention != "flex_attention"  # else as for one long path
     return Planned(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core import parts
-from turntree.core.config import Part
+from turntree.core.config import Part, is_url
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.engine.endpoint import EndpointEngine
 from turntree.engine.hub import folder_of
-from turntree.engine.limits import EndpointConfig, Prefixes, is_served
+from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.engine.teacher import open_teacher
 from turntree.engine.tokenizer import load_tokenizer, template_hash, tokenizer_hash
 from turntree.render.families import FamilyRenderer
@@ -100,7 +100,7 @@ def open_reference(config: ReinforcedTraining, policy: Policy) -> tuple[Any, dic
     """The policy of `reference` for `Policy.trainee`, where it is another one, and what a run records of it."""
     if config.reference is None:
         return None, {}
-    if is_served(config.reference):
+    if is_url(config.reference):
         teacher = open_teacher(config.reference, policy.tokenizer)
         return teacher, {"reference": f"endpoint:{teacher.model}"}
     reference, weights = policy.open_reference(config.reference, config.device)

@@ -139,12 +139,13 @@ def joined(
     threads: int,
     group: ProcessGroup,
 ) -> Trainer:
-    """A rank's part of the trainers that rank 0 opens, which alone has the models. `kind` is that of the reference, or
-    the one on a server."""
+    """A rank's part of the trainers that rank 0 opens, which alone has the models. `kind`: of the reference, or it."""
     torch.set_num_threads(threads)
     trained = shard(model, group)
-    referred = kind if isinstance(kind, ServedPolicy) else AdapterOff(trained) if kind == "adapter off" else None
-    referred = shard(reference, group, frozen=True) if kind == "frozen" else referred
+    if kind == "frozen":
+        referred = shard(reference, group, frozen=True)
+    else:  # what a server has is the same for every rank
+        referred = AdapterOff(trained) if kind == "adapter off" else kind
     served = None if model is None else list(parameters_of(model).values())
     return Trainer(trained, referred, Optimizer(trained.parameters(), config, total_steps), group, served)
 

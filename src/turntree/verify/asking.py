@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from turntree.core.config import require_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import THOUGHT, Message, answer_text, whole_characters
@@ -63,8 +64,7 @@ class Asking(TurnVerifier):
     """No more answers after this many requests (0: no limit)."""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"{self.url!r} is not a URL", field="url", hint="write http://host:port/v1")
+        require_url(self.url, "url")
         if self.votes < 1 or self.concurrency < 1:
             raise ConfigError("impossible judge settings", field="votes", hint="votes and concurrency >= 1")
         if self.votes > 1 and self.temperature == 0:
