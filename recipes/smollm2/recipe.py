@@ -55,6 +55,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 from book import Book, Stage, words  # noqa: E402
 
+ARMS = ("sft", "pivot", "random", "online", "branching", "own", "own-online")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -346,9 +348,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A pretrained policy on real work.")
     parser.add_argument("folder", type=Path, help="where everything goes")
     parser.add_argument("--model", default="", help="start from this folder or name (default: get SmolLM2)")
-    parser.add_argument(
-        "--arms", default="sft,pivot,random", help="of sft, pivot, random, online, branching, own, own-online"
-    )
+    parser.add_argument("--arms", default="sft,pivot,random", help=f"of {', '.join(ARMS)} (default: %(default)s)")
     parser.add_argument("--seeds", default="0", help="of the arms (default: %(default)s)")
     parser.add_argument("--games", type=int, default=50, help="test games of every arm (default: %(default)s)")
     parser.add_argument(
@@ -366,6 +366,8 @@ def main() -> None:
     parser.add_argument("--dtype", help="of the weights (default: bfloat16; some processors are faster in float32)")
     parser.add_argument("--smoke", action="store_true", help="a handful of everything, to see that it runs")
     given = parser.parse_args()
+    if unknown := set(given.arms.split(",")) - {*ARMS}:
+        parser.error(f"{min(unknown)!r} is not an arm: {', '.join(ARMS)}")
     given.folder.mkdir(parents=True, exist_ok=True)
     model = str(Path(given.model).resolve()) if given.model and Path(given.model).exists() else given.model
     settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model, device=given.device)

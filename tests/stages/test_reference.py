@@ -158,7 +158,8 @@ def test_a_teacher_on_a_server_teaches_what_its_folder_does(
 ) -> None:
     run, config = STAGES[stage]
     few = {"iterations": 2} if stage == "online" else {"steps": 2}
-    config = replace(config, device=Device(prefixes=prefixes), train=replace(config.train, **few))
+    train = replace(config.train, minibatch=1 if prefixes == "repeated" else None, **few)
+    config = replace(config, device=Device(prefixes=prefixes), train=train)
     run(replace(config, reference=str(teacher)), tmp_path / "folder")
     served.asked.clear()
     with running(served) as url:

@@ -82,6 +82,13 @@ def test_a_finished_recipe_computes_nothing_again_and_a_longer_one_only_what_is_
     assert ran == [name, f"accept.{name}.jsonl", f"keep.{name}.0.json", f"play.{name}.0.json"]
 
 
+def test_an_arm_that_is_none_is_refused_before_anything_runs(recipe, ran, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["recipe.py", str(tmp_path / "new"), "--arms", "sft,onlin"])
+    with pytest.raises(SystemExit):
+        recipe.main()
+    assert "'onlin'" in capsys.readouterr().err and ran == [] and not (tmp_path / "new").exists()
+
+
 def test_a_killed_stage_runs_again_and_those_before_it_do_not(recipe, ran, tmp_path: Path) -> None:
     run(recipe, tmp_path)
     record = tmp_path / "stages" / "pivot.0.json"

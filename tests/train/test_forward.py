@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -16,9 +17,10 @@ from turntree.core.errors import InputError
 from turntree.credit.credit import CreditRule
 from turntree.engine.teacher import ServedPolicy
 from turntree.pack.head import head_logits, token_scores
-from turntree.pack.packing import pack
+from turntree.pack.packing import pack, pack_ranks
+from turntree.pack.slots import trained_paths
 from turntree.train import forward
-from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs, with_served_logprobs
 from turntree.train.isolation import check_path_isolation
 
 SHAPE = {
@@ -46,13 +48,15 @@ def stock(name: str, **changes) -> transformers.PreTrainedModel:
         return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
-def some_batches(model, seed: int = 0, max_tokens: int = 70, **options):
+def some_trees(model, seed: int = 0):
     draw = random.Random(seed)
     shapes, rewards = scored_trees(draw)
     trees = [sampled_near(model, tree, draw, spread=0.0) for tree in shapes]
-    return pack(
-        trees, [CreditRule()(t, r) for t, r in zip(trees, rewards, strict=True)], max_tokens=max_tokens, **options
-    )
+    return trees, [CreditRule()(tree, labels) for tree, labels in zip(trees, rewards, strict=True)]
+
+
+def some_batches(model, seed: int = 0, max_tokens: int = 70, **options):
+    return pack(*some_trees(model, seed), max_tokens=max_tokens, **options)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
@@ -113,17 +117,20 @@ class ByPath(ServedPolicy):
         return [found.gather(1, after[:, None])[:, 0].tolist() for found, after in scores]
 
 
-@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([40, 70, 400]))
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([40, 70, 400]), st.integers(1, 2))
 @settings(max_examples=25, deadline=None)
-def test_a_reference_that_scores_paths_gives_what_one_that_scores_slots_does(seed, shared, max_tokens) -> None:
-    """Of whole trees, of several in a row, and of trees that are cut."""
+def test_a_reference_that_scores_paths_gives_what_one_that_scores_slots_does(seed, shared, max_tokens, ranks) -> None:
+    """Of whole trees, of several in a row, of trees that are cut, and of batches that only fill up a rank's passes."""
     model, reference = tiny_model("qwen3", 24, hidden_size=32), tiny_model("qwen3", 24, hidden_size=32, seed=1)
-    batches = some_batches(model, seed, max_tokens, shared=shared)
-    for batch in with_reference_logprobs(ByPath("http://teacher", "policy"), batches):
-        expected = slot_scores(reference, batch).logprobs_S.detach()
+    trees, credits = some_trees(model, seed)
+    dealt = pack_ranks(trees, credits, ranks, max_tokens=max_tokens, shared=shared)
+    taught, sent = with_served_logprobs(ByPath("http://teacher", "policy"), dealt, trees, credits)
+    rollouts = [path for pair in zip(trees, credits, strict=True) for path in trained_paths(*pair)]
+    paths = {tuple(token for node in path for token in node.token_ids) for path in rollouts}
+    assert sent == sum(map(len, paths))  # no path is sent twice
+    for batch in itertools.chain(*taught):
+        expected = slot_scores(reference, batch).logprobs_S.detach() * bool(batch.stats.unique_tokens)
         assert torch.allclose(batch.reference_logprobs_S.to(expected), expected, atol=1e-5)
-        ends = [path[-1] for path in batch.paths()]
-        assert len(set(ends)) == len(ends)  # no path is sent twice
 
 
 @pytest.mark.parametrize("name", ["Qwen3", "Llama", "Qwen2", "Mistral", "Granite", "Cohere", "Phi3", "Olmo2"])

@@ -62,6 +62,7 @@ def batch_of(
         multiplicity_A=multiplicity,
         zero_variance_A=torch.tensor(zero_variance or [False] * len(actions)),
         tree_A=torch.zeros(len(actions), dtype=torch.long),
+        node_A=torch.arange(len(actions)),
         is_flat=True,
         longest=1,
         stats=stats or PackingStats(trees=1, rollouts=len(actions), rollout_tokens=tokens),

@@ -19,7 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -73,6 +73,7 @@ class PackedBatch:
     multiplicity_A: Tensor
     zero_variance_A: Tensor  # bool
     tree_A: Tensor  # index into the trees that were packed
+    node_A: Tensor  # of that tree
     is_flat: bool  # no row branches: plain causal attention is exact
     longest: int  # tokens of the longest path
     stats: PackingStats
@@ -86,26 +87,6 @@ class PackedBatch:
             if isinstance(value := getattr(self, f.name), Tensor)
         }
         return dataclasses.replace(self, **moved)
-
-    def paths(self) -> list[list[int]]:
-        """Flat slots (row * L + slot) of paths from their beginning to a trained slot; together they hold every trained
-        slot. For what scores whole sequences."""
-        wanted = set(zip(self.predecessor_S.tolist(), self.target_S.tolist(), strict=True))
-        tokens, found = self.tokens_BL.flatten().tolist(), list[list[int]]()
-        for row, last in enumerate(self.last_BL.tolist()):
-            path: list[int] = []
-            for slot, end in enumerate(last):
-                while path and last[path[-1]] <= slot:
-                    path.pop()
-                path.append(slot)
-                if end > slot + 1:  # it goes on
-                    continue
-                flat = [row * len(last) + each for each in path]
-                trained = [n for n, pair in enumerate(pairwise(flat), 1) if (pair[0], tokens[pair[1]]) in wanted]
-                if trained:
-                    wanted -= {(flat[n - 1], tokens[flat[n]]) for n in trained}
-                    found.append(flat[: trained[-1] + 1])
-        return found
 
     def attention_mask(self) -> Tensor:
         """Boolean, [B, 1, L, L]; True where the query (third axis) sees the key (fourth)."""
@@ -260,6 +241,7 @@ def _tensors(rows: Sequence[Row], credits: Sequence[Credit]) -> PackedBatch:
         multiplicity_A=torch.tensor([a.credit.multiplicity for a in actions], dtype=torch.float64),
         zero_variance_A=torch.tensor([credits[action.tree].zero_variance for action in actions]),
         tree_A=torch.tensor([action.tree for action in actions]),
+        node_A=torch.tensor([action.node for action in actions]),
         is_flat=is_flat,
         longest=max(longest_path(segment) for row in rows for segment in row),
         stats=_stats(rows, credits, padding=len(rows) * length - sum(len(s) for row in rows for s in row)),
@@ -280,7 +262,7 @@ def _routes(rows: Sequence[Row], length: int) -> Tensor | None:
 
 def _blank() -> PackedBatch:
     """A batch of two slots, the second trained with weight zero: a pass over it adds zero to loss and gradient."""
-    trained = Action(0, (1,), (0.0,), NodeCredit(0.0, 0.0, 0.0))
+    trained = Action(0, 0, (1,), (0.0,), NodeCredit(0.0, 0.0, 0.0))
     segment = Segment((), (0, 0), (0, 1), (-1, 0), (2, 2), (trained,), flat_tokens=0)
     batch = _tensors([[segment]], [Credit({}, rollout_tokens=0.0, rollouts=0.0, zero_variance=False)])
     return dataclasses.replace(batch, tree_A=batch.tree_A - 1, stats=PackingStats())  # of no tree

@@ -34,10 +34,11 @@ ALIKE = 1 / 8  # of a segment's slots: with less in common it is not merged
 
 @dataclass(frozen=True)
 class Action:
-    """One sampling event: its tree, the places of its tokens in the segment, the sampler's log-probabilities, the
-    estimator's credit."""
+    """One sampling event: its tree and node, the places of its tokens in the segment, the sampler's log-probabilities,
+    the estimator's credit."""
 
     tree: int
+    node: int
     slots: tuple[int, ...]
     sampling_logprobs: tuple[float, ...]
     credit: NodeCredit
@@ -154,7 +155,7 @@ def _segment(
         for entry, route in zip(entries[node.id], tree.routes(node.id), strict=False):
             routes.setdefault(entry, route)
     actions = [
-        Action(index, tuple(entries[node.id]), node.logprobs or (), credits[node.id])
+        Action(index, node.id, tuple(entries[node.id]), node.logprobs or (), credits[node.id])
         for node in nodes
         if node.id in credits and node.token_ids
     ]

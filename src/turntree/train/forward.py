@@ -7,10 +7,10 @@ width.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,12 +18,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from turntree.core.labels import Credit
+from turntree.core.tree import RolloutTree
 from turntree.engine.routes import again, replayed, routes_of
 from turntree.engine.teacher import ServedPolicy
 from turntree.pack.attention import Layout, decoder_inputs
 from turntree.pack.carried import carried_states, is_carried
 from turntree.pack.head import decoder_of, head_logits, token_scores, vocabulary_size
 from turntree.pack.packing import PackedBatch
+from turntree.pack.rows import rows
 from turntree.train.lora import Reference, reference_model
 from turntree.train.sharded import in_pass
 
@@ -109,27 +112,36 @@ def with_reference_logprobs(
     reference: Reference, batches: Sequence[PackedBatch], *, temperature: float = 1.0
 ) -> list[PackedBatch]:
     """The batches with the frozen reference's log-probabilities, computed once for all epochs over them."""
-    if isinstance(reference, ServedPolicy):
-        return [dataclasses.replace(b, reference_logprobs_S=_served_logprobs(reference, b)) for b in batches]
     with reference_model(reference) as model:
         moved = [batch.to(model.device) for batch in batches]
         scored = ((batch, slot_scores(model, batch, temperature=temperature).logprobs_S) for batch in moved)
         return [dataclasses.replace(batch, reference_logprobs_S=logprobs_S) for batch, logprobs_S in scored]
 
 
-def _served_logprobs(reference: ServedPolicy, batch: PackedBatch) -> Tensor:
-    """Those of a server, path by path; a slot that paths share has that of the last one."""
-    if not batch.stats.unique_tokens:  # it fills up a rank's passes
-        return torch.zeros(len(batch.target_S), dtype=torch.float64, device=batch.tokens_BL.device)
-    tokens, paths = batch.tokens_BL.flatten().tolist(), batch.paths()
-    scored = reference.logprobs([[tokens[slot] for slot in path] for path in paths])
-    found = {
-        (before, tokens[slot]): logprob
-        for path, logprobs in zip(paths, scored, strict=True)
-        for (before, slot), logprob in zip(pairwise(path), logprobs, strict=True)
-    }
-    keys = zip(batch.predecessor_S.tolist(), batch.target_S.tolist(), strict=True)
-    return torch.tensor([found[key] for key in keys], dtype=torch.float64, device=batch.tokens_BL.device)
+def with_served_logprobs(
+    policy: ServedPolicy,
+    dealt: Sequence[Sequence[PackedBatch]],
+    trees: Sequence[RolloutTree],
+    credits: Sequence[Credit],
+) -> tuple[list[list[PackedBatch]], int]:
+    """The batches of each rank with the log-probabilities of a reference that scores whole sequences, and how many
+    tokens it was sent: a sequence for each rollout, equal ones once. What only fills up a rank's passes has 0."""
+    sent = rows(trees, credits, clipped=False)
+    paths = list(dict.fromkeys(row.tokens for row in sent))
+    scored = dict(zip(paths, policy.logprobs(paths), strict=True))
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)  # by tree and node
+    for row in sent:
+        for node, trained, logprob in zip(row.nodes[1:], row.mask[1:], scored[row.tokens], strict=True):
+            found[row.tree, node] += [logprob] if trained else []
+
+    def scores(batch: PackedBatch) -> Tensor:
+        nodes = zip(batch.tree_A.tolist(), batch.node_A.tolist(), strict=True)
+        logprobs_S = torch.zeros(len(batch.target_S), dtype=torch.float64)
+        logprobs_S[batch.slot_T] = torch.tensor([lp for n in nodes for lp in found.get(n, (0.0,))], dtype=torch.float64)
+        return logprobs_S
+
+    taught = [[dataclasses.replace(b, reference_logprobs_S=scores(b)) for b in batches] for batches in dealt]
+    return taught, sum(map(len, paths))
 
 
 def set_checkpointing(model: PreTrainedModel) -> None:

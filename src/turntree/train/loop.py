@@ -166,16 +166,18 @@ class Trainee:
 
     def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> AnyLearner:
         """What learns from its rollouts, in so many optimizer steps."""
+        from turntree.engine.teacher import ServedPolicy
         from turntree.train.trainer import open_trainers  # they load torch, which a carrier does without
         from turntree.train.update import Learner
 
         wanted = self.model if self.reference is None else self.reference
-        reference = wanted if config.loss.needs_reference_logprobs else None
-        trainers = open_trainers(self.model, config.optimizer, steps, self.group, reference=reference)
+        teacher = wanted if isinstance(wanted, ServedPolicy) else None
+        frozen: Any = wanted if config.loss.needs_reference_logprobs and teacher is None else None
+        trainers = open_trainers(self.model, config.optimizer, steps, self.group, reference=frozen)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
             cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here
-        loss, most = config.loss.of(sampling), config.max_tokens
-        return Learner(self.model, trainers, self.engine, loss, config.updates, most, self.shared, config.minibatch)
+        loss, rest = config.loss.of(sampling), (config.updates, config.max_tokens, self.shared, config.minibatch)
+        return Learner(self.model, trainers, self.engine, loss, *rest, teacher=teacher)
 
 
 class RolloutAlgorithm(Algorithm, Generic[G]):

@@ -17,7 +17,6 @@ from transformers.pytorch_utils import Conv1D
 from turntree.core import seeds
 from turntree.core.errors import ConfigError, InputError
 from turntree.engine.checkpoint import check_peft
-from turntree.engine.teacher import ServedPolicy
 from turntree.pack.head import decoder_of
 from turntree.train.config import LoRAConfig
 
@@ -31,11 +30,11 @@ class AdapterOff:
 
 
 ALL_LINEAR = "all-linear"
-Reference = PreTrainedModel | AdapterOff | ServedPolicy
+Reference = PreTrainedModel | AdapterOff
 
 
 @contextmanager
-def reference_model(reference: PreTrainedModel | AdapterOff) -> Iterator[PreTrainedModel]:
+def reference_model(reference: Reference) -> Iterator[PreTrainedModel]:
     """The model that scores as `reference` inside the block; with an adapter, it is the policy again after the
     block."""
     if not isinstance(reference, AdapterOff):
@@ -48,7 +47,7 @@ def reference_model(reference: PreTrainedModel | AdapterOff) -> Iterator[PreTrai
         reference.policy.enable_adapters()
 
 
-def frozen_reference(model: PreTrainedModel) -> PreTrainedModel | AdapterOff:
+def frozen_reference(model: PreTrainedModel) -> Reference:
     """A reference that stays what the policy is now, for the KL term: the base of a fresh adapter, else a frozen copy.
 
     The copy of an adapter that was trained before shares the frozen base, so that it takes the memory of an adapter.

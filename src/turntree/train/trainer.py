@@ -28,7 +28,6 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from transformers import PreTrainedModel
 
 from turntree.core.errors import InputError, TurntreeError
-from turntree.engine.teacher import ServedPolicy
 from turntree.run.identity import file_digest
 from turntree.train.config import OptimizerConfig
 from turntree.train.lora import AdapterOff, Reference, frozen_reference, is_fresh
@@ -114,38 +113,37 @@ def open_trainers(
     total_steps: int | None,
     group: ProcessGroup = SINGLE,
     *,
-    reference: PreTrainedModel | ServedPolicy | None = None,
+    reference: PreTrainedModel | None = None,
 ) -> Trainers:
     """The trainers of `model`, which rank 0's engine samples from. `reference` is that of the KL term: a frozen model,
-    one on a server, or `model` itself for what it is now. With several ranks each holds a shard of copies of both."""
+    or `model` itself for what it is now. With several ranks each holds a shard of copies of both."""
     own = reference is model
     if group.size == 1:
         frozen = frozen_reference(model) if own else reference
         return Trainers(Trainer(model, frozen, Optimizer(model.parameters(), config, total_steps)))
     threads = max(1, torch.get_num_threads() // group.here)
-    served = isinstance(reference, ServedPolicy)
-    kind = reference if served or reference is None else "adapter off" if own and is_fresh(model) else "frozen"
+    kind = None if reference is None else "adapter off" if own and is_fresh(model) else "frozen"
     opened = partial(joined, None, None, kind, config, total_steps, threads)
     group.scatter([opened] * group.size)
-    return Trainers(joined(model, None if served else reference, kind, config, total_steps, threads, group))
+    return Trainers(joined(model, reference, kind, config, total_steps, threads, group))
 
 
 def joined(
     model: PreTrainedModel | None,
     reference: PreTrainedModel | None,
-    kind: ServedPolicy | Literal["adapter off", "frozen"] | None,
+    kind: Literal["adapter off", "frozen"] | None,
     config: OptimizerConfig,
     total_steps: int | None,
     threads: int,
     group: ProcessGroup,
 ) -> Trainer:
-    """A rank's part of the trainers that rank 0 opens, which alone has the models. `kind`: of the reference, or it."""
+    """A rank's part of the trainers that rank 0 opens, which alone has the models. `kind`: of the reference."""
     torch.set_num_threads(threads)
     trained = shard(model, group)
     if kind == "frozen":
         referred = shard(reference, group, frozen=True)
-    else:  # what a server has is the same for every rank
-        referred = AdapterOff(trained) if kind == "adapter off" else kind
+    else:
+        referred = None if kind is None else AdapterOff(trained)
     served = None if model is None else list(parameters_of(model).values())
     return Trainer(trained, referred, Optimizer(trained.parameters(), config, total_steps), group, served)
 

@@ -25,7 +25,7 @@ from turntree.engine.teacher import ServedPolicy
 from turntree.pack.attention import is_dense
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, PackingStats, pack_ranks
-from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs
+from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs, with_served_logprobs
 from turntree.train.lora import Reference
 from turntree.train.loss_config import LossConfig
 from turntree.train.losses import LossSums, loss_normalizer, policy_loss, window_stats
@@ -50,6 +50,7 @@ class Learner:
     max_tokens: int
     shared: bool = True
     minibatch: int | None = None  # groups of one optimizer step; None: all
+    teacher: ServedPolicy | None = None  # the reference, where a server has it
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
         """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
@@ -59,19 +60,17 @@ class Learner:
         self.engine.clear_cache()  # the memory of its keys and values goes to the training pass
         ranks, size = self.trainers.size, self.minibatch or max(1, len(trees))
         parts = [slice(start, start + size) for start in range(0, len(trees), size)]
-        dense = self.shared and is_dense(self.model)
-        dealing = partial(pack_ranks, ranks=ranks, max_tokens=self.max_tokens, shared=self.shared, dense=dense)
-        packed = [dealing(trees[part], credits[part]) for part in parts]
-        windows = [dealt for dealt in packed if any(dealt)]
+        packed = [self._dealt(trees[part], credits[part]) for part in parts]
+        windows = [dealt for dealt, _ in packed if any(dealt)]
         if not windows:
             return {"trained_groups": 0}, NO_COST
-        rescores, reference = self.rescores(trees), self.trainers.own.reference
+        rescores = self.rescores(trees)
         work = partial(train_windows, loss=self.loss, updates=self.updates, rescores=rescores)
         metrics = self.trainers.run(work, [[dealt[rank] for dealt in windows] for rank in range(ranks)])
         passed = int(metrics["trained_tokens"])
         scored = passed * (rescores and self.updates * len(windows) > 1)
-        if reference is not None and self.loss.needs_reference_logprobs:
-            scored += _sent(windows) if isinstance(reference, ServedPolicy) else passed
+        scored += passed * (self.trainers.own.reference is not None and self.loss.needs_reference_logprobs)
+        scored += sum(sent for _, sent in packed)
         cost = Cost(scored_tokens=scored, trained_tokens=self.updates * passed)
         trained = sum(bool(credit.nodes) for credit in credits)
         version = self.engine.policy_version + 1
@@ -81,17 +80,17 @@ class Learner:
             raise TurntreeError(f"the engine did not take the weights of version {version}: {stayed}")
         return {"trained_groups": trained, **metrics}, cost + Cost(training_seconds=time.perf_counter() - started)
 
+    def _dealt(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[list[list[PackedBatch]], int]:
+        """What each rank learns from in an optimizer step, and the tokens that a teacher's server was sent for it."""
+        bounds = {"max_tokens": self.max_tokens, "dense": self.shared and is_dense(self.model)}
+        dealt = pack_ranks(trees, credits, self.trainers.size, shared=self.shared, **bounds)
+        return (dealt, 0) if self.teacher is None else with_served_logprobs(self.teacher, dealt, trees, credits)
+
     def rescores(self, trees: Sequence[RolloutTree]) -> bool:
         """Whether the trainer computes old log-probabilities: a forward pass more where there are several updates."""
         if self.loss.old_logprobs == "auto":
             return engine_differs(self.engine, self.model, trees)
         return self.loss.old_logprobs == "trainer"
-
-
-def _sent(windows: Sequence[Sequence[Sequence[PackedBatch]]]) -> int:
-    """Tokens of the paths that a server scores."""
-    batches = (batch for dealt in windows for of_rank in dealt for batch in of_rank if batch.stats.unique_tokens)
-    return sum(len(path) for batch in batches for path in batch.paths())
 
 
 def _require_known(trees: Sequence[RolloutTree], vocabulary: int) -> None:
