@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.env.tasks import open_tasks
+from turntree.rollout.players import PlayedTask
 from turntree.stages.blend import PivotTask, dealt
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import open_verifier
@@ -94,6 +97,37 @@ def test_of_many_pivots_as_many_as_wanted_are_drawn_and_heavy_ones_more_often(ho
         assert len(set(found)) == 3
         drawn.update((name.rpartition("#")[0], int(name.rpartition("#")[2])) in heavy for name in found)
     assert drawn[True] > 3 * drawn[False]
+
+
+def test_pivots_without_weights_are_drawn_alike(household, tmp_path):
+    """As `select` writes them by rule random."""
+    header, *rows = (household / "pivots.jsonl").read_text().splitlines()
+    rows = [{key: value for key, value in json.loads(row).items() if key != "weight"} for row in rows]
+    path = tmp_path / "alike.jsonl"
+    path.write_text("\n".join([header, *map(json.dumps, rows)]) + "\n")
+    with open_tasks(Part(f"pivots:{path}"), {"train": 3}) as opened:
+        assert len({one.task_id for one in opened.of("train")}) == 3
+
+
+class Played(PlayedTask):
+    player, tools = object(), ()
+
+    def __init__(self, task_id):
+        self.task_id = task_id
+
+    def refusal(self):
+        return InputError("plays itself")
+
+
+def test_tasks_that_play_themselves_are_no_part_of_a_blend(monkeypatch):
+    module = ModuleType("played_tasks")
+    module.tasks, module.__file__ = lambda split, count, *, seed: [Played(f"{n}") for n in range(count)], __file__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own, other = {"name": f"{module.__name__}:tasks"}, {"name": "household"}
+    for place, of in enumerate(([own, other], [other, own])):
+        with pytest.raises(ConfigError) as refused, open_tasks(Part("blend", {"of": of}), {"train": 4}):
+            pass
+        assert refused.value.field.endswith(f"of.{place}")
 
 
 def test_a_blend_has_its_shares_and_says_which_contents_it_was_made_of(household):

@@ -42,6 +42,16 @@ def test_the_reward_that_counts_as_success_is_the_users():
     )
 
 
+@pytest.mark.parametrize("rewards", [FAIL, SUCCEED])
+def test_greso_goes_on_with_a_task_whose_equal_groups_teach_by_rewards_of_turns(rewards):
+    greso = Greso()
+    for iteration in range(7):
+        for task, zero in (("taught", False), ("equal", True)):
+            credit = Credit(nodes={}, rollout_tokens=2.0, rollouts=2.0, zero_variance=zero)
+            greso.finished(FinishedGroup(task_id=task, iteration=iteration, rewards=tuple(rewards), credit=credit))
+    assert greso.skip_probability("taught") == 0.0 < greso.skip_probability("equal")
+
+
 @given(st.integers(0, 20), st.integers(0, 20), st.integers(0, 60), st.floats(0, 3))
 def test_a_refill_never_passes_its_cap_nor_what_is_missing(wanted, kept, started, cap):
     more = refill(cap, wanted=wanted, kept=kept, started=started)

@@ -11,6 +11,7 @@ import pytest
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Observation, Task
 from turntree.env.tool_environment import ToolEnvironment
 from turntree.rollout.executed import Executed
 from turntree.stages.gold import Gold
@@ -63,6 +64,31 @@ def test_an_expert_that_succeeds_is_a_trace_and_any_other_is_a_reason(counters):
     assert [message.content for message in first.messages if message.role == "tool"] == ["1", "3"]
     assert (first.success, second.success) == (True, True)
     assert (first.id, len(first.turn_positions), len(second.turn_positions)) == ("t0", 2, 1)
+
+
+class Silent(Task):
+    """Says what it is worth, and not whether it succeeded."""
+
+    gold, tools = (Message("assistant", "done"),), ()
+
+    def __init__(self, task_id):
+        self.task_id = task_id
+
+    def reset(self):
+        return (Message("user", "Do it."),)
+
+    def step(self, action):
+        return Observation((), done=True, reward=1.0)
+
+    def fork(self):
+        return self
+
+
+def test_an_environment_that_says_nothing_of_success_is_not_called_unsolved(monkeypatch):
+    module = ModuleType("silent_tasks")
+    module.tasks, module.__file__ = lambda split, count, *, seed: [Silent(f"{n}") for n in range(count)], __file__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert list(Gold(environment=Part(f"{module.__name__}:tasks"), count=2)) == ["no word on its success"] * 2
 
 
 def test_half_a_character_in_an_answer_is_written_as_the_policy_is_shown_it(counters, monkeypatch, tmp_path):

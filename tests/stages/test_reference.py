@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +21,11 @@ from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError, TurntreeError
+from turntree.engine.answers import refusal
 from turntree.engine.checkpoint import save_model
-from turntree.engine.teacher import ServedPolicy
+from turntree.engine.teacher import ServedPolicy, open_teacher
 from turntree.env.tasks import open_tasks
+from turntree.run.received import client_of
 from turntree.stages.config import CheckConfig, Device, EpisodesCheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.plan import asked, read_config
 from turntree.stages.policy import Policy, load_policy, resolve
@@ -192,12 +196,75 @@ def test_a_server_that_cannot_teach_is_refused_before_there_is_a_run(served: Fak
         assert wrong.value.field == "train.sampling.temperature"
     with running(FakeVllm(tiny_model(), tokenizer=tiny_tokenizer())) as url:
         assert refused(url) == "reference"
+    tokenizer = copy.deepcopy(served.tokenizer)
+    tokenizer.add_tokens(["<|more|>"], special_tokens=True)
+    larger = copy.deepcopy(served.model)
+    larger.resize_token_embeddings(len(tokenizer))
+    with running(FakeVllm(larger, tokenizer=tokenizer)) as url:
+        assert open_teacher(url, tokenizer, 1).context == served.max_context
+        swapped = copy.deepcopy(served.tokenizer)
+        swapped.add_tokens(["<|other|>", "<|more|>"], special_tokens=True)
+        with pytest.raises(InputError) as other:
+            open_teacher(url, swapped, 1)
+        assert other.value.field == "reference"
     with serve(lambda body: completion("text", reason="length")) as plain:  # which lists no models
         refused(plain.url, TurntreeError)
 
 
+def test_a_rollout_that_is_longer_than_the_server_s_context_is_said_before_and_named(
+    served: FakeVllm, capsys: Any
+) -> None:
+    with running(served) as url:
+        teacher = open_teacher(url, served.tokenizer, served.max_context - 1)
+        assert "longer" not in capsys.readouterr().err
+        open_teacher(url, served.tokenizer, served.max_context)
+        assert "longer" in capsys.readouterr().err
+        most = [1] * (served.max_context - 1)
+        assert len(teacher.logprobs([most])[0]) == len(most) - 1
+        with pytest.raises(InputError) as refused:
+            teacher.logprobs([[1, 2], [*most, 1]])
+        assert refused.value.field == "reference" and str(len(most) + 1) in str(refused.value)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_redirect_is_not_followed(later: bool) -> None:
+    def elsewhere(handler: Any) -> None:
+        handler.send_response(307)
+        handler.send_header("Location", f"{other.url}/completions")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    with serve(lambda body: completion("text", reason="length")) as other, serve(lambda body: elsewhere) as first:
+
+        def client() -> Any:
+            return client_of(first.url, timeout=5.0, field="reference", retries=0, later=later)
+
+        fields: dict[str, Any] = {"cast_to": str, "body": {"prompt": "x"}}
+
+        async def awaited() -> None:
+            async with client() as opened:
+                await opened.post("/completions", **fields)
+
+        with pytest.raises(Exception) as refused:
+            if later:
+                asyncio.run(awaited())
+            else:
+                with client() as opened:
+                    opened.post("/completions", **fields)
+        assert refusal(refused.value, first.url) is not None and not other.asked and len(first.asked) == 1
+
+
 @pytest.mark.parametrize(
-    "wrong", [None, [], [None], [None, {"7": {"logprob": -1.0}}], [None, {"5": {"logprob": 0.7}}], [{}, {}]]
+    "wrong",
+    [
+        [None, {"5": {"logprob": -9999.0}}],
+        None,
+        [],
+        [None],
+        [None, {"7": {"logprob": -1.0}}],
+        [None, {"5": {"logprob": 0.7}}],
+        [{}, {}],
+    ],
 )
 def test_an_answer_that_scores_not_every_token_is_refused(wrong: Any) -> None:
     with serve(lambda body: completion("", reason="length", prompt_logprobs=wrong)) as server:

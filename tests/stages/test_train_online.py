@@ -13,10 +13,13 @@ from fake_vllm import FakeVllm, running
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.outcome import GroupOutcome
 from turntree.credit.config import CreditConfig
 from turntree.engine.checkpoint import load_model
 from turntree.logs import rollouts, trees
+from turntree.rollout import service
 from turntree.rollout.cluster.config import WorkersConfig
+from turntree.rollout.episode_figures import outcome_of
 from turntree.run.folder import HELD_OUT
 from turntree.stages.config import Device, EpisodesCheckConfig
 from turntree.stages.gradients import reasons, require_rewards
@@ -130,6 +133,22 @@ def test_a_reward_that_the_environment_never_says_is_refused_with_those_that_it_
         with pytest.raises(ConfigError) as refused:
             replace(CONFIG.train, **wrong)
         assert next(iter(wrong)) in str(refused.value.field)
+
+
+def test_a_name_is_looked_up_in_the_first_iteration_that_teaches(tmp_path: Path, monkeypatch: Any) -> None:
+    """Where tools were down in those before it, nothing was said that names could be compared with."""
+    left = [1]  # of the groups that have an outcome
+
+    def outcome(group: Any) -> GroupOutcome:
+        left[0] += 1
+        return GroupOutcome.CENSORED if left[0] <= 3 else outcome_of(group)
+
+    monkeypatch.setattr(service, "outcome_of", outcome)
+    train = replace(CONFIG.train, turn_rewards={"progres": 1.0}, **WHOLE)
+    with pytest.raises(ConfigError) as refused:
+        run_train_online(replace(CONFIG, gate=None, brancher=None, train=train), tmp_path / "run")
+    assert refused.value.field == "train.turn_rewards.progres"
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2  # the start, and iteration 1
 
 
 def test_credit_beside_an_estimator_of_ones_own_is_refused() -> None:

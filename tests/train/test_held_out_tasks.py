@@ -192,9 +192,9 @@ class Saved:
 
 def test_weights_that_a_kill_left_half_saved_are_no_best(monkeypatch: Any, tmp_path: Path) -> None:
     """And an arm of an experiment keeps none."""
-    wins = {"outcomes": [{"task": "a", "rewards": [1.0]}], "success": 1.0}
+    wins = {"outcomes": [{"task": "a", "rewards": [1.0]}], "success": 1.0, "censored": 0, "unknown": 0}
     played = Evaluation(wins, NO_COST, [])
-    monkeypatch.setattr(held_out, "Evaluator", lambda *_: SimpleNamespace(play=lambda *_, **__: played))
+    monkeypatch.setattr(held_out, "Evaluator", lambda *_: SimpleNamespace(play=lambda *_, **__: played, tasks=[None]))
     opened = SimpleNamespace(of=lambda split: [], pool=None)
     for stops in (True, False):
         run = RunDirectory(tmp_path / str(stops))
@@ -206,3 +206,28 @@ def test_weights_that_a_kill_left_half_saved_are_no_best(monkeypatch: Any, tmp_p
         held_out.SuccessCheck(run, policy, tasks, algorithm)(1, {"reward_mean": 1.0})
         files = sorted(path.name for path in run.path.glob("best/*"))
         assert files == (["step.json", "weights"] if stops else [])
+
+
+@pytest.mark.parametrize(("unknown", "censored", "looks"), [(3, 0, 1), (2, 1, 1), (0, 3, 2), (1, 0, 2)])
+def test_where_an_environment_says_nothing_of_success_it_is_looked_for_once(
+    unknown: int, censored: int, looks: int, monkeypatch: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """And where all episodes failed, or some say it, it is looked for again."""
+    said = [[]] * (unknown + censored) + [[1.0]] * (3 - unknown - censored)
+    outcomes = [{"task": f"{n}", "rewards": rewards} for n, rewards in enumerate(said)]
+    summary = {"outcomes": outcomes, "success": None, "censored": censored, "unknown": unknown}
+    plays: list[int] = []
+
+    def play(*_: Any, **__: Any) -> Evaluation:
+        plays.append(1)
+        return Evaluation(summary, NO_COST, [])
+
+    monkeypatch.setattr(held_out, "Evaluator", lambda *_: SimpleNamespace(play=play, tasks=[None] * 3))
+    opened = SimpleNamespace(of=lambda split: [], pool=None)
+    tasks: Any = SimpleNamespace(opened=opened, settings=None, temperature=0.0, stops=True)
+    algorithm: Any = SimpleNamespace(check_every=1, steps=2)
+    policy: Any = Saved()
+    check = held_out.SuccessCheck(RunDirectory(tmp_path), policy, tasks, algorithm)
+    rows = [check(0, {}), check(1, {"reward_mean": 1.0})]
+    assert len(plays) == looks and not any(row.stop for row in rows)
+    assert ("check.tasks=0" in capsys.readouterr().err) == (looks == 1)

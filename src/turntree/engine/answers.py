@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TOP_LOGPROBS = 5  # of a token, from which its entropy is estimated
 _ECHO = 8  # tokens: no answer repeats so long a prompt by chance
-_NEVER = -9999.0  # a log-probability of minus infinity, as servers write it in JSON
+NEVER = -9999.0  # a log-probability of minus infinity, as servers write it in JSON
 _NAMED = re.compile(r"token_id:(\d{1,15})")
 
 
@@ -204,7 +204,7 @@ class AnswerReader:
         if len(logprobs) != len(ids) or len(tops) not in (0, len(ids)):
             counts = f"{len(logprobs)} log-probabilities and {len(tops)} lists of the likeliest"
             raise Unusable(f"the server reports {counts} for {len(ids)} tokens")
-        if min(logprobs) <= _NEVER:
+        if min(logprobs) <= NEVER:
             raise Unusable(f"the server says that it drew a token of probability 0 (log-probability {min(logprobs):g})")
         return ids, list(zip([min(0.0, each) for each in logprobs], self._entropies(tops, len(ids)), strict=True))
 

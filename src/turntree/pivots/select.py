@@ -130,7 +130,7 @@ def _distinct(pivots: list[Row], config: SelectConfig) -> list[Row]:
 
 def _pivot_shares(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
     """The share of each pivot in the draws of pivots: by its value, with no kind above `max_per_kind`."""
-    values = _values(pivots, config)
+    values = [float(row["reward_var"]) if config.weight == "variance" else 1.0 for row in pivots]
     by_kind: dict[str, float] = defaultdict(float)
     for row, value in zip(pivots, values, strict=True):
         by_kind[row["kind"]] += value
@@ -170,11 +170,6 @@ def capped_shares(sizes: Mapping[str, float], cap: float) -> dict[str, float]:
         if not above:
             return shares
         full |= above
-
-
-def _values(pivots: Sequence[Row], config: SelectConfig) -> list[float]:
-    """The value of every pivot by `weight`."""
-    return [float(row["reward_var"]) if config.weight == "variance" else 1.0 for row in pivots]
 
 
 def _marked(row: Row, role: str) -> dict[str, Any]:

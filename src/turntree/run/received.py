@@ -21,10 +21,10 @@ def client_of(url: str, *, timeout: float, field: str, retries: int = 4, later: 
     key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
     unpacked = {"Accept-Encoding": "identity"}
     options: dict[str, Any] = {"base_url": url, "api_key": key, "timeout": timeout, "max_retries": retries}
-    if not later:
-        http = openai.DefaultHttpxClient(event_hooks={"response": [_bound]})
-        return openai.OpenAI(default_headers=unpacked, http_client=http, **options)
     # a redirect would send prompts, or a request without them, to a server that nobody named
+    if not later:
+        http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"response": [_bound]})
+        return openai.OpenAI(default_headers=unpacked, http_client=http, **options)
     awaited = openai.DefaultAsyncHttpxClient(follow_redirects=False, event_hooks={"response": [_bound_later]})
     return openai.AsyncOpenAI(default_headers=unpacked, http_client=awaited, **options)
 

@@ -14,7 +14,7 @@ from turntree.core.config import Part, at_least
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
-from turntree.core.protocols import Environment, Observation, Task, TurnVerifier
+from turntree.core.protocols import Environment, Observation, Task, TurnVerifier, task_of
 from turntree.env.local import LocalPool
 from turntree.env.tasks import TaskSet, identity, open_tasks
 from turntree.run.files import file_hash
@@ -56,6 +56,8 @@ class Blend:
             for place, part in enumerate(self.of):
                 name, own = f"of.{place}", {split: found[place] for split, found in counts.items()}
                 opened[name] = stack.enter_context(open_tasks(part, own, seed=seed, model=self.model))
+                if any(task_of(task).player is not None for split in own for task in opened[name].of(split)):
+                    raise ConfigError("plays its tasks by itself", field=name, hint="leave it out: a blend steps them")
                 contents[name] = str(identity(part, opened[name]))
             waits = any(one.pool is not None for one in opened.values())
             yield TaskSet(
@@ -97,7 +99,7 @@ class Pivots:
         with open_verifier(chosen_verifier(self.verifier, header, self.argument)) as verifier:
             tasks: dict[str, list[PivotTask]] = {}
             for split, found in own.items():
-                sampler = PivotSampler([one.row["weight"] for one in found], seed)
+                sampler = PivotSampler([one.row.get("weight", 1.0) for one in found], seed)
                 drawn = sampler.draw(min(splits[split], len(found)), step=0)
                 tasks[split] = [PivotTask(found[place], verifier) for place in drawn]
             hashes = {"pivots_hash": file_hash(Path(self.argument)), "traces_hash": str(header["traces_hash"])}

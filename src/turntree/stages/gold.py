@@ -10,7 +10,7 @@ from turntree.core import parts
 from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
-from turntree.core.protocols import task_of
+from turntree.core.protocols import Observation, task_of
 from turntree.env.pool import checked, start
 from turntree.env.tasks import environment_record, open_tasks
 from turntree.traces.schema import Split, Trace
@@ -63,7 +63,7 @@ class Gold:
     def _played(self, task: Any) -> Trace | str:
         if not task_of(task).gold:
             return "no gold"
-        success = None
+        ended: Observation | None = None
         try:
             environment = task.fork()
             messages = list(start(environment).messages)
@@ -71,12 +71,12 @@ class Gold:
                 observation = checked(environment.step(message))
                 messages += [message, *observation.messages]
                 if observation.done:
-                    success = observation.success
+                    ended = observation
                     break
         except BaseException as error:  # the boundary to foreign code
             return f"fault: {reason_of(error)}"
-        if not success:
-            return "not solved by its gold"
+        if ended is None or not ended.success:
+            return "not solved by its gold" if ended is None or ended.success is False else "no word on its success"
         return Trace(
             id=task.task_id,
             messages=tuple(message.in_whole_characters() for message in messages),

@@ -179,8 +179,11 @@ class SuccessCheck:
         every = algorithm.check_every or algorithm.steps
         self._planned = math.ceil(algorithm.steps / every)  # checks after the start
         self._evaluator = Evaluator(policy, tasks.settings, tasks.opened.of(DEV), tasks.opened.pool)
+        self._silent = False  # whether the environment says nothing about success
 
     def __call__(self, step: int, row: Row) -> Checked:
+        if self._silent:
+            return Checked({})
         kept = self._kept()
         if kept is None or kept >= step:  # half saved, or of a step that a killed process took: this one may differ
             shutil.rmtree(self._run.path / BEST, ignore_errors=True)
@@ -201,16 +204,19 @@ class SuccessCheck:
             for name, value in played.summary.items()
             if name in ("success", "turns_per_episode") or name.endswith("_share")
         }
-        return Checked({**figures, "held_out_actions": actions}, played.cost, self._stop(looks))
+        self._silent = played.summary["unknown"] == len(outcomes) - played.summary["censored"] > 0
+        if self._silent:
+            notice("success is not looked at: the environment does not say it (check.tasks=0 plays none of its tasks)")
+        return Checked({**figures, "held_out_actions": actions}, played.cost, "" if self._silent else self._stop(looks))
 
     def _stop(self, looks: Sequence[Look]) -> str:
         """Why the run ends here; empty where it goes on. What is not reason enough is said."""
         start, now = looks[0], looks[-1]
         lost = fewest_lost(FALSE_ALARMS / self._planned)
         if len(looks) == 1 and sum(start.outcomes.values()) < lost:
-            won, tasks = sum(start.outcomes.values()), len(start.outcomes)
-            told = f"{won:g} of {tasks} held-out tasks are won at the start: their loss could not be told from chance"
-            notice(f"{told} (more of them: check.tasks={2 * tasks})")
+            won, known = sum(start.outcomes.values()), len(start.outcomes)
+            told = f"{won:g} of {known} held-out tasks are won at the start: their loss could not be told from chance"
+            notice(f"{told} (more of them: check.tasks={2 * len(self._evaluator.tasks)})")
         if not counts(start, now):
             total = f"{len(now.outcomes)} held-out tasks say whether they succeeded, {len(start.outcomes)} at the start"
             notice(f"warning: step {now.step}: {total}: the success of the others is not known")

@@ -101,7 +101,8 @@ def open_reference(config: ReinforcedTraining, policy: Policy) -> tuple[Any, dic
     if config.reference is None:
         return None, {}
     if is_url(config.reference):
-        teacher = open_teacher(config.reference, policy.tokenizer)
+        longest = min(policy.engine.max_context, config.train.max_tokens)
+        teacher = open_teacher(config.reference, policy.tokenizer, longest)
         return teacher, {"reference": f"endpoint:{teacher.model}"}
     reference, weights = policy.open_reference(config.reference, config.device)
     return reference, {"reference": weights}

@@ -64,7 +64,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
     def credit(self, step: int, groups: Sequence[EpisodeGroup]) -> Sequence[Credit | None]:
         """What filters left of the credit that `rollout.service` gave each group; by a rule that compares over the
         whole batch, that of the batch."""
-        if step == 1:
+        if not self.cost.trained_tokens:
             self._check_turn_rewards(groups)
         kept = [group for group in groups if group.credit is not None and not group.dropped]
         rule = over_batch(self.service.estimator, [group.grown.rewards for group in kept])
@@ -79,7 +79,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             if name not in said and any(group.credit for group in groups):
                 hint = f"it says {', '.join(sorted(said)) or 'nothing but its messages'}"
                 field = f"train.turn_rewards.{name}"
-                raise ConfigError("is nothing that the environment said in iteration 1", field=field, hint=hint)
+                raise ConfigError("is nothing that the environment said so far", field=field, hint=hint)
 
     # figures
 

@@ -99,11 +99,13 @@ class Greso(Filter):
         return f"predicted {history.outcome.value}"
 
     def finished(self, group: FinishedGroup) -> None:
-        self.record(group.task_id, group.rewards)
+        teaches = group.credit is not None and not group.credit.zero_variance
+        self.record(group.task_id, group.rewards, teaches=teaches)
 
-    def record(self, task: str, rewards: Sequence[float | None]) -> None:
-        """Record the rewards of a finished group; None is a censored rollout (all rollouts of a gated group are)."""
-        outcome = group_outcome(rewards, success=self.config.success)
+    def record(self, task: str, rewards: Sequence[float | None], *, teaches: bool = False) -> None:
+        """Record the rewards of a finished group; None is a censored rollout (all rollouts of a gated group are). One
+        that `teaches` by rewards of turns counts as mixed."""
+        outcome = GroupOutcome.MIXED if teaches else group_outcome(rewards, success=self.config.success)
         self._histories[task] = self.history(task).after(outcome)
         self._played[outcome] += 1
 
