@@ -190,7 +190,9 @@ def test_two_ranks_take_the_steps_of_one_process(pair: ProcessGroup, kind: str, 
         norms = {key: rows.pop("grad_norm") for key, rows in (("one", one), ("two", two))}
         # of a mixture: AdamW turns roundings of one step over, for the next
         assert norms["two"] == pytest.approx(norms["one"], rel=1e-4 if "mixture" in kind else 1e-5, abs=1e-7)
-        assert two == pytest.approx(one, rel=1e-5, abs=1e-6)  # near 0, a loss is a sum of float32 terms near 1
+        losses = {key: rows.pop("loss") for key, rows in (("one", one), ("two", two))}
+        assert losses["two"] == pytest.approx(losses["one"], rel=1e-5, abs=1e-6)  # near 0: of float32 terms near 1
+        assert two == pytest.approx(one, rel=1e-5, abs=1e-7)
     ours, theirs = (trainers.run(moments, [None] * trainers.size) for trainers in (double, single))
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():

@@ -176,8 +176,8 @@ class Trainee:
         trainers = open_trainers(self.model, config.optimizer, steps, self.group, reference=frozen)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
             cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here
-        loss, rest = config.loss.of(sampling), (config.updates, config.max_tokens, self.shared, config.minibatch)
-        return Learner(self.model, trainers, self.engine, loss, *rest, teacher=teacher)
+        loss, most, minibatch = config.loss.of(sampling), config.max_tokens, config.minibatch
+        return Learner(self.model, trainers, self.engine, loss, config.updates, most, self.shared, minibatch, teacher)
 
 
 class RolloutAlgorithm(Algorithm, Generic[G]):

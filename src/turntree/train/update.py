@@ -82,8 +82,8 @@ class Learner:
 
     def _dealt(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[list[list[PackedBatch]], int]:
         """What each rank learns from in an optimizer step, and the tokens that a teacher's server was sent for it."""
-        bounds = {"max_tokens": self.max_tokens, "dense": self.shared and is_dense(self.model)}
-        dealt = pack_ranks(trees, credits, self.trainers.size, shared=self.shared, **bounds)
+        ranks, dense = self.trainers.size, self.shared and is_dense(self.model)
+        dealt = pack_ranks(trees, credits, ranks, max_tokens=self.max_tokens, shared=self.shared, dense=dense)
         return (dealt, 0) if self.teacher is None else with_served_logprobs(self.teacher, dealt, trees, credits)
 
     def rescores(self, trees: Sequence[RolloutTree]) -> bool:
