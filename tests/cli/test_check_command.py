@@ -57,6 +57,7 @@ def made(kind, split, count, times=3):
 
 
 def good(split, count, *, seed, times: int = 3):
+    print("this is no result")
     return made(Echo, split, count, times)
 
 
@@ -97,6 +98,15 @@ def test_an_environment_that_keeps_the_laws_passes(capsys: pytest.CaptureFixture
     for options in (("--set", "environment.times=2"), ("--times", "2")):
         assert check("checked_environments:good", *options, "--split", "dev") == 0
         assert capsys.readouterr().out == "every law holds in 3 tasks of split 'dev', up to 8 turns each\n"
+
+
+def test_what_parts_and_libraries_print_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ray prints a note of every lost node, from a thread of its own."""
+    assert check("checked_environments:good", "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out)["tasks"] == ["train-0", "train-1", "train-2"]
+    before = sys.stdout
+    assert check("checked_environments:good", "--json", "-", "--nothing-of-this-name") == 2
+    assert sys.stdout is before
 
 
 def test_a_broken_law_is_named_with_task_turn_and_action(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from turntree.cli.options import JSON, Read
+from turntree.cli.options import JSON, Read, results
 from turntree.core import parts
 from turntree.core.errors import InputError
 from turntree.core.verdict import most_frequent
@@ -92,9 +92,9 @@ def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> N
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
         return
     for line in lines:
-        print(line, file=sys.stderr if json_path == "-" else sys.stdout)
+        print(line, file=sys.stderr if json_path == "-" else results(), flush=True)
     if json_path == "-":
-        print(json.dumps(result, indent=2))
+        print(json.dumps(result, indent=2), file=results(), flush=True)
     elif json_path is not None:
         write_json(Path(json_path), result)
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from turntree.cli.common import finish
+from turntree.cli.common import finish, json_option
 from turntree.cli.options import StageCommand, default_text, key_of
 from turntree.core.errors import InputError
 from turntree.core.keys import keys
@@ -19,7 +19,7 @@ from turntree.core.keys import keys
     short_help="Every key of a stage: type, default, meaning.", context_settings={"ignore_unknown_options": True}
 )
 @click.argument("stage", nargs=-1, type=click.UNPROCESSED)
-@click.option("--json", "json_path", metavar="PATH", help="Write the keys as JSON; '-' is standard output.")
+@json_option
 @click.pass_context
 def config(ctx: click.Context, stage: tuple[str, ...], json_path: str | None) -> None:
     """List every key of STAGE, with the short option that stands for it; without STAGE, the stages. Options of the

@@ -11,6 +11,7 @@ the command is used, not before. Every such command also takes `--config`, `--se
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import json
@@ -172,7 +173,7 @@ class StageCommand(OutputCommand):
         check_outputs(ctx, config, config_path)
         if ctx.params.pop("dry_run"):
             described = {"stage": self.stage, "config": to_mapping(config)}
-            print(json.dumps(described, indent=2))
+            print(json.dumps(described, indent=2), file=results())
             # by its name, as `config_class`: what only wants options does not import the stages
             for name in ("carriers", "plan"):
                 for line in importlib.import_module(f"turntree.stages.{name}").told(config):
@@ -267,7 +268,24 @@ def key_of(target: str | Read) -> str:
 # making options
 
 
-JSON: dict[str, Any] = {"metavar": "PATH", "help": "Write the result as JSON; '-' is standard output, and only it."}
+def _results_only(ctx: click.Context, option: click.Parameter, path: str | None) -> str | None:
+    """Keep standard output for `results`: what libraries print while the command runs (Ray does, of a lost node) goes
+    to standard error. The root context ends it, which is closed however the command ends."""
+    ctx.meta[__name__] = sys.stdout
+    ctx.find_root().with_resource(contextlib.redirect_stdout(sys.stderr))
+    return path
+
+
+def results() -> Any:
+    """The stream of a command's results."""
+    return click.get_current_context().meta[__name__]
+
+
+JSON: dict[str, Any] = {
+    "metavar": "PATH",
+    "callback": _results_only,
+    "help": "Write the result as JSON; '-' is standard output, and only it.",
+}
 
 
 def _shared() -> list[click.Parameter]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,5 +204,4 @@ def serve(config: Any, json_path: str | None) -> None:
     lines = [f"{folder} at {config.url}, once vLLM says that it has started; sample from it with", f"  {options}"]
     lines += [f"under its key: export {KEY}={made}"] if made else [f"under the key in {KEY}"]
     finish(result, json_path, lines)
-    sys.stdout.flush()
     os.execve(words[0], words, variables)

@@ -18,7 +18,6 @@ import importlib.util
 import inspect
 import json
 import os
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -140,10 +139,9 @@ class _Followers:
             self._guarded(name, logger.close)
 
     def _guarded(self, name: str, call: Callable[[], object]) -> None:
-        """Call foreign code: what it prints goes to standard error, and an exception switches the logger off."""
+        """Call foreign code: an exception switches the logger off."""
         try:
-            with contextlib.redirect_stdout(sys.stderr):
-                call()
+            call()
         except BaseException as error:  # the boundary to foreign code
             self._live.pop(name, None)
             said = reason_of(error)

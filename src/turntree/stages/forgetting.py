@@ -9,7 +9,6 @@ import contextlib
 import logging
 import math
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def _tasks(config: ForgettingConfig) -> Any:
         raise InputError(problem, hint="pip install 'turntree[lm-eval]'") from error
     if config.include is not None and not Path(config.include).is_dir():
         raise InputError("is not a folder", path=config.include, hint="name the folder of the tasks' YAML files")
-    with _on_standard_error():
+    with _only_errors():
         manager = TaskManager(include_path=config.include, include_defaults=False)
         if not set(config.tasks) <= set(manager.all_tasks):
             manager = TaskManager(include_path=config.include)  # some ten thousand files
@@ -130,7 +129,7 @@ def _measure(source: str, config: ForgettingConfig, manager: Any) -> tuple[str, 
     backend: Any = HFLM
     evaluate: Any = lm_eval.simple_evaluate  # decorators hide both signatures
     policy = load_policy(source, config.device)
-    with _on_standard_error():
+    with _only_errors():
         wrapped = backend(
             pretrained=policy.model, tokenizer=policy.tokenizer, device=config.device.name, batch_size=config.batch
         )
@@ -152,13 +151,12 @@ def _measure(source: str, config: ForgettingConfig, manager: Any) -> tuple[str, 
 
 
 @contextlib.contextmanager
-def _on_standard_error():
-    """Redirect lm-eval's output, because standard output carries results only."""
+def _only_errors():
+    """Silence lm-eval's notes and warnings."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
-            yield
+        yield
     finally:
         logger.setLevel(level)
