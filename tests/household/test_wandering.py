@@ -87,7 +87,7 @@ def paid(profiled: Profiled, rows: Sequence[dict], habit: Habit, judge: Callable
         turn = profiled.states[row["trace_id"], row["turn"]]
         action = Message("assistant", habit(state_at(turn), turn.history, rng))
         reward = judge(turn, action).reward
-        weight = row.get("weight", 1.0)
+        weight = row["weight"]
         total, weights = total + weight * reward, weights + weight
     return total / weights
 
@@ -106,7 +106,7 @@ def test_a_habit_is_paid_less_than_the_policy_at_the_turns_that_are_selected(pro
             return sum(action["count"] * action["strict"] for action in told["actions"]) / samples
         return told["reward_mean"]
 
-    weights = [row.get("weight", 1.0) for row in selected]
+    weights = [row["weight"] for row in selected]
     policy = sum(w * start(row) for w, row in zip(weights, selected, strict=True)) / sum(weights)
     assert paid(profiled, selected, HABITS[habit], verifier.judge) < policy
 

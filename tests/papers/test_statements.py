@@ -168,7 +168,7 @@ def test_pivotrl_the_paper_s_selection_is_d_adv_all_drawn_alike(means: list[floa
     config = SelectConfig(threshold=0.6, max_per_kind=1.0, anchor_share=0.0, per_duplicate=0)
     found = select([profile_row(i, mean) for i, mean in enumerate(means)], config)
     assert [row["trace_id"] for row in found.rows] == [f"t{i}" for i, mean in enumerate(means) if 0 < mean < 0.6]
-    assert not any("weight" in row for row in found.rows) and sum(found.counts.values()) == len(means)
+    assert all(row["weight"] == 1.0 for row in found.rows) and sum(found.counts.values()) == len(means)
 
 
 def test_pivotrl_the_miss_rate_is_the_chance_that_an_accepted_action_is_not_the_demonstrated_text() -> None:

@@ -68,16 +68,16 @@ def test_the_counts_add_up_to_the_candidates(candidates, threshold, anchors, cap
 def test_the_papers_form_is_exactly_the_pivots_in_order_all_alike(candidates):
     selection = select(candidates, SelectConfig(**PAPER))
     assert [r["turn"] for r in selection.rows] == [r["turn"] for r in candidates if is_pivot(r, 0.6)]
-    assert all("weight" not in r for r in selection.rows)
+    assert all(r["weight"] == 1.0 for r in selection.rows)
 
 
 def shares(selection, name, *, role=None) -> dict[str, float]:
     """Of the draws, by the values of a field of the rows."""
     rows = [r for r in selection.rows if role in (None, r["role"])]
-    total = sum(r.get("weight", 1.0) for r in rows)
+    total = sum(r["weight"] for r in rows)
     found: dict[str, float] = {}
     for r in rows:
-        found[r[name]] = found.get(r[name], 0.0) + r.get("weight", 1.0) / total
+        found[r[name]] = found.get(r[name], 0.0) + r["weight"] / total
     return found
 
 
@@ -94,7 +94,7 @@ def test_no_kind_has_more_of_the_draws_than_its_cap_and_nothing_is_dropped(candi
     assert [r["turn"] for r in selection.rows if r["role"] == "pivot"] == pivots
     if pivots and of_anchors:
         assert shares(selection, "role")["anchor"] == pytest.approx(anchors)
-    assert sum(r.get("weight", 1.0) for r in selection.rows) == pytest.approx(len(selection.rows))
+    assert sum(r["weight"] for r in selection.rows) == pytest.approx(len(selection.rows))
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.floats(0.01, 1000), min_size=1), st.floats(0.05, 1))

@@ -110,8 +110,8 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
     shares += [config.anchor_share / len(sizes) / sizes[row["kind"]] for row in anchors]
     marked = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
     weights = [share * len(shares) for share in shares]
-    if all(math.isclose(weight, 1.0) for weight in weights):  # training goes through turns of equal weight in epochs
-        return Selection(tuple(marked), counts)
+    if all(math.isclose(weight, 1.0) for weight in weights):  # exactly: turns of equal weight are drawn in epochs
+        weights = [1.0] * len(weights)
     return Selection(tuple(row | {"weight": weight} for row, weight in zip(marked, weights, strict=True)), counts)
 
 
@@ -174,7 +174,7 @@ def capped_shares(sizes: Mapping[str, float], cap: float) -> dict[str, float]:
 
 def _marked(row: Row, role: str) -> dict[str, Any]:
     keys = ("trace_id", "turn", "kind", "reward_mean", "reward_var")
-    return {**{key: row[key] for key in keys}, "role": role}
+    return {**{key: row[key] for key in keys}, "role": role, "weight": 1.0}
 
 
 def preview(rows: Sequence[Row], thresholds: Sequence[float]) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ class Pivots:
         with open_verifier(chosen_verifier(self.verifier, header, self.argument)) as verifier:
             tasks: dict[str, list[PivotTask]] = {}
             for split, found in own.items():
-                sampler = PivotSampler([one.row.get("weight", 1.0) for one in found], seed)
+                sampler = PivotSampler([one.row["weight"] for one in found], seed)
                 drawn = sampler.draw(min(splits[split], len(found)), step=0)
                 tasks[split] = [PivotTask(found[place], verifier) for place in drawn]
             hashes = {"pivots_hash": file_hash(Path(self.argument)), "traces_hash": str(header["traces_hash"])}

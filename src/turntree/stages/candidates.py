@@ -100,5 +100,5 @@ def read_selected(path: str, traces: str | None = None) -> tuple[dict[str, Any],
         if state is None:
             problem = f"names turn {row['turn']} of trace {row['trace_id']!r}, which is no candidate of {source}"
             raise InputError(problem, path=path, hint="select again from the profile of these traces")
-        found.append(SelectedState(row, state, groups[state.trace_id]))
+        found.append(SelectedState({"weight": PIVOTS.row.weight} | row, state, groups[state.trace_id]))
     return header, found

@@ -60,7 +60,7 @@ class ExportedPivot:
     reward_var: float | None
     prompt: list[dict[str, Any]]
     text: str | None
-    weight: float = 1.0
+    weight: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def bundle_of(config: ExportConfig) -> Bundle:
             reward_var=one.row["reward_var"],
             prompt=write.prompt(one.state),
             text=write.text(one.state),
-            weight=one.row.get("weight", 1.0),
+            weight=one.row["weight"],
         )
         for one in kept
     ]

@@ -191,7 +191,7 @@ class OwnStates:
     def _pivots_of(self, prompted: Sequence[Prompted], rows: Sequence[Row]) -> list[Pivot]:
         by_place = {(item.state.trace_id, item.state.turn): item for item in prompted}
         return [
-            Pivot(by_place[row["trace_id"], row["turn"]], row["kind"], row["role"], row.get("weight", 1.0), own=True)
+            Pivot(by_place[row["trace_id"], row["turn"]], row["kind"], row["role"], row["weight"], own=True)
             for row in rows
         ]
 

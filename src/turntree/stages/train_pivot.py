@@ -174,7 +174,8 @@ def _given(
         if config.states == "own" or traces is None:
             return _Given(verifier)
         drawn = read_candidates(traces, split, 0, config.train.seed)
-        states = [SelectedState({"kind": action_kind(s.demonstration), "role": "random"}, s, "") for s in drawn]
+        alike = {"role": "random", "weight": 1.0}
+        states = [SelectedState({"kind": action_kind(s.demonstration), **alike}, s, "") for s in drawn]
         hashes = {"traces_hash": file_hash(Path(traces))}
     pivots, dropped = _pivots(states, policy, config)
     return _Given(verifier, header, traces, split, hashes, pivots, dropped)
@@ -266,7 +267,7 @@ def _pivots(
             )
         notice(f"left out of {len(selected)} states: {counted}; {hint}")
     rows = [(item, selected[place].row) for place, item in fitting]
-    return [Pivot(item, row["kind"], row["role"], row.get("weight", 1.0)) for item, row in rows], dropped
+    return [Pivot(item, row["kind"], row["role"], row["weight"]) for item, row in rows], dropped
 
 
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
