@@ -271,8 +271,9 @@ def key_of(target: str | Read) -> str:
 def _results_only(ctx: click.Context, option: click.Parameter, path: str | None) -> str | None:
     """Keep standard output for `results`: what libraries print while the command runs (Ray does, of a lost node) goes
     to standard error. The root context ends it, which is closed however the command ends."""
-    ctx.meta[__name__] = sys.stdout
-    ctx.find_root().with_resource(contextlib.redirect_stdout(sys.stderr))
+    if __name__ not in ctx.meta:  # `turntree config` makes the context of a second command
+        ctx.meta[__name__] = sys.stdout
+        ctx.find_root().with_resource(contextlib.redirect_stdout(sys.stderr))
     return path
 
 
