@@ -1,4 +1,4 @@
-"""A name on the Hub is as good as a folder; what cannot be fetched or pushed is one line that says what is missing."""
+"""A name on the Hub is as good as a folder; what cannot be fetched is one line that says what is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from huggingface_hub.utils import filter_repo_objects
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
 from turntree.engine.checkpoint import load_model, merged, policy_hash, save_model
-from turntree.engine.hub import folder_of, push
+from turntree.engine.hub import folder_of
 from turntree.engine.limits import EndpointConfig
 from turntree.engine.tokenizer import load_tokenizer
 from turntree.stages.policy import Device, load_policy, load_renderer, open_speaker
@@ -119,15 +119,3 @@ def test_what_is_missing_is_said(kind: type[Exception], said: str, monkeypatch: 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(InputError, match=rf"^owner/name@x: is not a folder here, and {said}"):
         folder_of("owner/name@x")
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
-    with pytest.raises(InputError, match=rf"model: was not pushed as 'owner/name': {said}"):
-        push(tmp_path / "model", "owner/name")
-
-
-def test_a_model_is_pushed_as_a_private_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = []
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda self, name, **how: asked.append((name, how)))
-    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda self, **how: asked.append(how))
-    assert push(tmp_path, "owner/name").endswith("/owner/name")
-    assert asked[0] == ("owner/name", {"private": True, "exist_ok": True})
-    assert asked[1]["repo_id"] == "owner/name" and asked[1]["folder_path"] == str(tmp_path)

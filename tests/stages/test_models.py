@@ -6,9 +6,7 @@ import importlib.util
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -23,7 +21,7 @@ from turntree.engine.checkpoint import load_model, save_model
 from turntree.engine.tokenizer import load_tokenizer
 from turntree.render.template import ChatRenderer
 from turntree.stages import models
-from turntree.stages.models import check_tool_loop, get_model, merge_adapter, push_model
+from turntree.stages.models import check_tool_loop, get_model, merge_adapter
 from turntree.stages.policy import Device, load_policy
 from turntree.train.lora import LoRAConfig, add_adapter
 
@@ -96,7 +94,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     cli.main(args=command, standalone_mode=False)
     told = json.loads(capsys.readouterr().out)
     assert told["model"] == str(tmp_path / "merged") and told["base"] == str(tmp_path / "base")
-    assert told["pushed"] is None and load_model(told["model"])
+    assert load_model(told["model"])
 
 
 def test_what_is_not_to_be_merged_or_replaced_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -112,41 +110,6 @@ def test_what_is_not_to_be_merged_or_replaced_is_refused_in_one_line(tmp_path: P
         with pytest.raises(InputError, match="holds more than a model"):
             merge_adapter(folder, tmp_path / name, overwrite=True)
     assert (tmp_path / "runs" / "sft").exists()
-
-
-def test_a_merged_model_that_cannot_be_pushed_is_there_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, folder = an_adapter(tmp_path)
-    with pytest.raises(InputError, match=r"merged: was not pushed as 'me/mine': the Hub cannot be reached"):
-        merge_adapter(folder, tmp_path / "merged", push_to="me/mine")
-    assert load_model(tmp_path / "merged")
-
-
-def test_a_whole_model_is_pushed_and_what_others_could_not_load_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda self, name, **how: asked.append({name: how}))
-    monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", lambda self, **how: asked.append(how))
-    _, adapter = an_adapter(tmp_path)
-    cli.main(args=["models", "push", str(tmp_path / "base"), "me/mine", "--json", "-"], standalone_mode=False)
-    assert json.loads(capsys.readouterr().out)["pushed"].endswith("/me/mine")
-    assert asked[0] == {"me/mine": {"private": True, "exist_ok": True}}
-    assert asked[1]["folder_path"] == str(tmp_path / "base")
-    assert "*.safetensors" in asked[1]["allow_patterns"] and "*.bin" not in asked[1]["allow_patterns"]
-    del asked[:]
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.json").write_text("{}")
-    for folder, said in (
-        (adapter, r"is an adapter of .*base, a folder of this machine; merge it"),
-        (tmp_path / "run", r"holds no model; push .*run/model"),
-        (tmp_path / "empty", r"holds no weights"),
-    ):
-        with pytest.raises(InputError, match=said):
-            push_model(folder, "me/mine")
-    assert not asked
 
 
 def test_the_template_of_smollm2_keeps_a_loop_of_tools_and_one_without_tools_is_refused() -> None:

@@ -16,7 +16,7 @@ from turntree.core.errors import InputError
 _FILE = click.Path(path_type=Path)
 
 
-@click.group(short_help="Get a pretrained model, merge an adapter, push a model.")
+@click.group(short_help="Get a pretrained model, merge an adapter.")
 def models() -> None:
     """Folders in Hugging Face format, which --model takes."""
 
@@ -46,10 +46,9 @@ def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
 @models.command("merge", cls=OutputCommand, short_help="Add an adapter into the weights of its base.")
 @click.option("--adapter", required=True, type=click.Path(path_type=Path), help="The folder of the adapter.")
 @out_option("The folder to write.", folder=True)
-@click.option("--push", "push_to", metavar="OWNER/NAME", help="Upload it to the Hub too (private where it is new).")
 @overwrite_option("Replace the model that lies there.")
 @json_option
-def merge(adapter: Path, out: Path, push_to: str | None, overwrite: bool, json_path: str | None) -> None:
+def merge(adapter: Path, out: Path, overwrite: bool, json_path: str | None) -> None:
     """Write the base of an adapter with the adapter added into its weights: a model that needs no PEFT.
 
     \b
@@ -57,25 +56,9 @@ def merge(adapter: Path, out: Path, push_to: str | None, overwrite: bool, json_p
     """
     from turntree.stages.models import merge_adapter
 
-    result = merge_adapter(adapter, out, push_to=push_to, overwrite=overwrite)
-    lines = [f"{result['parameters'] / 1e6:.1f} M parameters, base {result['base']} -> {out}"]
-    finish(result, json_path, lines + ([f"pushed to {result['pushed']}"] if push_to else []))
-
-
-@models.command("push", short_help="Upload a model to the Hugging Face Hub.")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.argument("name", metavar="OWNER/NAME")
-@json_option
-def push(folder: Path, name: str, json_path: str | None) -> None:
-    """Upload the model in FOLDER as OWNER/NAME, private where it is new: its weights, configuration and tokenizer.
-
-    \b
-    Example: turntree models push runs/sft/model me/mine
-    """
-    from turntree.stages.models import push_model
-
-    result = push_model(folder, name)
-    finish(result, json_path, [f"{folder} -> {result['pushed']}"])
+    result = merge_adapter(adapter, out, overwrite=overwrite)
+    line = f"{result['parameters'] / 1e6:.1f} M parameters, base {result['base']} -> {out}"
+    finish(result, json_path, [line])
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: fetched into the cache that Transformers uses, and pushed."""
+"""Models on the Hugging Face Hub: fetched into the cache that Transformers uses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def folder_of(source: str, *, weights: bool = True) -> Path:
         leave = _LEAVE if weights else [*_LEAVE, *_WEIGHTS]
         found = snapshot_download(name, revision=revision or None, allow_patterns=_FILES, ignore_patterns=leave)
     except Exception as error:  # the boundary to a server
-        _refuse(source, error, "is not a folder here, and")
+        _refuse(source, error)
     return Path(found)
 
 
@@ -45,27 +45,12 @@ def context_of(folder: Path) -> int | None:
     return length if type(length) is int and length > 0 else None
 
 
-def push(folder: Path, name: str) -> str:
-    """Upload a folder to the Hub as the model `name`, made private where it is new, and return its address. Raises
-    `InputError` where that fails."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    try:
-        api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(
-            repo_id=name, folder_path=str(folder), allow_patterns=[*_FILES, "*.md"], commit_message="Upload"
-        )
-    except Exception as error:  # the boundary to a server
-        _refuse(str(folder), error, f"was not pushed as {name!r}:")
-    return f"{api.endpoint}/{name}"
-
-
-def _refuse(source: str, error: Exception, before: str) -> NoReturn:
+def _refuse(source: str, error: Exception) -> NoReturn:
     """Raise one line that says whether the model, the permission or the connection is missing."""
     from huggingface_hub import constants, errors
 
     line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    before = "is not a folder here, and the Hub"
     kinds: list[tuple[type[Exception], str, str]] = [
         (errors.GatedRepoError, "asks for permission", "ask for access on its page, then `hf auth login`"),
         (errors.RevisionNotFoundError, "does not have this revision", "leave @REVISION out, or correct it"),
@@ -74,7 +59,7 @@ def _refuse(source: str, error: Exception, before: str) -> NoReturn:
     ]
     for kind, what, hint in kinds:
         if isinstance(error, kind):
-            raise InputError(f"{before} the Hub {what}", path=source, hint=hint) from error
+            raise InputError(f"{before} {what}", path=source, hint=hint) from error
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else line
     hint = "give the folder of a model on this machine, or try again when online"
-    raise InputError(f"{before} the Hub cannot be reached ({why})", path=source, hint=hint) from error
+    raise InputError(f"{before} cannot be reached ({why})", path=source, hint=hint) from error

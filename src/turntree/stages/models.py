@@ -19,7 +19,6 @@ from transformers import (
 from turntree.core.errors import InputError
 from turntree.core.protocols import Renderer
 from turntree.engine.checkpoint import SAVED, load_model, merged, policy_hash, save_model
-from turntree.engine.hub import push
 from turntree.engine.limits import TinkerConfig
 from turntree.engine.tokenizer import ADAPTER, base_of, load_tokenizer, quiet
 from turntree.render.examine import examine
@@ -50,36 +49,18 @@ def get_model(name: str, out: Path, *, overwrite: bool = False) -> dict[str, Any
     return {"model": str(out), "parameters": model.num_parameters(), "policy_hash": policy_hash(model)}
 
 
-def merge_adapter(adapter: Path, out: Path, *, push_to: str | None = None, overwrite: bool = False) -> dict[str, Any]:
+def merge_adapter(adapter: Path, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
     """Write the base of the adapter in folder `adapter` with the adapter added into its weights, in the type of the
-    base, and push it to the Hub as `push_to`. Added in float32, and rounded once."""
+    base. Added in float32, and rounded once."""
     if not (adapter / ADAPTER).is_file():
-        hint = "a whole model needs no merge: upload it with `turntree models push`"
+        hint = "a whole model needs no merge: it is loaded as it is"
         raise InputError("holds no adapter", path=adapter, hint=hint)
     _require_new(out, overwrite)
     saved = read_config(Path(base_of(adapter)) / "config.json")
     dtype = str(saved.get("dtype") or saved.get("torch_dtype"))
     model = merged(adapter)
     save_model(model, load_tokenizer(adapter), out, dtype if dtype in SAVED else None)
-    pushed = None if push_to is None else push(out, push_to)
-    return {"model": str(out), "base": base_of(adapter), "parameters": model.num_parameters(), "pushed": pushed}
-
-
-def push_model(folder: Path, name: str) -> dict[str, Any]:
-    """Upload a model in `folder` to the Hub as `name`: a whole one, or an adapter whose base is on the Hub too. Raises
-    `InputError` where the folder holds none, or names a base that others cannot get."""
-    if not any((folder / config).is_file() for config in ("config.json", ADAPTER)):
-        inside = folder / "model"
-        hint = f"push {inside}" if inside.is_dir() else "name the folder of a model (a run has it as RUN/model)"
-        raise InputError("holds no model", path=folder, hint=hint)
-    if not any(folder.glob("*.safetensors")):
-        raise InputError("holds no weights (*.safetensors)", path=folder)
-    if (folder / ADAPTER).is_file():
-        base = str(read_config(folder / ADAPTER).get("base_model_name_or_path"))
-        if Path(base).exists():
-            hint = "merge it: turntree models merge --push OWNER/NAME"
-            raise InputError(f"is an adapter of {base}, a folder of this machine", path=folder, hint=hint)
-    return {"model": str(folder), "pushed": push(folder, name)}
+    return {"model": str(out), "base": base_of(adapter), "parameters": model.num_parameters()}
 
 
 def check_tool_loop(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> None:
