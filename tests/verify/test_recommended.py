@@ -376,6 +376,23 @@ class TestPaper:
         assert self.paper(bash("python train.py --seed 1"), bash("python train.py --seed 2")) == 1.0
         assert self.paper(bash("ls"), bash("make")) == 0.0
 
+    @pytest.mark.parametrize(
+        ("domain", "name", "shown", "other"),
+        [
+            ("terminal", "write_file", {"path": "a.py", "content": "x=1"}, {"path": "/etc/passwd", "content": ""}),
+            ("terminal", "submit", {"answer": "42"}, {"answer": "no idea"}),
+            ("terminal", "bash", {"command": None}, {"command": 5}),
+            ("search", "answer", {"text": "Oslo"}, {"text": "Paris"}),
+            ("search", "open_result", {"id": 5}, {"id": 9}),
+        ],
+    )
+    def test_calls_without_a_text_to_compare_are_compared_as_calls(self, domain, name, shown, other) -> None:
+        gold, tried = call(name, **shown), call(name, **other)
+        assert self.paper(gold, gold, domain=domain) == 1.0 and self.paper(gold, tried, domain=domain) == 0.0
+        beside = bash("ls") if domain == "terminal" else call("search", query="shoes")
+        both = [act(*beside.tool_calls, *one.tool_calls) for one in (gold, tried)]
+        assert self.paper(both[0], both[0], domain=domain) == 1.0 and self.paper(*both, domain=domain) == 0.0
+
     def test_conversation_compares_calls_and_takes_any_message(self) -> None:
         assert self.paper(call("book", id=1), call("book", id=2)) == 0.0
         assert self.paper(act(text="Hello"), act(text="Hi")) == 1.0

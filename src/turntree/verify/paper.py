@@ -65,7 +65,7 @@ class Paper(Chained):
         options = [f"domain={domain}"] if domain != "auto" else []
         options += [f"similarity={similarity:g}"] if similarity is not None else []
         options += [f"messages={messages}"] if messages != "any" else []
-        super().__init__(then, environment, ["paper/3", *options])
+        super().__init__(then, environment, ["paper/4", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         if (verdict := unreadable(state, action)) is not None:
@@ -107,6 +107,14 @@ class Paper(Chained):
         texts = [[_text(call) for call in calls] for calls in (shown, tried)]
         if texts[0].count(None) != texts[1].count(None):
             return Verdict(0.0, "a call without its command or query", kind)
+        if None in texts[0]:  # compared as calls
+            gold, own = (tuple(call for call in calls if _text(call) is None) for calls in (shown, tried))
+            expected = replace(state, demonstration=replace(state.demonstration, tool_calls=gold))
+            verdict = self._calls.judge(expected, replace(action, tool_calls=own))
+            if verdict.reward == 0.0 and self._then is not None:
+                return self._then.judge(state, action)
+            if verdict.reward != 1.0:
+                return verdict
         one, other = ("\n".join(text or "" for text in side) for side in texts)
         measured = _words(one, other) if domain == "search" else Indel.normalized_similarity(one, other)
         least = _THRESHOLDS[domain] if self._similarity is None else self._similarity
@@ -152,7 +160,8 @@ def _text(call: ToolCall) -> str | None:
         return call.arguments["keys"].strip()
     found = of_any(call.arguments, COMMAND)
     if found is not None:
-        return (command_text(found[1]) or "").strip()
+        command = command_text(found[1])
+        return None if command is None else command.strip()
     asked, place = of_any(call.arguments, QUERY), of_any(call.arguments, URL)
     if asked is not None:
         return query(str(asked[1]))
