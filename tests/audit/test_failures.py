@@ -68,4 +68,4 @@ def test_the_interval_of_a_ratio_holds_the_ratio_and_knows_when_there_is_none(ro
     if found is None:
         assert wholes.sum() == 0 or clusters.max() == 0
     else:
-        assert 0 <= found[0] <= 0.5 <= found[1] <= 1
+        assert 0 <= found[0] < 0.5 < found[1] <= 1

@@ -43,6 +43,31 @@ def test_the_rate_is_that_of_a_direct_count_over_groups_with_two_scored_rollouts
     assert found["low"] - 1e-9 <= (flat / len(judged) if judged else 0) <= found["high"] + 1e-9
 
 
+def test_a_task_counts_once_in_the_interval_however_often_it_was_played():
+    """Five tasks that are always flat and five that never are: the groups say nothing more of other tasks."""
+    once, often = (
+        overall(play([group(str(task), FAIL if task < 5 else MIXED, i) for i in range(times) for task in range(10)]))
+        for times in (1, 40)
+    )
+    assert often["zero_variance_rate"] == once["zero_variance_rate"] == 0.5 and often["scored"] == 400
+    assert (often["low"], often["high"]) == pytest.approx((once["low"], once["high"]))
+
+
+def test_what_all_tasks_share_is_no_certainty_about_others():
+    spent = cost(play([group(task, FAIL, actions=("x",)) for task in "abc"]))["turns"]
+    assert spent["zero_variance_share"] == 1.0 and spent["zero_variance_interval"] == pytest.approx(
+        [0.292, 1.0], abs=1e-3
+    )
+
+
+def test_turns_that_rollouts_share_are_counted_once():
+    """In all units alike: the second rollout forked from the first after two turns."""
+    first = LoggedRollout(actions=("aa", "bb", "cc"), reward=1.0, turn_tokens=(5, 5, 5))
+    second = LoggedRollout(actions=("aa", "bb", "dd"), reward=0.0, turn_tokens=(0, 0, 5), forked=True)
+    spent = cost(play([LoggedGroup(id="1", task="a", rollouts=(first, second))]))
+    assert {unit: row["total"] for unit, row in spent.items()} == {"tokens": 20, "turns": 4, "characters": 8}
+
+
 def test_dilution_is_the_share_of_the_scored_rollouts_that_no_gradient_comes_from():
     long_flat = group("a", (0.0, 0.0, 0.0, None), actions=("x",) * 4)
     found = dilution(play([long_flat, group("b", MIXED, actions=("x",)), group("c", CENSORED, actions=("x",) * 50)]))

@@ -148,5 +148,5 @@ def _is_cut(group: LoggedGroup, gate: PrefixDivergenceGate, horizon: int) -> boo
 
 def _after(group: LoggedGroup, turn: int, unit: str) -> int:
     if unit == TURNS:
-        return sum(max(0, len(rollout.actions) - turn) for rollout in group.rollouts)
+        return sum(max(0, len(rollout.actions) - max(turn, rollout.shared_turns)) for rollout in group.rollouts)
     return sum(sum((rollout.turn_tokens or ())[turn:]) for rollout in group.rollouts)

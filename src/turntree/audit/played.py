@@ -104,7 +104,7 @@ def numbered(group: LoggedGroup) -> LoggedGroup:
             rollout,
             actions=number(rollout.actions),
             observations=None if rollout.observations is None else number(rollout.observations),
-            characters=sum(map(len, rollout.actions))
+            characters=sum(map(len, rollout.actions[rollout.shared_turns :]))
             if rollout.characters is None and rollout.actions
             else rollout.characters,
             stop=None if rollout.stop is None else sys.intern(rollout.stop),

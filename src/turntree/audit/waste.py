@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turntree.audit.played import Played
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.logs.groups import LoggedRollout
 from turntree.run.means import wilson
-from turntree.run.statistics import ratio_interval
+from turntree.run.statistics import clustered_wilson, ratio_interval
 
 K = TypeVar("K", int, str)
 LEAST_RATIO = 2.0  # a sign counts where it is this much more frequent among the lowest rewards than among the others
@@ -35,15 +36,17 @@ def counts(played: Played) -> dict[str, Any]:
     }
 
 
-def rate(zero_variance: int, scored: int) -> dict[str, Any]:
-    """The share of scored groups with zero variance, with its 95% Wilson interval; None without a scored group."""
-    low, high = wilson(zero_variance, scored)
-    value = share(zero_variance, scored)
-    return {"zero_variance_rate": value, "low": low, "high": high, "zero_variance": zero_variance, "scored": scored}
+def rate(flat_N: NDArray[np.bool_], scored_N: NDArray[np.bool_], tasks_N: NDArray[np.int64]) -> dict[str, Any]:
+    """The share of scored groups with zero variance, with Wilson's 95% interval over tasks; None without a scored
+    group."""
+    low, high = clustered_wilson(*(np.bincount(tasks_N, weights=groups_N).tolist() for groups_N in (flat_N, scored_N)))
+    flat, scored = int(flat_N.sum()), int(scored_N.sum())
+    value = share(flat, scored)
+    return {"zero_variance_rate": value, "low": low, "high": high, "zero_variance": flat, "scored": scored}
 
 
 def overall(played: Played) -> dict[str, Any]:
-    return rate(int(played.zero_variance_N.sum()), int(played.scored_N.sum()))
+    return rate(played.zero_variance_N, played.scored_N, played.tasks_N)
 
 
 def cost(played: Played) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def _row(played: Played, rows: list[int]) -> dict[str, Any]:
     outcomes = Counter(played.outcomes[i] for i in rows)
     spent = {unit: share(values[rows][flat_N].sum(), values[rows].sum()) for unit, values in played.spent.items()}
     return {
-        **rate(int(flat_N.sum()), int(played.scored_N[rows].sum())),
+        **rate(flat_N, played.scored_N[rows], played.tasks_N[rows]),
         **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
         "spent_share": spent,
     }
@@ -182,6 +185,8 @@ def failures(played: Played, success: float) -> dict[str, Any]:
             "by_sign": signs,
         },
         "without": rate(
-            sum(now.zero_variance for now in outcomes), sum(now is not GroupOutcome.CENSORED for now in outcomes)
+            np.array([now.zero_variance for now in outcomes], dtype=bool),
+            np.array([now is not GroupOutcome.CENSORED for now in outcomes], dtype=bool),
+            played.tasks_N,
         ),
     }

@@ -50,8 +50,16 @@ class LoggedRollout:
             raise ValueError("the reward is not finite; null is a rollout without one")
 
     @property
+    def shared_turns(self) -> int:
+        """How many turns of its beginning an earlier rollout paid for."""
+        if not self.forked or self.turn_tokens is None:
+            return 0
+        return next((turn for turn, tokens in enumerate(self.turn_tokens) if tokens), len(self.turn_tokens))
+
+    @property
     def turns(self) -> int | None:
-        return len(self.actions) or None
+        """The turns that were sampled for it."""
+        return len(self.actions) - self.shared_turns or None
 
     @property
     def generated_tokens(self) -> int | None:

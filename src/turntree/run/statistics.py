@@ -39,12 +39,17 @@ def clustered_wilson(successes: Sequence[float], trials: Sequence[float]) -> tup
 
 def ratio_interval(parts: NDArray[Any], wholes: NDArray[Any], clusters: NDArray[np.int64]) -> list[float] | None:
     """The 95% interval of sum(parts) / sum(wholes), each within [0, whole], over other clusters: linearised (Cochran
-    1977, 6.3), with Student's quantile. Cluster numbers begin at 0. None for a single cluster or wholes of nothing."""
+    1977, 6.3), with Student's quantile. Equal ratios have no spread: the interval then has room for clusters that may
+    not have been seen, as in `paired_bootstrap`. Cluster numbers begin at 0. None for a single cluster or wholes of
+    nothing."""
     count, total = int(clusters.max(initial=-1)) + 1, float(wholes.sum())
     if count < 2 or total <= 0:
         return None
     ratio = float(parts.sum()) / total
     residuals = np.bincount(clusters, weights=parts - ratio * wholes, minlength=count)
+    if np.abs(residuals).max() <= 1e-12 * total:
+        unseen = clopper_pearson_high(0, count, 0.975)
+        return [ratio - unseen * ratio, ratio + unseen * (1 - ratio)]
     half = student(0.975, count - 1) * math.sqrt(count / (count - 1) * float((residuals**2).sum())) / total
     return [max(0.0, ratio - half), min(1.0, ratio + half)]
 
