@@ -120,3 +120,26 @@ def test_the_papers_mean_over_rollouts_is_one_setting_away() -> None:
     changed = GateExperimentConfig(train=replace(GateExperimentConfig().train, loss=mean))
     assert changed.online.train.loss == mean
     assert GateExperimentConfig().train.loss.normalizer == "constant"
+
+
+def test_a_task_that_comes_twice_in_an_iteration_is_matched_group_by_group(tmp_path: Path) -> None:
+    """An epoch ends inside an iteration: the flat group of the task was cut, its mixed one was not."""
+
+    def write(arm: str, name: str, *rows: dict[str, Any]) -> None:
+        folder = tmp_path / "seed0" / arm
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def groups(*rewards: tuple[float, float]) -> list[dict[str, Any]]:
+        rows = [[{"reward": reward} for reward in pair] for pair in rewards]
+        return [{"id": f"13.{k}", "iteration": 13, "task": "t", "rollouts": row} for k, row in enumerate(rows)]
+
+    write("none", "rollouts.jsonl", *groups((0.0, 0.0), (0.0, 1.0)))
+    write("gate", "rollouts.jsonl", *groups((0.0, 0.0), (0.0, 1.0)))
+    decision = {"iteration": 13, "task": "t", "numbers": {}}
+    write("gate", "gate.jsonl", {**decision, "group": "13.0", "cut": 3}, {**decision, "group": "13.1", "cut": None})
+    found = experiment.precision([0], tmp_path, "gate")
+    assert (found["cut"], found["precision"], found["recall"]) == (1, 1.0, 1.0)
+    write("none", "rollouts.jsonl", *groups((0.0, 0.0), (1.0, 1.0)))
+    write("gate", "gate.jsonl", *({**decision, "group": f"13.{k}", "cut": 3} for k in range(2)))
+    assert experiment.precision([0], tmp_path, "gate")["recall"] == 1.0

@@ -10,7 +10,8 @@ Comparisons are paired by seed, and by held-out task within a seed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,16 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
     tasks. `recall` (paper, E.12): of all groups without variance in that arm, the share whose match was cut."""
     counts: dict[str, list[int]] = {}  # by task: cut, of these without variance and unmatched; without variance at all
     for seed in seeds:
+        run = RunDirectory(arm_folder(out, seed, arm))
         labels = {
-            (row["iteration"], row["task"]): group_outcome([r["reward"] for r in row["rollouts"]])
-            for row in RunDirectory(arm_folder(out, seed, "none")).rows("rollouts.jsonl")
+            place: group_outcome([r["reward"] for r in row["rollouts"]])
+            for place, row in _places(RunDirectory(arm_folder(out, seed, "none")).rows("rollouts.jsonl"))
         }
-        cuts = [row for row in RunDirectory(arm_folder(out, seed, arm)).rows(GATE_LOG) if row["cut"] is not None]
-        found = [(task, (0, 0, 0, int(outcome.zero_variance))) for (_, task), outcome in labels.items()]
+        places = {row["id"]: place for place, row in _places(run.rows("rollouts.jsonl"))}
+        cuts = [row for row in run.rows(GATE_LOG) if row["cut"] is not None]
+        found = [(task, (0, 0, 0, int(outcome.zero_variance))) for (_, task, _), outcome in labels.items()]
         for row in cuts:
-            outcome = labels.get((row["iteration"], row["task"]))
+            outcome = labels.get(places[row["group"]])
             found.append(
                 (row["task"], (1, int(outcome is not None and outcome.zero_variance), int(outcome is None), 0))
             )
@@ -167,3 +170,13 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
     known = cut - unknown
     shares = {"precision": right / known if known else None, "recall": right / zero if zero else None}
     return {"cut": cut, "zero_variance": right, "unmatched": unknown, **shares, "low": low, "high": high}
+
+
+def _places(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, str, int], dict[str, Any]]]:
+    """Every group with its iteration, its task, and how often that task came before in that iteration: an epoch may end
+    inside one."""
+    before = Counter[tuple[int, str]]()
+    for row in rows:
+        place = row["iteration"], row["task"]
+        yield (*place, before[place]), row
+        before[place] += 1
