@@ -94,20 +94,23 @@ def test_a_repeated_arm_is_refused() -> None:
         GateExperimentConfig(arms=("none", "gate", "gate"))
 
 
+def write(out: Path, arm: str, name: str, *rows: dict[str, Any]) -> None:
+    """A log of an arm, by hand."""
+    folder = experiment.arm_folder(out, 0, arm)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def test_recall_is_over_the_groups_without_variance_that_the_matched_arm_played(tmp_path: Path) -> None:
     """E.12: of three groups without variance the gate cut one; its other cut is of a mixed group, a third of a task
     that the other arm did not play."""
-
-    def write(arm: str, name: str, rows: list[dict[str, Any]]) -> None:
-        folder = experiment.arm_folder(tmp_path, 0, arm)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
     rewards = {"a": [0, 0], "b": [1, 1], "c": [0, 0], "d": [0, 1]}
     played = [{"iteration": 1, "task": t, "rollouts": [{"reward": r} for r in rs]} for t, rs in rewards.items()]
-    write("none", "rollouts.jsonl", played)
+    write(tmp_path, "none", "rollouts.jsonl", *played)
     cut_at = {"a": 4, "b": None, "d": 4, "e": 4}
-    write("gate", experiment.GATE_LOG, [{"iteration": 1, "task": t, "cut": cut} for t, cut in cut_at.items()])
+    decisions = [{"id": t, "group": t, "iteration": 1, "task": t, "cut": cut} for t, cut in cut_at.items()]
+    write(tmp_path, "gate", "rollouts.jsonl", *decisions)
+    write(tmp_path, "gate", experiment.GATE_LOG, *decisions)
     found = experiment.precision([0], tmp_path, "gate")
     assert (found["cut"], found["unmatched"]) == (3, 1)
     assert found["precision"] == 1 / 2
@@ -125,21 +128,22 @@ def test_the_papers_mean_over_rollouts_is_one_setting_away() -> None:
 def test_a_task_that_comes_twice_in_an_iteration_is_matched_group_by_group(tmp_path: Path) -> None:
     """An epoch ends inside an iteration: the flat group of the task was cut, its mixed one was not."""
 
-    def write(arm: str, name: str, *rows: dict[str, Any]) -> None:
-        folder = tmp_path / "seed0" / arm
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
     def groups(*rewards: tuple[float, float]) -> list[dict[str, Any]]:
         rows = [[{"reward": reward} for reward in pair] for pair in rewards]
         return [{"id": f"13.{k}", "iteration": 13, "task": "t", "rollouts": row} for k, row in enumerate(rows)]
 
-    write("none", "rollouts.jsonl", *groups((0.0, 0.0), (0.0, 1.0)))
-    write("gate", "rollouts.jsonl", *groups((0.0, 0.0), (0.0, 1.0)))
+    write(tmp_path, "none", "rollouts.jsonl", *groups((0.0, 0.0), (0.0, 1.0)))
+    write(tmp_path, "gate", "rollouts.jsonl", *groups((0.0, 0.0), (0.0, 1.0)))
     decision = {"iteration": 13, "task": "t", "numbers": {}}
-    write("gate", "gate.jsonl", {**decision, "group": "13.0", "cut": 3}, {**decision, "group": "13.1", "cut": None})
+    write(
+        tmp_path,
+        "gate",
+        "gate.jsonl",
+        {**decision, "group": "13.0", "cut": 3},
+        {**decision, "group": "13.1", "cut": None},
+    )
     found = experiment.precision([0], tmp_path, "gate")
     assert (found["cut"], found["precision"], found["recall"]) == (1, 1.0, 1.0)
-    write("none", "rollouts.jsonl", *groups((0.0, 0.0), (1.0, 1.0)))
-    write("gate", "gate.jsonl", *({**decision, "group": f"13.{k}", "cut": 3} for k in range(2)))
+    write(tmp_path, "none", "rollouts.jsonl", *groups((0.0, 0.0), (1.0, 1.0)))
+    write(tmp_path, "gate", "gate.jsonl", *({**decision, "group": f"13.{k}", "cut": 3} for k in range(2)))
     assert experiment.precision([0], tmp_path, "gate")["recall"] == 1.0
