@@ -212,7 +212,8 @@ def test_weights_that_a_kill_left_half_saved_are_no_best(monkeypatch: Any, tmp_p
 def test_where_an_environment_says_nothing_of_success_it_is_looked_for_once(
     unknown: int, censored: int, looks: int, monkeypatch: Any, tmp_path: Path, capsys: Any
 ) -> None:
-    """And where all episodes failed, or some say it, it is looked for again."""
+    """In a run that a process went on with, too. And where all episodes failed, or some say it, it is looked for
+    again."""
     said = [[]] * (unknown + censored) + [[1.0]] * (3 - unknown - censored)
     outcomes = [{"task": f"{n}", "rewards": rewards} for n, rewards in enumerate(said)]
     summary = {"outcomes": outcomes, "success": None, "censored": censored, "unknown": unknown}
@@ -227,7 +228,11 @@ def test_where_an_environment_says_nothing_of_success_it_is_looked_for_once(
     tasks: Any = SimpleNamespace(opened=opened, settings=None, temperature=0.0, stops=True)
     algorithm: Any = SimpleNamespace(check_every=1, steps=2)
     policy: Any = Saved()
-    check = held_out.SuccessCheck(RunDirectory(tmp_path), policy, tasks, algorithm)
-    rows = [check(0, {}), check(1, {"reward_mean": 1.0})]
-    assert len(plays) == looks and not any(row.stop for row in rows)
+    run = RunDirectory(tmp_path)
+    for step in (0, 1):
+        check = held_out.SuccessCheck(run, policy, tasks, algorithm)  # as after a kill
+        checked = check(step, {"reward_mean": 1.0})
+        assert not checked.stop
+        run.log({"step": step, **checked.figures})
+    assert len(plays) == looks
     assert ("check.tasks=0" in capsys.readouterr().err) == (looks == 1)

@@ -206,6 +206,9 @@ def test_minibatches_are_optimizer_steps_on_parts_of_the_batch_with_the_old_poli
     after = {name: value.clone() for name, value in model.state_dict().items()}
     assert split.trainers.own.optimizer.steps == len(trees) > 1
     assert metrics["trees"] == len(trees) and cost.trained_tokens == metrics["trained_tokens"]
+    whole = [batch.stats for batch in pack(trees, credits, max_tokens=4096)]
+    flat, unique = (sum(getattr(stats, name) for stats in whole) for name in ("flat_tokens", "unique_tokens"))
+    assert metrics["rho"] == pytest.approx(flat / unique)
 
     model.load_state_dict(before)
     by_hand = learner(model, HFEngine(model, RENDERER.stop_ids), optimizer=moves)

@@ -179,10 +179,9 @@ class SuccessCheck:
         every = algorithm.check_every or algorithm.steps
         self._planned = math.ceil(algorithm.steps / every)  # checks after the start
         self._evaluator = Evaluator(policy, tasks.settings, tasks.opened.of(DEV), tasks.opened.pool)
-        self._silent = False  # whether the environment says nothing about success
 
     def __call__(self, step: int, row: Row) -> Checked:
-        if self._silent:
+        if any("held_out_unknown" in logged for logged in self._run.metrics()):
             return Checked({})
         kept = self._kept()
         if kept is None or kept >= step:  # half saved, or of a step that a killed process took: this one may differ
@@ -204,10 +203,11 @@ class SuccessCheck:
             for name, value in played.summary.items()
             if name in ("success", "turns_per_episode") or name.endswith("_share")
         }
-        self._silent = played.summary["unknown"] == len(outcomes) - played.summary["censored"] > 0
-        if self._silent:
+        silent = played.summary["unknown"] == len(outcomes) - played.summary["censored"] > 0
+        if silent:
+            figures["held_out_unknown"] = played.summary["unknown"]
             notice("success is not looked at: the environment does not say it (check.tasks=0 plays none of its tasks)")
-        return Checked({**figures, "held_out_actions": actions}, played.cost, "" if self._silent else self._stop(looks))
+        return Checked({**figures, "held_out_actions": actions}, played.cost, "" if silent else self._stop(looks))
 
     def _stop(self, looks: Sequence[Look]) -> str:
         """Why the run ends here; empty where it goes on. What is not reason enough is said."""

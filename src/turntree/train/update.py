@@ -148,14 +148,17 @@ def train_windows(
 
 
 def _whole(told: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of several steps: the sums of their counts, and the share of their trees without variance."""
+    """Of several steps: the sums of their counts, the share of their trees without variance, and the tokens that all
+    their rollouts have for each trained one."""
     if len(told) == 1:
         return {}
     names = ("trained_tokens", "padding_tokens", "recomputed_tokens", "replayed_tokens")
     names += ("trees", "untrained_trees", "cut_trees")
     sums = {name: sum(one[name] for one in told) for name in names}
     flat = sum(one["zero_variance_fraction"] * one["trees"] for one in told)
-    return {**sums, "zero_variance_fraction": flat / max(sums["trees"], 1e-30)}
+    unshared = sum(one["rho"] * one["trained_tokens"] for one in told)
+    shares = {"zero_variance_fraction": flat / max(sums["trees"], 1e-30)}
+    return {**sums, **shares, "rho": unshared / max(sums["trained_tokens"], 1e-30)}
 
 
 def update_step(
