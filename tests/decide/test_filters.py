@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError
-from turntree.core.labels import Credit
+from turntree.core.labels import Credit, NodeCredit
 from turntree.core.outcome import GroupOutcome, group_outcome
 from turntree.core.protocols import FinishedGroup
 from turntree.decide.filters.dapo import DapoFilter, allowed, refill
@@ -47,7 +47,8 @@ def test_greso_goes_on_with_a_task_whose_equal_groups_teach_by_rewards_of_turns(
     greso = Greso()
     for iteration in range(7):
         for task, zero in (("taught", False), ("equal", True)):
-            credit = Credit(nodes={}, rollout_tokens=2.0, rollouts=2.0, zero_variance=zero)
+            nodes = {} if zero else {3: NodeCredit(1.0, 0.0, 1.0)}
+            credit = Credit(nodes=nodes, rollout_tokens=2.0, rollouts=2.0, zero_variance=zero)
             greso.finished(FinishedGroup(task_id=task, iteration=iteration, rewards=tuple(rewards), credit=credit))
     assert greso.skip_probability("taught") == 0.0 < greso.skip_probability("equal")
 
@@ -180,3 +181,17 @@ def test_a_foreign_or_impossible_state_is_refused():
         GresoConfig(easy_target=1.5)
     with pytest.raises(ConfigError, match="outside"):
         GresoConfig(hard_exploration=0.01)
+
+
+@pytest.mark.parametrize(
+    "credit", [None, Credit({}, 0.0, 0.0, False), Credit({3: NodeCredit(1.0, 0.0, 1.0)}, 4.0, 4.0, False)]
+)
+def test_both_filters_take_the_same_groups_for_those_that_teach(credit):
+    """A failure of the machine that left nothing to compare with is no sign that a task teaches (ReMax without its
+    greedy rollout: there is credit, and no node in it)."""
+    played = FinishedGroup(task_id="t", iteration=0, rewards=(None, 0.0, 0.0, 0.0), credit=credit)
+    greso = Greso()
+    greso.finished(played)
+    teaches = credit is not None and credit.teaches
+    assert (greso.history("t").outcome is GroupOutcome.MIXED) == teaches == (credit is not None and bool(credit.nodes))
+    assert credit is None or (DapoFilter().drop(played) is None) == teaches

@@ -167,6 +167,9 @@ def test_an_environment_that_fails_gives_no_reward():
     verdict = judged(turn(["right"], "right"), "crash")
     assert (verdict.reward, verdict.reason) == (None, "RuntimeError: the line is cut")
     assert judged(turn([], "crash"), "right").reward is None  # nothing to compare with
+    state, verifier = turn(["right"], "crash"), Executed(LINE)
+    bills = [verifier.judge(state, Message("assistant", "right")).cost.tool_calls for _ in range(3)]
+    assert bills == [2, 0, 0], "what is known to fail is not played again"
 
 
 def test_an_environment_that_answers_differently_when_it_is_asked_again_gives_no_reward():

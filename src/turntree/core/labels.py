@@ -82,3 +82,8 @@ class Credit:
     uncounted: int = 0
     redistributed: float = 0.0
     biased_forks: int = 0
+
+    @property
+    def teaches(self) -> bool:
+        """Whether the gradient is not zero: some node is to become more or less likely."""
+        return not self.zero_variance and any(one.positive or one.negative for one in self.nodes.values())

@@ -93,11 +93,13 @@ class Executed(TurnVerifier):
         with self._lock:
             one_by_one, held = self._states.of(state, lambda: (threading.Lock(), []))
         with one_by_one:
-            began, played = time.perf_counter(), 1
+            began, played = time.perf_counter(), 0
             if not held:
                 held.append(self._rebuilt_or_why(state))
-                played += state.turn + 3  # its history, the demonstration twice, and nothing
+                # its history, the demonstration twice, and nothing; it fails at the demonstration at the latest
+                played += state.turn + (1 if isinstance(held[0], str) else 3)
             reward, reason = self._tried(held[0], action)
+            played += not isinstance(held[0], str)
             cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - began)
         self.concurrency = max(1, self._rebuilder.concurrency)
         return Verdict(reward, reason, kind, cost=cost)

@@ -33,7 +33,7 @@ class DapoFilter(Filter):
         credit = group.credit
         if credit is None:
             return None
-        if not credit.zero_variance and any(one.positive or one.negative for one in credit.nodes.values()):
+        if credit.teaches:
             return None
         outcome = group_outcome(group.rewards, success=self.success)
         return "no difference among rewards that count" if outcome is GroupOutcome.MIXED else outcome.value

@@ -99,8 +99,7 @@ class Greso(Filter):
         return f"predicted {history.outcome.value}"
 
     def finished(self, group: FinishedGroup) -> None:
-        teaches = group.credit is not None and not group.credit.zero_variance
-        self.record(group.task_id, group.rewards, teaches=teaches)
+        self.record(group.task_id, group.rewards, teaches=group.credit is not None and group.credit.teaches)
 
     def record(self, task: str, rewards: Sequence[float | None], *, teaches: bool = False) -> None:
         """Record the rewards of a finished group; None is a censored rollout (all rollouts of a gated group are). One
