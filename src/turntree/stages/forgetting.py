@@ -5,7 +5,6 @@ Both policies answer the same questions, so changes are paired question by quest
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import statistics
@@ -106,18 +105,18 @@ def _tasks(config: ForgettingConfig) -> Any:
         raise InputError(problem, hint="pip install 'turntree[lm-eval]'") from error
     if config.include is not None and not Path(config.include).is_dir():
         raise InputError("is not a folder", path=config.include, hint="name the folder of the tasks' YAML files")
-    with _only_errors():
-        manager = TaskManager(include_path=config.include, include_defaults=False)
-        if not set(config.tasks) <= set(manager.all_tasks):
-            manager = TaskManager(include_path=config.include)  # some ten thousand files
-        unknown = [task for task in config.tasks if task not in manager.all_tasks]
-        if unknown:
-            raise InputError(f"lm-eval knows no task {unknown[0]!r}", field="tasks", hint="see 'lm-eval ls tasks'")
-        try:
-            manager.load(list(config.tasks))
-        except Exception as error:  # the boundary to data sets and their scripts
-            problem = f"a task cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
-            raise InputError(problem, field="tasks", hint="its data must be on this machine or within reach") from error
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    manager = TaskManager(include_path=config.include, include_defaults=False)
+    if not set(config.tasks) <= set(manager.all_tasks):
+        manager = TaskManager(include_path=config.include)  # some ten thousand files
+    unknown = [task for task in config.tasks if task not in manager.all_tasks]
+    if unknown:
+        raise InputError(f"lm-eval knows no task {unknown[0]!r}", field="tasks", hint="see 'lm-eval ls tasks'")
+    try:
+        manager.load(list(config.tasks))
+    except Exception as error:  # the boundary to data sets and their scripts
+        problem = f"a task cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+        raise InputError(problem, field="tasks", hint="its data must be on this machine or within reach") from error
     return manager
 
 
@@ -129,34 +128,21 @@ def _measure(source: str, config: ForgettingConfig, manager: Any) -> tuple[str, 
     backend: Any = HFLM
     evaluate: Any = lm_eval.simple_evaluate  # decorators hide both signatures
     policy = load_policy(source, config.device)
-    with _only_errors():
-        wrapped = backend(
-            pretrained=policy.model, tokenizer=policy.tokenizer, device=config.device.name, batch_size=config.batch
-        )
-        found = evaluate(
-            wrapped,
-            tasks=list(config.tasks),
-            task_manager=manager,
-            limit=config.limit or None,
-            apply_chat_template=config.chat,
-            bootstrap_iters=0,
-            random_seed=config.seed,
-            numpy_random_seed=config.seed,
-            torch_random_seed=config.seed,
-            fewshot_random_seed=config.seed,
-        )
+    wrapped = backend(
+        pretrained=policy.model, tokenizer=policy.tokenizer, device=config.device.name, batch_size=config.batch
+    )
+    found = evaluate(
+        wrapped,
+        tasks=list(config.tasks),
+        task_manager=manager,
+        limit=config.limit or None,
+        apply_chat_template=config.chat,
+        bootstrap_iters=0,
+        random_seed=config.seed,
+        numpy_random_seed=config.seed,
+        torch_random_seed=config.seed,
+        fewshot_random_seed=config.seed,
+    )
     if found is None:
         raise TurntreeError("lm-eval returned nothing: this is not the first process of its group")
     return policy.hash, found
-
-
-@contextlib.contextmanager
-def _only_errors():
-    """Silence lm-eval's notes and warnings."""
-    logger = logging.getLogger("lm_eval")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
