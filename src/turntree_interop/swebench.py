@@ -29,7 +29,8 @@ from turntree_interop.harbor import Tests
 _COMMAND = "python -m pytest"
 _CHANGED = re.compile(r"^diff --git a/(\S+) b/(\S+)$", re.MULTILINE)
 # The files of the tests are those of the base, with the patch of the tests on them, whatever the episode made of them.
-# No reward is written where that cannot be made, or the command does not start, or fails itself (pytest's code 3).
+# No reward is written where that cannot be made, or the command does not start, or fails itself (pytest's code 3), or
+# cannot be used so (4), unless a conftest or the settings in the repository are why: those are the episode's.
 _SCRIPT = r"""#!/bin/bash
 git() {{ command git -c safe.directory='*' -c core.hooksPath=/dev/null -c core.fsmonitor=false "$@"; }}
 export PY_COLORS=0 LC_ALL=C
@@ -39,9 +40,13 @@ for path in {paths}; do
     if git cat-file -e {commit}:"$path" 2> /dev/null; then git checkout -q {commit} -- "$path" || exit; fi
 done
 git apply --whitespace=nowarn /tests/test.patch || exit
+for path in {files}; do [ -e "$path" ] || git checkout -q {commit} -- "$path" || exit; done
 {command} --version > /dev/null || exit
-{command} {paths} 2>&1 | tee /logs/verifier/log
-case ${{PIPESTATUS[0]}} in 3 | 126 | 127) exit ;; esac
+{command} {files} 2>&1 | tee /logs/verifier/log
+case ${{PIPESTATUS[0]}} in
+    3 | 126 | 127) exit ;;
+    4) grep -qE '^(ImportError while loading conftest|ERROR: [^ ]+\.(toml|ini|cfg):)' /logs/verifier/log || exit ;;
+esac
 sed -nE 's/^PASSED (.*)$/\1/p; s/^XFAIL ([^ ]+).*$/\1/p' /logs/verifier/log | sort -u > /logs/verifier/passed
 missing=$(comm -23 /tests/due /logs/verifier/passed) || exit
 if [ -z "$missing" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
@@ -92,6 +97,7 @@ class SweBenchTasks(InContainers):
             folder=shlex.quote(self.folder),
             commit=shlex.quote(texts["base_commit"]),
             paths=shlex.join(sorted(changed)),
+            files=shlex.join(sorted({test.partition("::")[0] for test in due})),
             command=command,
         )
         files = {"test.sh": script, "test.patch": texts["test_patch"], "due": "".join(f"{test}\n" for test in due)}

@@ -94,6 +94,62 @@ def test_a_row_that_cannot_be_played_is_refused_by_its_field(tmp_path, row, chan
     assert error.value.field == field and str(tmp_path / "rows.jsonl") in str(error.value.path)
 
 
+def rewarded(tmp_path, row, change, *commands):
+    """The reward of commands in a repository here, whose tests are patched by what `change` (commands) does to it."""
+    here, told = tmp_path / "testbed", tmp_path / "told"
+    (here / "tests").mkdir(parents=True)
+    told.mkdir()
+    (here / "half.py").write_text(OLD)
+    (here / "tests/test_half.py").write_text(OLD_TESTS)
+    (here / "tests/test_other.py").write_text("def test_other():\n    pass\n")
+
+    def shell(command):
+        return subprocess.run(["bash", "-c", command], cwd=here, capture_output=True, text=True).stdout
+
+    shell(f"git init -q . && git add -A && {GIT} commit -qm base && git tag base\n{change}\ngit add -A")
+    row = row | {"test_patch": shell("git diff --cached -M HEAD"), "test_cmd": f"{sys.executable} -m pytest"}
+    shell("git reset -q --hard HEAD && git clean -fdq")
+    for command in commands:
+        shell(command)
+    for name, data in task(tmp_path, row, folder=str(here)).judge.__self__.files().items():
+        text = data.decode().replace("/tests/", f"{told}/").replace("/logs/verifier", str(told))
+        (told / name).write_text(text if name == "test.sh" else data.decode())
+    shell(f"PYTHONPATH=. bash {told}/test.sh")
+    reward = told / "reward.txt"
+    return float(reward.read_text()) if reward.exists() else None
+
+
+WRITTEN = f"cat > tests/test_half.py <<'END'\n{NEW_TESTS}END"
+MENDED = f"printf '%s' '{NEW}' > half.py"
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        (f"{WRITTEN}\necho 1 > tests/data.json", "half"),
+        (f"{WRITTEN}\nmv tests/test_half.py tests/test_new.py", "new"),
+        (f"{WRITTEN}\nrm tests/test_other.py", "half"),
+    ],
+)
+def test_files_that_a_patch_of_tests_removes_or_that_hold_no_tests_are_not_given_to_pytest(tmp_path, row, change, name):
+    due = {"FAIL_TO_PASS": [f"tests/test_{name}.py::test_odd[3]"], "PASS_TO_PASS": [f"tests/test_{name}.py::test_even"]}
+    assert rewarded(tmp_path, row | due, change, MENDED) == 1
+
+
+@pytest.mark.parametrize(
+    "due, command, reward",
+    [
+        (["tests/test_none.py::test_x"], "true", None),  # neither the base nor the patch has it
+        (["tests/test_other.py::test_other"], "rm tests/test_other.py", 1),  # put back
+        (["tests/test_other.py::test_other"], "echo 'def half(' > half.py", 0),
+        (["tests/test_other.py::test_other"], "echo 'import nothing' > conftest.py", 0),
+        (["tests/test_other.py::test_other"], "echo '[tool' > pyproject.toml", 0),
+    ],
+)
+def test_what_pytest_cannot_use_is_no_reward_unless_the_episode_broke_it(tmp_path, row, due, command, reward):
+    assert rewarded(tmp_path, row | {"PASS_TO_PASS": due}, WRITTEN, MENDED, command) == reward
+
+
 # in containers
 
 
