@@ -90,9 +90,10 @@ class PrimeRL(Options):
         key = text(task, "key", "hash") or named_prompt(json.dumps(data, sort_keys=True))
         stamped = part_of(info, "prime_rl")
         said = _turns(row)
-        errors = [] if flag(row, "ok") else items(row, "errors", dict)  # of a later attempt that succeeded, no failure
-        stop = (text(errors[-1], "type") or "an error") if errors else text(row, "stop_condition")
-        given = None if errors or row.get("is_timeout") else self._reward(row)
+        failure = _failure(row)
+        given = None if failure or row.get("is_timeout") else self._reward(row)
+        unscored = "not scored" if given is None and row.get("rewards") and not row.get("is_timeout") else None
+        stop = failure or unscored or text(row, "stop_condition")
         ended = [call.get("finish_reason") for call in items(row, "calls", dict) if not call.get("error")]
         cut = ended[-1:] == ["length"]  # the token limit ended the last answer
         return LoggedRow(
@@ -105,15 +106,16 @@ class PrimeRL(Options):
         )
 
     def _reward(self, row: Row) -> float | None:
-        """Scores times weights, of those that `rewards` names or of all."""
-        named = part_of(row, "rewards")
-        chosen = {name: named.get(name) for name in self.rewards or named}
-        given = [cast("Row", one) for one in chosen.values() if isinstance(one, dict)]
-        parts = [(number(one, "score"), number({"weight": 1.0} | one, "weight")) for one in given]
+        """Scores times weights, of those that `rewards` names or of all; None where one of them was not scored."""
+        named = row.get("rewards") or {}
+        if not isinstance(named, dict) or not all(isinstance(one, dict | None) for one in cast("Row", named).values()):
+            raise RowRefused("field 'rewards' is not {name: {score, weight}}")
+        given = [cast("Row", named)[name] for name in self.rewards or cast("Row", named) if name in named]
+        parts = [(number(one, "score"), number({"weight": 1.0} | one, "weight")) if one else (None, None) for one in given]
         values = [score * weight for score, weight in parts if score is not None and weight is not None]
         if not math.isfinite(total := sum(values)):
             raise RowRefused("field 'rewards' is too large")
-        return total if values else None
+        return total if values and len(values) == len(given) else None
 
     def _flat(self, row: Row, step: int) -> LoggedRow:
         prompt = json.dumps(row.get("prompt"), sort_keys=True)
@@ -175,7 +177,16 @@ def _traces(row: Row) -> list[Row]:
     trained = [one for one in found if part_of(one, "agent").get("trainable") is not False]
     if not trained:
         raise RowRefused("an episode without a trace of the policy")
-    return [shared | one for one in trained]
+    failed = _failure(row)
+    why = [{"ok": False, "errors": [{"type": _failure(one) or failed}]} if failed else {} for one in trained]
+    return [shared | one | more for one, more in zip(trained, why, strict=True)]
+
+
+def _failure(row: Row) -> str | None:
+    """Why a trace or an episode failed; errors of attempts before one that succeeded are no failure."""
+    ok = flag(row, "ok")
+    errors = [] if ok else items(row, "errors", dict)
+    return (text(errors[-1], "type") or "an error") if errors else "an error" if ok is False else None
 
 
 def _turns(row: Row) -> _Said:

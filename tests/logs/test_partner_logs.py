@@ -48,7 +48,7 @@ def graph(task, reward, said="b", **more):
         "task": {"type": "Task", "data": {"prompt": f"Q{task}", "answer": task}, "key": f"k{task}"},
         "agent": {"name": "solver", "trainable": True},
         "nodes": nodes,
-        "rewards": {"correct": {"score": reward, "weight": 1.0}, "format": {"score": 0.5, "weight": 0.0}, "none": None},
+        "rewards": {"correct": {"score": reward, "weight": 1.0}, "format": {"score": 0.5, "weight": 0.0}},
         "ok": True,
         "is_timeout": False,
         "errors": [],
@@ -60,6 +60,9 @@ def flat(task, step, reward):
     asked = [{"role": "user", "content": f"Q{task}"}]
     row = {"example_id": task, "task": "sums", "prompt": asked, "completion": [message("b")], "reward": reward}
     return row | {"advantage": 0.0, "is_truncated": False, "error": None}
+
+
+EPISODE = {"id": "e", "env": {"id": "sums"}, "task": {"data": {}}}
 
 
 def by_step(folder, name):
@@ -164,6 +167,38 @@ def test_a_rollout_that_failed_has_no_reward(rows, tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (group,) = open_log([tmp_path / "log.jsonl"])
     assert sorted(map(str, group.rewards)) == ["0.0", "1.0", "None"]
+
+
+@pytest.mark.parametrize(
+    "row, stop",
+    [
+        (graph(0, 1.0, ok=False), "an error"),
+        (graph(0, 1.0, rewards={"tests": {"score": 1.0}, "judge": None}), "not scored"),
+        (graph(0, 1.0, rewards={"tests": {"score": 1.0}, "judge": {"score": float("nan")}}), "not scored"),
+        (EPISODE | {"ok": False, "errors": [{"type": "EnvError"}], "traces": [graph(0, 1.0)]}, "EnvError"),
+        (EPISODE | {"ok": False, "errors": [], "traces": [graph(0, 1.0)]}, "an error"),
+        (EPISODE | {"ok": False, "traces": [graph(0, 1.0, ok=False, errors=[{"type": "TaskError"}])]}, "TaskError"),
+    ],
+)
+def test_a_rollout_whose_episode_failed_or_that_was_not_wholly_scored_says_why_it_has_no_reward(row, stop, tmp_path):
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (row, graph(0, 0.0))))
+    rollouts = {(rollout.reward, rollout.stop) for group in open_log([tmp_path]) for rollout in group.rollouts}
+    assert rollouts == {(None, stop), (0.0, None)}
+
+
+def test_errors_of_attempts_before_one_that_succeeded_cost_no_reward(tmp_path):
+    row = EPISODE | {"ok": True, "errors": [{"type": "EnvError"}], "traces": [graph(0, 1.0)]}
+    (tmp_path / "traces.jsonl").write_text(json.dumps(row) + "\n")
+    assert [group.rewards for group in open_log([tmp_path])] == [(1.0,)]
+
+
+@pytest.mark.parametrize("rewards", [{"tests": 0.5}, [1.0], {"tests": {"score": 1.0}, "judge": "good"}])
+def test_rewards_in_another_form_are_dropped_and_counted(rewards, tmp_path):
+    rows = [graph(0, 0.0), graph(0, 1.0, rewards=rewards)]
+    (tmp_path / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = open_log([tmp_path])
+    assert [group.rewards for group in log] == [(0.0,)]
+    assert log.report.dropped == {"field 'rewards' is not {name: {score, weight}}": 1}
 
 
 @pytest.mark.parametrize("field", [{"label": "9"}, {"prompt": "another"}])
