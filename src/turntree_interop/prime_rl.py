@@ -111,7 +111,9 @@ class PrimeRL(Options):
         if not isinstance(named, dict) or not all(isinstance(one, dict | None) for one in cast("Row", named).values()):
             raise RowRefused("field 'rewards' is not {name: {score, weight}}")
         given = [cast("Row", named)[name] for name in self.rewards or cast("Row", named) if name in named]
-        parts = [(number(one, "score"), number({"weight": 1.0} | one, "weight")) if one else (None, None) for one in given]
+        parts = [
+            (number(one, "score"), number({"weight": 1.0} | one, "weight")) if one else (None, None) for one in given
+        ]
         values = [score * weight for score, weight in parts if score is not None and weight is not None]
         if not math.isfinite(total := sum(values)):
             raise RowRefused("field 'rewards' is too large")
