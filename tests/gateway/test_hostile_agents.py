@@ -20,6 +20,7 @@ from turntree.gateway import calls, server
 from turntree.gateway.config import GatewayLimits, last_words
 from turntree.gateway.dialects import common
 from turntree.gateway.server import Gateway
+from turntree.gateway.store import SessionStore, read_session
 from turntree.gateway.upstream import Redaction
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
@@ -333,6 +334,61 @@ def test_what_is_redacted_does_not_depend_on_what_stands_before_it():
     for before in ("", "x ", "x-", "-----BEGIN PRIVATE KEY-----\n", "a.b.", "eyJ-", "token="):
         for secret in (token, key):
             assert secret[-20:] not in Redaction().text(f"{before}{secret} and more"), (before, secret)
+
+
+# what a session's file could not hold
+
+
+def deep(levels):
+    return json.loads("[" * levels + "]" * levels)
+
+
+def called(name, arguments):
+    return [*MESSAGES, {"role": "assistant", "tool_calls": [
+        {"id": "a", "function": {"name": "f", "arguments": {}}}, {"id": name, "function": {"name": "f", "arguments": arguments}}
+    ]}]  # fmt: skip
+
+
+def declared(levels):
+    return [
+        SEARCH,
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": deep(levels)}}},
+    ]
+
+
+USED = [*MESSAGES, {"role": "assistant", "content": [{"type": "tool_use", "id": 7, "name": "f", "input": {}}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("chat/completions", {"messages": called(5, {})}, "messages[1].tool_calls[1].id"),
+        ("chat/completions", {"messages": called("b", {"x": deep(91)})}, "messages[1].tool_calls[1].arguments"),
+        (
+            "chat/completions",
+            {"messages": called("b", json.dumps({"x": deep(200)}))},
+            "messages[1].tool_calls[1].arguments",
+        ),
+        ("messages", {"max_tokens": 4, "messages": USED}, "messages[1].tool_calls[0].id"),
+        ("chat/completions", {"messages": MESSAGES, "metadata": {"x": deep(97)}}, "metadata"),
+        ("chat/completions", {"messages": MESSAGES, "tools": declared(94)}, "tools[1].function"),
+    ],
+)
+def test_what_the_file_of_a_session_could_not_hold_is_refused_by_its_field(tmp_path, path, body, field):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+        answer = gate.post(f"/v1/{path}", body, opened["key"])
+        assert answer.status_code == 400 and field in answer.json()["error"]["message"]
+    assert read_session(SessionStore(tmp_path), opened["session"]).calls == ()
+
+
+def test_what_is_nested_as_deep_as_it_may_be_is_read_again(tmp_path):
+    body = {"messages": MESSAGES, "metadata": {"x": deep(89)}, "tools": declared(86)}
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+        answer = gate.post("/v1/chat/completions", body, opened["key"])
+        assert answer.status_code == 200, answer.text
+    assert len(read_session(SessionStore(tmp_path), opened["session"]).calls) == 1
 
 
 # whatever is posted

@@ -18,10 +18,12 @@ from turntree.core.messages import Message
 from turntree.gateway.calls import Call, Tools
 from turntree.gateway.config import Refused
 from turntree.gateway.sampling import Ask, Form
+from turntree.run.jsonl import DEEPEST, depth
 
 _NO_HINT = "leave it out"
 _MOST = 4096  # messages, items or tools in one request: each is work that keeps everybody waiting
 _MOST_RECORDED = 10_000  # characters of one recorded value
+_DEEPEST = DEEPEST - 10  # levels of one value: the file of a session holds it inside others
 _MOST_STOPS = 16  # stop strings: each is looked for after every token
 # of a message: they hold what the model said in another form, or ask to go on from it
 _UNREAD_SPEECH = ("function_call", "refusal", "audio", "prefix", "partial")
@@ -61,7 +63,7 @@ class Fields:
             if name in self.recorded:
                 if len(json.dumps(value)) > _MOST_RECORDED:
                     raise InputError(f"has more than {_MOST_RECORDED} characters", field=name)
-                meta[name] = value
+                meta[name] = shallow(value, name)
             elif name in self.neutral:
                 if not any(value == one and type(value) is type(one) for one in self.neutral[name]):
                     message = f"{name!r} is not supported: the policy is sampled as it is; {_NO_HINT}"
@@ -92,6 +94,13 @@ def bounded(rows: list[Any], field: str) -> list[Any]:
     return rows
 
 
+def shallow(value: Any, field: str) -> Any:
+    """The value. Raises `InputError` where its session could not be read again."""
+    if depth(value) > _DEEPEST:
+        raise InputError(f"is nested more than {_DEEPEST} levels deep", field=field)
+    return value
+
+
 def read_message(given: Any, where: str) -> Message:
     """One message in the form of chat completions; `where` names it in errors. Raises `InputError`."""
     row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
@@ -108,6 +117,10 @@ def read_message(given: Any, where: str) -> Message:
         message = Message.from_chat(row if isinstance(given, dict) else given)
     except InputError as error:
         raise InputError(error.problem, field=f"{where}.{error.field}", hint=error.hint) from error
+    for j, call in enumerate(message.tool_calls):
+        if not isinstance(call.id, str | None):
+            raise InputError("is not text", field=f"{where}.tool_calls[{j}].id")
+        shallow(call.arguments, f"{where}.tool_calls[{j}].arguments")
     # only the gateway knows which of its answers were cut
     return replace(message, cut=False) if message.cut else message
 
@@ -131,6 +144,7 @@ def read_tools(given: list[Any]) -> Tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(cast("dict[str, Any]", function).get("name"), str):
             raise InputError("is not {type: function, function: {name, ...}}", field=f"tools[{i}]")
+        shallow(function, f"tools[{i}].function")
     return tuple(given)
 
 
