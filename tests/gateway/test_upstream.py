@@ -132,6 +132,7 @@ def test_cut_turns_that_are_forgotten_are_counted(tmp_path):
 
 def streamed(*deltas):
     chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+    chunks[-1]["choices"][0]["finish_reason"] = "stop"
     lines = [f"data: {json.dumps(chunk, ensure_ascii=False)}\r\n\r\n" for chunk in chunks]
     [answer] = answers_in("".join([*lines, "data: [DONE]\n\n"]).encode(), streamed=True)
     return answer
@@ -211,6 +212,7 @@ def test_a_client_may_leave_with_the_event_that_ends_a_stream(tmp_path, ends):
         async def __aiter__(self):
             yield b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "it is 7"}}]}\n\n'
             if ends:
+                yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
                 yield b"data: [DONE]\n\n"
             await asyncio.Event().wait()
 
@@ -225,6 +227,35 @@ def test_a_client_may_leave_with_the_event_that_ends_a_stream(tmp_path, ends):
     traces = traces_of(tmp_path / "t.jsonl") if ends else []
     assert [trace.messages[-1].content for trace in traces] == (["it is 7"] if ends else [])
     assert writer.counts["not traced: the answer was cut off"] == (0 if ends else 1)
+
+
+@pytest.mark.parametrize("then", [b'data: {"error": {"message": "engine died", "code": 500}}\n\n', b""])
+def test_an_answer_that_a_failure_of_the_server_ended_is_not_traced_and_counted(tmp_path, then):
+    class Stream(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            yield content
+
+    said = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "It is"}}]}\n\n'
+    headers = {"content-type": "text/event-stream"}
+    content = said + then + b"data: [DONE]\n\n"
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, stream=Stream()))
+    writer = TraceWriter(tmp_path / "t.jsonl", Redaction())
+    with serving(Upstream("http://other/v1", writer, transport=transport).app, most=100) as served:
+        assert HTTP.post(f"{served.url}/v1/chat/completions", json={"messages": [USER]}).content == content
+    assert traces_of(tmp_path / "t.jsonl") == []
+    assert writer.counts["not traced: the server failed within the answer"] == 1
+
+
+def test_a_request_that_is_repeated_keeps_no_other_trace_waiting_and_is_counted(tmp_path):
+    path, clock = tmp_path / "traces.jsonl", [0.0]
+    writer = TraceWriter(path, Redaction(), idle=10.0, clock=lambda: clock[0])
+    said = {"role": "assistant", "content": "pong"}
+    writer.call("", {"messages": [USER]}, [said])
+    writer.call("s", {"messages": [USER]}, [said])
+    for clock[0] in (6.0, 12.0):
+        writer.call("", {"messages": [USER]}, [said])
+    assert [trace.meta.get("session") for trace in traces_of(path)] == ["s"]
+    assert writer.counts["not traced: the same was said again"] == 2
 
 
 def test_a_server_that_is_gone_is_told_in_openais_form(tmp_path):

@@ -155,7 +155,9 @@ class TraceWriter:
             )
             self.counts["answers"] += 1
             whole = chained([digest_of(answer, thoughts=False)], names[-1] if names else b"")[-1]
+            self.counts["not traced: the same was said again"] += (session, whole) in self._live
             self._live[session, whole] = dialogue
+            self._live.move_to_end((session, whole))  # a key that is there already keeps its place
             if cut:
                 self._remember((session, whole))
         self.flush()
@@ -217,9 +219,13 @@ class TraceWriter:
         append_row(self.path, row)
 
 
+class CutOff(InputError):
+    """An answer that is not whole, because the server failed."""
+
+
 def answers_in(data: bytes, *, streamed: bool) -> list[dict[str, Any]]:
     """The messages of a chat completion, or of the chunks of its stream, each with its `finish_reason`. Raises
-    `InputError` for anything else."""
+    `CutOff` for a stream with an error or without an end, `InputError` for anything else."""
     if not streamed:
         choices: Any = parse_object(data).get("choices")
         if not isinstance(choices, list):
@@ -227,10 +233,14 @@ def answers_in(data: bytes, *, streamed: bool) -> list[dict[str, Any]]:
         return [{**one["message"], "finish_reason": one.get("finish_reason")} for one in choices]
     found: dict[int, dict[str, Any]] = {}
     for chunk in _events(data):
+        if chunk.get("error"):
+            raise CutOff("tells of an error of the server", field="error")
         for choice in chunk.get("choices") or ():
             _add_delta(found.setdefault(choice.get("index", 0), {"role": "assistant", "content": ""}), choice)
     if not found:
         raise InputError("holds no choices", field="choices")
+    if not all("finish_reason" in one for one in found.values()):
+        raise CutOff("is missing", field="finish_reason")
     return [one | {"tool_calls": list(one.get("tool_calls", {}).values())} for _, one in sorted(found.items())]
 
 
@@ -362,6 +372,8 @@ class Upstream:
         try:
             answers = answers_in(answered, streamed=_is_streamed(response))
             self.writer.call(session, parse_object(asked), answers)
+        except CutOff:
+            self.writer.counts["not traced: the server failed within the answer"] += 1
         except (InputError, KeyError, TypeError, AttributeError) as error:  # foreign data: counted, never in the way
             self.writer.counts[f"not traced: {type(error).__name__}"] += 1
 
