@@ -77,3 +77,12 @@ def test_nothing_watches_on_when_an_agent_has_ended(tmp_path, agent):
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):
     ended = run_agent(["sh", "-c", "kill -36 $$"], tmp_path, {}, 60, threading.Event())
     assert ended.problem == "the agent was killed by signal 36"
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_a_line_separator_inside_the_last_line_is_text(tmp_path, mark):
+    said = f'{{"reward": null, "reason": "the judge{mark}is down"}}'
+    ended = run_agent(
+        [sys.executable, "-X", "utf8", "-c", f"print('one'); print({said!r})"], tmp_path, {}, 60, threading.Event()
+    )
+    assert ended.last_line == said

@@ -190,5 +190,5 @@ def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
 def _last_line(path: Path) -> str:
     with path.open("rb") as handle:
         handle.seek(max(0, path.stat().st_size - _TAIL))
-        text = handle.read().decode("utf-8", "replace")
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+        lines = handle.read().split(b"\n")  # of bytes: text would be split at U+2028 too, which JSON may hold as it is
+    return next((line.decode("utf-8", "replace").strip() for line in reversed(lines) if line.strip()), "")
