@@ -7,6 +7,7 @@ candidate (PivotRL, appendix A.2).
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from turntree.traces.formats.row import (
     FAILED,
     BrokenMessage,
     ChatRow,
+    RowRefused,
     count_unknown,
     failed_exit,
     list_of,
@@ -31,6 +33,11 @@ from turntree.traces.formats.row import (
 _DOMAIN = "software engineering"
 _LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _EXIT = re.compile(r"(?:(?!Output:).*\n){0,4}?(?:Exit code:|Process exited with code) (\d{1,9})[ \t]*(?:\n|\Z)")
+# messages of the user that Codex writes itself begin so, and begin no turn
+_CONTEXT = re.compile(
+    r"\s*(?:# AGENTS\.md instructions|<(?:environment_context|user_instructions|user_shell_command|skill|turn_aborted"
+    r"|subagent_notification)>)"
+)
 _CODEX_KEYS = ("timestamp", "type", "payload", "ordinal")
 
 
@@ -41,7 +48,10 @@ def _is_codex(first: dict[str, Any]) -> str:
 
 @told_by(session=_is_codex)
 def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
-    """A Codex session, one trace for each context. Events that only tell the user what happens are counted."""
+    """A Codex session, one trace for each context. Events that only tell the user what happens are counted.
+
+    Turns that the user rolled back are left out, counted as `abandoned_branch`.
+    """
     chat = _part(None, 1)
     parts, sessions = 1, list[str]()
     for line in list_of(row, "events", "the lines of a session"):
@@ -65,6 +75,8 @@ def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
             items = again if isinstance(again, list) else [{"role": "user", "content": payload.get("message")}]
             kept = [read_item(item, chat.ignored) for item in items]
             chat.messages += [m | {"weight": 0} if role_of(m) == "assistant" else m for m in kept if m is not None]
+        elif payload.get("type") == "thread_rolled_back":
+            _roll_back(chat, payload.get("num_turns"))
         else:
             chat.ignored[f"lines of type {kind}"] += 1
     yield _closed(chat, sessions)
@@ -77,6 +89,22 @@ def _codex_meta(payload: dict[str, Any], chat: ChatRow, sessions: list[str]) -> 
     prompt = told.get("text") if isinstance(told, dict) else told
     if prompt and not any(role_of(message) == "system" for message in chat.messages):
         chat.messages.insert(0, {"role": "system", "content": prompt})
+
+
+def _roll_back(chat: ChatRow, turns: Any) -> None:
+    """Cut off the last `turns` messages of the user, and what follows the first of them."""
+    if type(turns) is not int or turns < 1:
+        raise RowRefused("malformed_field", f"is {turns!r}, not a number of turns", field="num_turns")
+    asked = [
+        place
+        for place, message in enumerate(chat.messages)
+        if role_of(message) == "user" and not _CONTEXT.match(str(joined_text(message.get("content"), Counter())))
+    ]
+    if asked:
+        kept = asked[-turns:][0]
+        runs = itertools.groupby(map(role_of, chat.messages[kept:]))
+        chat.left_out["abandoned_branch"] += sum(role == "assistant" for role, _ in runs)
+        del chat.messages[kept:]
 
 
 def _codex_result(payload: dict[str, Any], message: Any) -> Any:
