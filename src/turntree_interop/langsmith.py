@@ -19,7 +19,7 @@ from turntree.traces.formats.row import (
     told_by,
     words,
 )
-from turntree_interop.observed import Observed, from_text
+from turntree_interop.observed import Observed, from_text, was_cut
 
 _KEYS = words(
     "id name start_time end_time run_type extra error serialized events inputs outputs reference_example_id "
@@ -63,6 +63,8 @@ def _said(outputs: Any) -> Any:
     answer = cast("dict[str, Any]", outputs) if isinstance(outputs, dict) else {}
     batch = answer.get("generations")
     first = first_object(batch[0] if isinstance(batch, list) and batch and isinstance(batch[0], list) else batch)
-    message = part_of(first or first_object(answer.get("choices")), "message")
-    message = message or (answer if "role" in answer else {})
+    first = first or first_object(answer.get("choices"))
+    message = part_of(first, "message") or (answer if "role" in answer else {})
+    if was_cut(first) or was_cut(first.get("generation_info")):
+        return message | {"finish_reason": "length"}
     return message or BrokenMessage("is neither a chat completion nor LangChain's", turn=True, field="outputs")

@@ -16,7 +16,7 @@ from turntree.traces.formats.row import FAILED, SKIP, ChatRow, call_of, chat_too
 # of a message of OpenAI's or LangChain's, as text, as `{lc, kwargs}`, or as Langfuse writes it
 _MESSAGE_KEYS = words(
     "role type content tool_calls tool_call_id name id function_call refusal annotations audio artifact "
-    "additional_kwargs response_metadata usage_metadata invalid_tool_calls status example"
+    "additional_kwargs response_metadata usage_metadata invalid_tool_calls status example finish_reason stop_reason"
 )
 _CALL_KEYS = words("id type name args arguments function index")
 _ROLES = {"human": "user", "ai": "assistant"}
@@ -74,6 +74,7 @@ class Observed:
         if calls:
             told["tool_calls"] = [self._call(one) for one in calls] if isinstance(calls, list) else calls
         told |= {key: message[key] for key in ("tool_call_id", "function_call") if message.get(key)}
+        told |= {"weight": 0} if any(map(was_cut, (raw, message, message.get("response_metadata")))) else {}
         return told | ({FAILED: True} if message.get("status") == "error" else {})
 
     def _call(self, raw: Any) -> Any:
@@ -88,7 +89,7 @@ class Observed:
 def _conversations(calls: Iterable[Call]) -> Iterator[ChatRow]:
     """A call continues the one with the longest history that its own begins with. A turn that stands in the history of
     several conversations is a candidate in the one in which it was said."""
-    open_: dict[tuple[str, ...], tuple[Call, set[int]]] = {}
+    open_: dict[tuple[str, ...], tuple[Call, dict[int, Any]]] = {}  # with what was said in it, by its place
     answers: set[str] = set()
     failed = Counter[str]()
     for call in sorted(calls, key=lambda call: call.at):
@@ -97,13 +98,15 @@ def _conversations(calls: Iterable[Call]) -> Iterator[ChatRow]:
             continue
         names = tuple(_name(message) for message in (*call.asked, call.said))
         before = next((names[:n] for n in range(len(names) - 1, 0, -1) if names[:n] in open_), None)
-        own = open_.pop(before)[1] if before else set[int]()
-        open_[names] = (call, own | {len(call.asked)})
+        own = open_.pop(before)[1] if before else dict[int, Any]()
+        open_[names] = (call, own | {len(call.asked): call.said})
         answers.add(names[-1])
     for names, (call, own) in open_.items():
         chat = ChatRow(messages=[*call.asked, call.said], left_out=failed)
         chat.tools, failed = chat_tools(call.tools, chat.ignored), Counter[str]()
-        for place in {n for n, name in enumerate(names) if name in answers} - own:
+        for place, said in own.items():
+            chat.messages[place] = said  # later histories need not tell that it was cut
+        for place in {n for n, name in enumerate(names) if name in answers} - own.keys():
             chat.messages[place] = {**chat.messages[place], SKIP: "said_in_another_conversation"}
         yield chat
     if failed:
@@ -114,6 +117,12 @@ def _name(message: Any) -> str:
     """Equal messages, equal names, however nothing is written."""
     said = cast("dict[str, Any]", message).items() if isinstance(message, dict) else None
     return fingerprint(str(message) if said is None else {key: value for key, value in said if value})
+
+
+def was_cut(told: Any) -> bool:
+    """Whether an object tells that the token limit ended an answer."""
+    reasons = [told.get("finish_reason"), told.get("stop_reason")] if isinstance(told, dict) else []
+    return any(str(reason).lower() in ("length", "max_tokens") for reason in reasons)
 
 
 def from_text(value: Any) -> Any:

@@ -53,13 +53,13 @@ def read_opencode(row: dict[str, Any]) -> ChatRow:
         if not isinstance(raw, dict) or not isinstance(raw.get("info"), dict) or not isinstance(raw.get("parts"), list):
             chat.messages.append(BrokenMessage("holds an item that is not {info, parts}", field="messages"))
             continue
-        chat.messages += _opencode_message(raw["info"].get("role"), raw["parts"], chat)
+        chat.messages += _opencode_message(raw["info"], raw["parts"], chat)
     return chat
 
 
-def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
+def _opencode_message(info: dict[str, Any], parts: list[Any], chat: ChatRow) -> list[Any]:
     """A message; of the agent, one turn for each model call, which "step-start" begins, with the results behind it."""
-    found: list[Any] = []
+    role, found = info.get("role"), list[Any]()
     turn: dict[str, Any] = {"role": role, "content": "", "tool_calls": []}
     results: list[dict[str, Any]] = []
 
@@ -67,6 +67,7 @@ def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
         if turn["content"] or turn["tool_calls"] or role != "assistant":
             found.extend([{k: v for k, v in turn.items() if v or k != "tool_calls"}, *results])
         turn.update(content="", tool_calls=[])
+        turn.pop("weight", None)
         results.clear()
 
     for part in parts:
@@ -93,5 +94,9 @@ def _opencode_message(role: Any, parts: list[Any], chat: ChatRow) -> list[Any]:
                 close()
         else:
             chat.ignored[f"parts[] of type {kind}"] += 1
+            if kind == "step-finish" and part.get("reason") == "length":  # the token limit cut it
+                turn["weight"] = 0
+    if info.get("finish") == "length":
+        turn["weight"] = 0
     close()
     return found

@@ -378,6 +378,44 @@ def test_a_turn_of_claude_code_that_the_token_limit_cut_is_no_demonstration() ->
     assert report.turns_read == whole.turns_read
 
 
+def codex_call(name: str) -> list[dict[str, Any]]:
+    call = line("response_item", type="function_call", name="shell", arguments="{}", call_id=name)
+    return [call, line("response_item", type="function_call_output", call_id=name, output="fine")]
+
+
+@pytest.mark.parametrize(("turns", "left", "dropped"), [(1, ["setup", "first", "", "fine"], 2), (9, ["setup"], 3)])
+def test_turns_of_codex_that_were_rolled_back_are_not_in_the_history_of_what_follows(
+    turns: int, left: list[str], dropped: int
+) -> None:
+    meta = line("session_meta", id="s1", cwd="/w", cli_version="0.60")
+    setup = "<environment_context>setup</environment_context>"
+    before = [text_item("user", setup), text_item("user", "first"), *codex_call("a")]
+    wrong = [text_item("user", "second"), *codex_call("b"), text_item("assistant", "done")]
+    back = line("event_msg", type="thread_rolled_back", num_turns=turns)
+    after = [text_item("user", "third"), *codex_call("c")]
+    rows = [meta, *before, *wrong, back, *after]
+    [trace], report = imported(FIXTURES["codex"], "".join(json.dumps(row) + "\n" for row in rows))
+    assert [message.content for message in trace.messages] == [setup, *left[1:], "third", "", "fine"]
+    assert report.dropped_turns == {"abandoned_branch": dropped} and adds_up(report)
+
+
+def test_a_step_of_opencode_that_the_token_limit_cut_is_no_demonstration() -> None:
+    def message(role: str, *parts: dict[str, Any], **info: Any) -> dict[str, Any]:
+        return {"info": {"role": role, **info}, "parts": list(parts)}
+
+    def used_tool(name: str, reason: str) -> list[dict[str, Any]]:
+        state = {"status": "completed", "input": {}, "output": "fine"}
+        tool = {"type": "tool", "tool": "bash", "callID": name, "state": state}
+        return [{"type": "step-start"}, tool, {"type": "step-finish", "reason": reason}]
+
+    steps = [*used_tool("a", "tool-calls"), *used_tool("b", "length"), *used_tool("c", "tool-calls")]
+    cut = [{"type": "step-start"}, *used_tool("d", "tool-calls")[1:2]]
+    said = [message("user", {"type": "text", "text": "go"}), message("assistant", *steps)]
+    row = {"info": {"id": "o"}, "messages": [*said, message("assistant", *cut, finish="length")]}
+    [trace], report = imported(FIXTURES["opencode"], json.dumps(row))
+    assert trace.meta["skip_turns"] == {"1": "marked_not_trained", "3": "marked_not_trained"} and adds_up(report)
+
+
 def test_reasoning_that_is_text_is_kept_and_other_forms_are_counted() -> None:
     thought = {"reasoning_content": "hm"}
     history = copy.deepcopy(SDK["history"])

@@ -82,3 +82,43 @@ def test_a_file_with_only_failed_calls_says_so(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text(lines(run))
     traces, report = import_chat([tmp_path / "runs.jsonl"])
     assert not traces and report.dropped_turns == {"failed_call": 1} and adds_up(report)
+
+
+ASKED = [{"role": "user", "content": "Write a story."}]
+SAID = {"role": "assistant", "content": "Once upon a"}
+LENGTH = {"finish_reason": "length"}
+
+
+def smith(asked: list[object], outputs: object, at: int) -> dict[str, object]:
+    return {"id": str(at), "trace_id": "t", "run_type": "llm", "start_time": at, "inputs": {"messages": asked},
+            "outputs": outputs}  # fmt: skip
+
+
+def fuse(asked: list[object], output: object, at: int) -> dict[str, object]:
+    return {"id": str(at), "traceId": "t", "type": "GENERATION", "startTime": at, "input": asked, "output": output}
+
+
+CUT = {
+    "a choice": (smith, {"choices": [{**LENGTH, "message": SAID}]}),
+    "a generation": (smith, {"generations": [[{"generation_info": LENGTH, "message": {"kwargs": SAID}}]]}),
+    "LangChain's metadata": (
+        smith,
+        {"generations": [[{"message": {"kwargs": SAID | {"response_metadata": {"stop_reason": "max_tokens"}}}}]]},
+    ),
+    "a message": (fuse, SAID | LENGTH),
+    "a message's metadata": (fuse, SAID | {"response_metadata": LENGTH}),
+}
+
+
+@pytest.mark.parametrize("how", CUT)
+def test_an_answer_that_the_token_limit_cut_is_no_demonstration_in_whatever_goes_on_from_it(
+    how: str, tmp_path: Path
+) -> None:
+    made, output = CUT[how]
+    whole = {"role": "assistant", "content": "The end."}
+    again = [*ASKED, SAID, {"role": "user", "content": "Go on."}]
+    rows = [made(ASKED, output, 1), made(again, whole if made is fuse else {"choices": [{"message": whole}]}, 2)]
+    (tmp_path / "runs.jsonl").write_text(lines(*rows))
+    [trace], report = import_chat([tmp_path / "runs.jsonl"])
+    assert trace.meta["skip_turns"] == {"0": "marked_not_trained"} and len(trace.messages) == 4
+    assert report.dropped_turns == {"marked_not_trained": 1} and adds_up(report)
