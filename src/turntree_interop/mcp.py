@@ -298,7 +298,9 @@ class McpGame:
 
 def _is_answer(value: Any) -> bool:
     """Whether a message can be it: a text that is not empty, or a number."""
-    return bool(value.strip()) if isinstance(value, str) else isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return bool(value.strip()) if isinstance(value, str) else type(value) is int
 
 
 def server_of(argument: str) -> str | Sequence[str]:

@@ -2,15 +2,16 @@
 
 import sys
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentGone
-from turntree.core.messages import ToolCall
+from turntree.core.messages import Message, ToolCall
 from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.env.tools.tool import ToolStatus
-from turntree_interop.mcp import McpServer, _output
+from turntree_interop.mcp import McpServer, McpTasks, _output
 
 mcp = pytest.importorskip("mcp")
 ODD = [sys.executable, str(Path(__file__).with_name("odd_mcp_server.py"))]
@@ -111,3 +112,26 @@ def test_a_server_that_never_comes_to_an_end_is_refused_after_its_time(kind):
         McpServer([*ODD, kind], seconds=1.5).__enter__()
     with pytest.raises(ConfigError):
         McpServer([*ODD, kind], seconds=0)
+
+
+# tasks
+
+
+def task_of(server, answer):
+    tasks = McpTasks(argument="server", tasks="rows.jsonl")
+    row = {"prompt": "How many?", "answer": answer}
+    return tasks._task("a", row, ToolRuntime(server.tools), WeakSet(), "server")
+
+
+@pytest.mark.parametrize("answer", ["7", 7, 0.5, 10**400])
+def test_an_answer_is_a_text_or_a_number_of_any_size(server, answer):
+    task = task_of(server, answer)
+    task.reset()
+    assert task.step(Message("assistant", str(answer))).success is True
+
+
+@pytest.mark.parametrize("answer", ["", " ", True, None, [7], float("nan")])
+def test_a_row_whose_answer_no_message_can_be_is_refused(server, answer):
+    with pytest.raises(InputError) as refused:
+        task_of(server, answer)
+    assert (refused.value.field, refused.value.path) == ("answer", "rows.jsonl")

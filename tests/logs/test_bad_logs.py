@@ -55,6 +55,14 @@ def test_a_value_that_cannot_be_is_counted_and_not_taken_for_unknown(tmp_path, c
     assert report.dropped == {reason: 1} and report.first == {reason: f"{path}:2"}
 
 
+def test_a_line_that_says_a_key_twice_is_counted_for_readers_differ_in_which_they_take(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"group": "a", "reward": 0}\n{"group": "a", "reward": 1, "reward": 0}\n')
+    groups, report = read(path)
+    assert [group.rewards for group in groups] == [(0.0,)] and report.dropped == {"not JSON": 1}
+    assert report.first == {"not JSON": f"{path}:2 (the key 'reward' stands in one object twice)"}
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import ConfigError
+from turntree.core.messages import each_key_once
 from turntree.logs.groups import LARGEST, LoggedRollout
 from turntree.run.identity import digest
 from turntree.run.jsonl import read_lines
@@ -89,9 +90,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_row(line: bytes | str) -> dict[str, Any]:
-    """Read NaN, which Python writes into JSON, as null: such a reward was never given."""
+    """Read NaN, which Python writes into JSON, as null: such a reward was never given. A key twice is refused."""
     try:
-        value = json.loads(line, parse_constant=lambda _: None)
+        value = json.loads(line, parse_constant=lambda _: None, object_pairs_hook=each_key_once)
     except (ValueError, RecursionError) as error:
         raise RowRefused("not JSON", str(error)) from error
     if not isinstance(value, dict):
