@@ -66,6 +66,21 @@ def test_an_agent_and_what_it_started_die_with_a_trainer_that_was_killed(tmp_pat
             os.kill(int(pid), signal.SIGKILL)
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
+def test_what_an_agent_started_in_a_session_of_its_own_ends_with_it_and_no_other(tmp_path):
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
+    mark = {"TURNTREE_SESSION": os.urandom(8).hex()}
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, "TURNTREE_SESSION": f"{mark['TURNTREE_SESSION']}0"})
+    pid = run_agent([sys.executable, "-c", code], tmp_path, mark, 60, threading.Event()).last_line
+    try:
+        assert until(lambda: not runs(pid), 20) and runs(str(other.pid))
+    finally:
+        other.kill()
+        other.wait()
+        if runs(pid):
+            os.kill(int(pid), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("agent", ["", "import os; os.kill(os.getpid(), 9)", "import time; time.sleep(0.1)"])
 def test_nothing_watches_on_when_an_agent_has_ended(tmp_path, agent):
     done = subprocess.run(

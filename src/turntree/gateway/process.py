@@ -97,7 +97,8 @@ def run_agent(
     command: Sequence[str], folder: Path, variables: Mapping[str, str], seconds: float, stop: threading.Event
 ) -> Exit:
     """Run `command` in `folder` to its end; `stdout.txt` and `stderr.txt` there hold what it wrote. Its whole process
-    group is killed when it ends, takes too long, writes too much, `stop` is set, or this process ends."""
+    group is killed when it ends, takes too long, writes too much, `stop` is set, or this process ends; unless this
+    process ends, also what it started in other groups (on Linux, by the session in the environment)."""
     started, reason = time.monotonic(), None
     paths = folder / "stdout.txt", folder / "stderr.txt"
     with contextlib.ExitStack() as held:
@@ -129,12 +130,26 @@ def run_agent(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _kill_session(variables.get("TURNTREE_SESSION"))
     return Exit(
         code=process.returncode,
         stopped=reason,
         last_line=_last_line(paths[0]),
         last_error=_last_line(paths[1])[:300],
     )
+
+
+def _kill_session(session: str | None) -> None:
+    """Kill the processes with this session in their environment. Whoever has the number of one by then is spared."""
+    mark = f"TURNTREE_SESSION={session}".encode()
+    for folder in Path("/proc").glob("[0-9]*") if session else ():
+        with contextlib.suppress(OSError):  # ended, or another user's
+            handle = os.pidfd_open(int(folder.name))
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
 
 
 def variables_of(url: str, session: str, keys: Mapping[str, str], model: str) -> dict[str, str]:
