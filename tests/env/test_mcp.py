@@ -123,7 +123,7 @@ def task_of(server, answer):
     return tasks._task("a", row, ToolRuntime(server.tools), WeakSet(), "server")
 
 
-@pytest.mark.parametrize("answer", ["7", 7, 0.5, 10**400])
+@pytest.mark.parametrize("answer", ["7", 7, 0.5, 10**400], ids=["text", "whole", "half", "huge"])
 def test_an_answer_is_a_text_or_a_number_of_any_size(server, answer):
     task = task_of(server, answer)
     task.reset()

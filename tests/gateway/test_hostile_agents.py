@@ -344,9 +344,10 @@ def deep(levels):
 
 
 def called(name, arguments):
-    return [*MESSAGES, {"role": "assistant", "tool_calls": [
-        {"id": "a", "function": {"name": "f", "arguments": {}}}, {"id": name, "function": {"name": "f", "arguments": arguments}}
-    ]}]  # fmt: skip
+    calls = [
+        {"id": one, "function": {"name": "f", "arguments": given}} for one, given in (("a", {}), (name, arguments))
+    ]
+    return [*MESSAGES, {"role": "assistant", "tool_calls": calls}]
 
 
 def declared(levels):
