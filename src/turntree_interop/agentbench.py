@@ -36,12 +36,8 @@ def read_agentbench(row: dict[str, Any]) -> ChatRow:
     result: Any = output.get("result")
     won = cast("dict[str, Any]", result).get("result") if isinstance(result, dict) else result
     meta = {"status": output["status"]} if output.get("status") is not None else {}
-    chat = ChatRow(
-        messages=[],
-        group=text_of(row, ("index",)),
-        success=won if isinstance(won, bool) else None,
-        meta=meta,
-    )
+    success = won if isinstance(won, bool) else None
+    chat = ChatRow(messages=[], group=text_of(row, ("index",)), success=success, meta=meta)
     count_unknown(row, _RUN_KEYS, "", chat.ignored)
     history = list_of(output, "history", "a list of {role, content}")
     chat.messages = each_object(history, lambda said: [_message(said, chat)])

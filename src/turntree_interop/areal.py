@@ -24,17 +24,12 @@ class Areal(TextOptions):
     """Columns whose sum is the reward."""
 
     def row(self, row: dict[str, Any]) -> LoggedRow:
-        prompt, generated = needed(row, "prompt"), count(row, "seqlen")
-        before = count(row, "prompt_len")
+        prompt, length, before = needed(row, "prompt"), count(row, "seqlen"), count(row, "prompt_len")
+        tokens = None if length is None or before is None else max(0, length - before)
         return LoggedRow(
             group=f"task {needed(row, 'task_id')}",
             task=named_prompt(prompt),
-            rollout=rollout_of_text(
-                row,
-                text(row, "completion") or "",
-                self,
-                tokens=None if generated is None or before is None else max(0, generated - before),
-            ),
+            rollout=rollout_of_text(row, text(row, "completion") or "", self, tokens=tokens),
             iteration=count(row, "tail_version"),
             facts=facts_of({"prompt": prompt}),  # a task_id numbers what was submitted: none comes back
             sample=count(row, "sample_idx"),

@@ -35,9 +35,8 @@ def _is_run(row: dict[str, Any]) -> str:
 @told_by(_is_run)
 def read_autogen(row: dict[str, Any]) -> ChatRow:
     """A run. What no model said (a summary of tools, a handoff: it used no tokens) is no candidate."""
-    chat = ChatRow(
-        messages=[], rule="turns", meta={"stop_reason": row["stop_reason"]} if row.get("stop_reason") else {}
-    )
+    meta = {"stop_reason": row["stop_reason"]} if row.get("stop_reason") else {}
+    chat = ChatRow(messages=[], rule="turns", meta=meta)
     count_unknown(row, _KEYS, "", chat.ignored)
     thought: dict[str, str] = {}
     for raw in list_of(row, "messages", "a list of messages"):

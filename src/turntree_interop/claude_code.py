@@ -27,8 +27,6 @@ from turntree.traces.formats.row import (
 )
 
 _DOMAIN = "software engineering"
-
-
 _SAID = ("user", "assistant")
 _CLAUDE_KEYS = words(
     "type uuid parentUuid logicalParentUuid sessionId timestamp message isSidechain userType cwd version gitBranch "

@@ -56,9 +56,8 @@ def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
     parts, sessions = 1, list[str]()
     for line in list_of(row, "events", "the lines of a session"):
         if not isinstance(line, dict) or not isinstance(line.get("payload"), dict):
-            chat.messages.append(
-                line if not isinstance(line, dict) else BrokenMessage("has no payload", field="payload")
-            )
+            broken = BrokenMessage("has no payload", field="payload")
+            chat.messages.append(broken if isinstance(line, dict) else line)
             continue
         kind, payload = line.get("type"), cast("dict[str, Any]", line["payload"])
         count_unknown(line, _CODEX_KEYS, "lines[].", chat.ignored)
@@ -115,10 +114,7 @@ def _codex_result(payload: dict[str, Any], message: Any) -> Any:
         return message
     if isinstance(output, dict):
         content = next((output[key] for key in ("output", "content") if output.get(key) is not None), None)
-        return message | {
-            "content": content,
-            FAILED: output.get("success") is False or failed_exit(output) is True,
-        }
+        return message | {"content": content, FAILED: output.get("success") is False or failed_exit(output) is True}
     failed = _failed_in(joined_text(output, Counter()))
     return message if failed is None else message | {FAILED: failed}
 

@@ -258,15 +258,13 @@ def _harbor(folder: Path, strict: bool) -> ContainerTask:
         raise InputError(f"is no TOML: {error}", path=str(path)) from error
     if told.get("steps"):
         raise InputError("has several steps, which are not played", path=str(path), field="steps")
-    environment, verifier, agent, metadata = (
-        _table(told, key, path) for key in ("environment", "verifier", "agent", "metadata")
-    )
+    tables = ("environment", "verifier", "agent", "metadata")
+    environment, verifier, agent, metadata = (_table(told, key, path) for key in tables)
     if unused := [key for key in _UNUSED if environment.get(key)] + ["artifacts"] * bool(told.get("artifacts")):
         notice(f"{path}: {', '.join(unused)} not used")
     if verifier.get("environment") or verifier.get("environment_mode") == "separate":
-        raise InputError(
-            "has a verifier in a container of its own, which is not made", path=str(path), field="verifier"
-        )
+        problem = "has a verifier in a container of its own, which is not made"
+        raise InputError(problem, path=str(path), field="verifier")
     commands = metadata.get("commands")
     tests = Tests(
         files=lambda: test_files(folder / "tests", "test.sh"),

@@ -30,10 +30,8 @@ _INTERCODE_KEYS = words("environment dataset task_id query turn_history summary 
 def read_intercode(row: dict[str, Any]) -> ChatRow:
     """An episode of InterCode: the query, then each action with what it printed. Its system prompt is not recorded."""
     turns = object_of(row, "turn_history")
-    columns = {
-        key: list_of(turns, key, "a list, one item a turn")
-        for key in ("actions", "observations", "rewards", "valid_action")
-    }
+    columns = ("actions", "observations", "valid_action", "rewards")
+    actions, seen, valid, _ = (list_of(turns, key, "a list, one item a turn") for key in columns)
     best = object_of(row, "summary").get("max_reward")
     meta = {key: row[key] for key in ("task_id", "dataset", "environment") if row.get(key) is not None}
     shell = "bash" in str(row.get("environment", "bash"))
@@ -46,7 +44,6 @@ def read_intercode(row: dict[str, Any]) -> ChatRow:
         rule="bash" if shell else "turns",
     )
     count_unknown(row, _INTERCODE_KEYS, "", chat.ignored)
-    actions, seen, valid = columns["actions"], columns["observations"], columns["valid_action"]
     if len(seen) > len(actions):
         problem = f"holds {len(seen)} observations of {len(actions)} actions"
         raise RowRefused("malformed_field", problem, field="turn_history", hint="write one observation an action")

@@ -31,10 +31,7 @@ _BEGUN = "<think>"
 
 def pack_state(state: TurnState) -> str:
     """The state as JSON text; the inverse of `unpack_state`."""
-    chat = {
-        "history": [message.to_chat() for message in state.history],
-        "demonstration": state.demonstration.to_chat(),
-    }
+    chat = {"history": [message.to_chat() for message in state.history], "demonstration": state.demonstration.to_chat()}
     return json.dumps({**dataclasses.asdict(state), **chat}, ensure_ascii=False)
 
 
@@ -74,9 +71,8 @@ class Judge:
         cut_turns: CutTurns = "fail",
     ) -> None:
         if tool_format not in get_args(ToolFormat):
-            raise ConfigError(
-                f"is {tool_format!r}", field="tool_format", hint=f"use one of {', '.join(get_args(ToolFormat))}"
-            )
+            hint = f"use one of {', '.join(get_args(ToolFormat))}"
+            raise ConfigError(f"is {tool_format!r}", field="tool_format", hint=hint)
         self._part = Part(verifier, dict(options or {}))
         self._tool_format: ToolFormat = tool_format
         self._cut_turns: CutTurns = cut_turns

@@ -31,9 +31,8 @@ _STATE_KEYS = words("status input output title metadata time error attachments r
 
 def _is_opencode(row: dict[str, Any]) -> str:
     first = first_object(row.get("messages"))
-    return (
-        "" if "info" in row and "info" in first and "parts" in first else "no 'info' beside messages of {info, parts}"
-    )
+    known = "info" in row and "info" in first and "parts" in first
+    return "" if known else "no 'info' beside messages of {info, parts}"
 
 
 @told_by(_is_opencode)
@@ -72,10 +71,7 @@ def _opencode_message(info: dict[str, Any], parts: list[Any], chat: ChatRow) -> 
 
     for part in parts:
         if not isinstance(part, dict):
-            return [
-                *found,
-                BrokenMessage("has a part that is not an object", turn=role == "assistant", field="parts"),
-            ]
+            return [*found, BrokenMessage("has a part that is not an object", turn=role == "assistant", field="parts")]
         kind = part.get("type")
         unread = count_unknown(part, _PART_KEYS, "parts[].", chat.ignored)
         if kind == "text" and isinstance(part.get("text"), str):

@@ -59,18 +59,10 @@ def tasks(
     package("openenv.core", "openenv")
     url = named(argument, "openenv:URL").rstrip("/")
     kind, tools = _actions(url, seconds)
+    game = partial(OpenEnvGame, url, kind=kind, prompt=prompt, show=show, success=success, seconds=seconds)
     return [
         AdaptedEnvironment(
-            partial(
-                OpenEnvGame,
-                url,
-                {**(reset or {}), "seed": derive(seed, "openenv", split, i) % 2**31},
-                kind,
-                prompt,
-                show,
-                success,
-                seconds,
-            ),
+            partial(game, {**(reset or {}), "seed": derive(seed, "openenv", split, i) % 2**31}),
             task_id=f"{url}/{split}/{i}",
             tools=tools,
             task_type=url,
@@ -186,6 +178,5 @@ def _listed(url: str, seconds: float) -> tuple[dict[str, Any], ...]:
     with contextlib.closing(game):
         game.begin()
         found = game._ask(game.client.step, {"type": "list_tools"}).observation["tools"]
-    return tuple(
-        ToolSpec(each["name"], each.get("description") or "", each["input_schema"]).to_chat() for each in found
-    )
+    specs = (ToolSpec(each["name"], each.get("description") or "", each["input_schema"]) for each in found)
+    return tuple(spec.to_chat() for spec in specs)

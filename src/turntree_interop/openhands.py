@@ -74,9 +74,7 @@ def _is_event(event: dict[str, Any]) -> str:
 
 def _is_history(row: dict[str, Any]) -> str:
     history = row.get("history")
-    if not isinstance(history, list):
-        return "no 'history' of events"
-    return _is_event(first_object(history))
+    return _is_event(first_object(history)) if isinstance(history, list) else "no 'history' of events"
 
 
 @told_by(_is_history, session=_is_event)

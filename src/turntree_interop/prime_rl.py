@@ -90,7 +90,7 @@ class PrimeRL(Options):
         key = text(task, "key", "hash") or named_prompt(json.dumps(data, sort_keys=True))
         stamped = part_of(info, "prime_rl")
         said = _turns(row)
-        failure = _failure(row)
+        failure = _failure(row) or row.get("episode_failure")
         given = None if failure or row.get("is_timeout") else self._reward(row)
         unscored = "not scored" if given is None and row.get("rewards") and not row.get("is_timeout") else None
         stop = failure or unscored or text(row, "stop_condition")
@@ -107,13 +107,12 @@ class PrimeRL(Options):
 
     def _reward(self, row: Row) -> float | None:
         """Scores times weights, of those that `rewards` names or of all; None where one of them was not scored."""
-        named = row.get("rewards") or {}
+        named: Any = row.get("rewards") or {}
         if not isinstance(named, dict) or not all(isinstance(one, dict | None) for one in cast("Row", named).values()):
             raise RowRefused("field 'rewards' is not {name: {score, weight}}")
-        given = [cast("Row", named)[name] for name in self.rewards or cast("Row", named) if name in named]
-        parts = [
-            (number(one, "score"), number({"weight": 1.0} | one, "weight")) if one else (None, None) for one in given
-        ]
+        unscored = {"score": None, "weight": 1.0}
+        given = [unscored | (named[name] or {}) for name in self.rewards or named if name in named]
+        parts = [(number(one, "score"), number(one, "weight")) for one in given]
         values = [score * weight for score, weight in parts if score is not None and weight is not None]
         if not math.isfinite(total := sum(values)):
             raise RowRefused("field 'rewards' is too large")
@@ -175,13 +174,12 @@ def _traces(row: Row) -> list[Row]:
     if not isinstance(traces, list):
         return [row]
     shared = {name: row[name] for name in ("group", "env") if row.get(name) is not None}
+    shared |= {"episode_failure": _failure(row)}
     found = [cast("Row", one) for one in traces if isinstance(one, dict)]
     trained = [one for one in found if part_of(one, "agent").get("trainable") is not False]
     if not trained:
         raise RowRefused("an episode without a trace of the policy")
-    failed = _failure(row)
-    why = [{"ok": False, "errors": [{"type": _failure(one) or failed}]} if failed else {} for one in trained]
-    return [shared | one | more for one, more in zip(trained, why, strict=True)]
+    return [shared | one for one in trained]
 
 
 def _failure(row: Row) -> str | None:
@@ -230,11 +228,8 @@ def _chat(message: Row) -> Row:
         call: Any = parse_row(one.encode()) if isinstance(one, str) else one
         if not isinstance(call, dict):
             raise RowRefused("a call is not an object")
-        calls.append(
-            cast("Row", call)
-            if "function" in call
-            else {"function": {key: cast("Row", call).get(key) for key in ("name", "arguments")}}
-        )
+        flat = {key: cast("Row", call).get(key) for key in ("name", "arguments")}
+        calls.append(cast("Row", call) if "function" in call else {"function": flat})
     said = {"role": "assistant", "content": text_within(message.get("content"))}
     return said | ({"tool_calls": calls} if calls else {})
 

@@ -8,13 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from turntree.traces.formats.row import (
-    ACT,
-    BrokenMessage,
-    ChatRow,
-    RowRefused,
-    told_by,
-)
+from turntree.traces.formats.row import ACT, BrokenMessage, ChatRow, RowRefused, told_by
 
 _STEP = re.compile(r"^\s*(Thought|Action|Observation) ?(\d*) ?: ?")
 _ACTION = re.compile(r"^\s*(\w+)\[(.*)\]\s*$", re.DOTALL)

@@ -33,10 +33,7 @@ def pivot_environment(verifier: str = "recommended", **settings: Unpack[Settings
     the row. SkyRL knows no missing reward: an action that is not judged stops the run, unless the environment's
     configuration says what stands in for it (`environment.skyrl_gym.turntree_pivot.unjudged`)."""
     import skyrl_gym  # pyright: ignore[reportMissingImports]
-    from skyrl_gym.envs.base_text_env import (  # pyright: ignore[reportMissingImports]
-        BaseTextEnv,
-        BaseTextEnvStepOutput,
-    )
+    from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput  # pyright: ignore[reportMissingImports]
 
     judge = Judge(verifier, **settings)
 
@@ -110,9 +107,8 @@ class SkyRL(TextOptions):
         said = [text(one, "output_response") or "" for one in steps]
         extras = cast("Row", first["env_extras"] if isinstance(first.get("env_extras"), dict) else {})
         asked = extras.get("reward_spec", extras.get("reward_model"))
-        rollout = rollout_of_text(
-            first | scores, "".join(said), self, stop=stop, completed=None if stop is None else stop != "length"
-        )
+        completed = None if stop is None else stop != "length"
+        rollout = rollout_of_text(first | scores, "".join(said), self, stop=stop, completed=completed)
         if len(steps) > 1:  # a row has what was seen after its answer at the end of it
             rollout = replace(rollout, actions=tuple(said), observations=(prompt, *[""] * (len(said) - 1)))
         return LoggedRow(

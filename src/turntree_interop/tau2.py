@@ -162,9 +162,8 @@ def _basis(task: Any, named: Any) -> frozenset[str]:
     if unknown or not basis & _JUDGED:
         said = ", ".join(sorted(unknown or basis)) or "nothing"
         hint = f"take it out of the tasks, or give it a reward_basis with one of {', '.join(sorted(_JUDGED))}"
-        raise InputError(
-            f"task {str(task)!r} has the reward basis {said}, which is not judged", field="reward_basis", hint=hint
-        )
+        problem = f"task {str(task)!r} has the reward basis {said}, which is not judged"
+        raise InputError(problem, field="reward_basis", hint=hint)
     return basis
 
 
@@ -382,9 +381,8 @@ def _module(domain: str) -> Any:
     try:
         return importlib.import_module(f"tau2.domains.{domain.partition('-')[0]}.environment")
     except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise InputError(
-            f"tau2-bench has no domain {domain!r} here ({error})", field="environment", hint=hint
-        ) from error
+        problem = f"tau2-bench has no domain {domain!r} here ({error})"
+        raise InputError(problem, field="environment", hint=hint) from error
 
 
 Prompt = Literal["agent", "policy"]

@@ -327,9 +327,7 @@ class RolloutWorker:
         self._groups, self._steps = self._groups + len(trees), self._steps + steps
 
     def _trl_sample(self, sample: _Sample, tree: RolloutTree) -> Any:
-        from trl.experimental.async_grpo.async_rollout_worker import (  # pyright: ignore[reportMissingImports]
-            RolloutSample,
-        )
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # pyright: ignore[reportMissingImports]
 
         length, at = sample.length, list(sample.at)
         mask, logprobs = np.zeros(length, np.int64), np.zeros(length, np.float32)

@@ -110,10 +110,8 @@ def loaded(name: str, arguments: dict[str, Any]) -> Any:
     except InputError:
         raise
     except BaseException as error:
-        problem = f"{name!r} was not loaded ({reason_of(error)})"
-        raise InputError(
-            problem, field="environment", hint="install the environment, or write module:function"
-        ) from error
+        problem, hint = f"{name!r} was not loaded ({reason_of(error)})", "install it, or write module:function"
+        raise InputError(problem, field="environment", hint=hint) from error
     finally:
         for number, handler in before.items():
             with contextlib.suppress(ValueError, TypeError):  # not the main thread
