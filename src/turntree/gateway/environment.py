@@ -165,12 +165,7 @@ class AgentPlayer:
         self._told = False
 
     def run(
-        self,
-        tasks: Iterable[Environment],
-        *,
-        seed: int,
-        iteration: int = 0,
-        begun: Counter[str] | None = None,
+        self, tasks: Iterable[Environment], *, seed: int, iteration: int = 0, begun: Counter[str] | None = None
     ) -> Iterator[GrownGroup]:
         """Yields each task once, in order. The seeds of sessions depend on (seed, iteration, task, sample) only."""
         begun, started = Counter[str]() if begun is None else begun, time.perf_counter()

@@ -132,10 +132,7 @@ def run_agent(
             process.wait()
             _kill_session(variables.get("TURNTREE_SESSION"))
     return Exit(
-        code=process.returncode,
-        stopped=reason,
-        last_line=_last_line(paths[0]),
-        last_error=_last_line(paths[1])[:300],
+        code=process.returncode, stopped=reason, last_line=_last_line(paths[0]), last_error=_last_line(paths[1])[:300]
     )
 
 

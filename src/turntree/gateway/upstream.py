@@ -87,9 +87,8 @@ class Redaction:
 
     def message(self, message: Message) -> Message:
         calls = tuple(replace(call, arguments=self.value(call.arguments)) for call in message.tool_calls)
-        return replace(
-            message, content=self.text(message.content), reasoning=self.text(message.reasoning), tool_calls=calls
-        )
+        content, reasoning = self.text(message.content), self.text(message.reasoning)
+        return replace(message, content=content, reasoning=reasoning, tool_calls=calls)
 
 
 @dataclass(eq=False)
@@ -219,13 +218,13 @@ class TraceWriter:
         append_row(self.path, row)
 
 
-class CutOff(InputError):
-    """An answer that is not whole, because the server failed."""
+class ServerFailed(InputError):
+    """Within its answer, which is not whole."""
 
 
 def answers_in(data: bytes, *, streamed: bool) -> list[dict[str, Any]]:
     """The messages of a chat completion, or of the chunks of its stream, each with its `finish_reason`. Raises
-    `CutOff` for a stream with an error or without an end, `InputError` for anything else."""
+    `ServerFailed` for a stream with an error or without an end, `InputError` for anything else."""
     if not streamed:
         choices: Any = parse_object(data).get("choices")
         if not isinstance(choices, list):
@@ -234,13 +233,13 @@ def answers_in(data: bytes, *, streamed: bool) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for chunk in _events(data):
         if chunk.get("error"):
-            raise CutOff("tells of an error of the server", field="error")
+            raise ServerFailed("tells of an error of the server", field="error")
         for choice in chunk.get("choices") or ():
             _add_delta(found.setdefault(choice.get("index", 0), {"role": "assistant", "content": ""}), choice)
     if not found:
         raise InputError("holds no choices", field="choices")
     if not all("finish_reason" in one for one in found.values()):
-        raise CutOff("is missing", field="finish_reason")
+        raise ServerFailed("is missing", field="finish_reason")
     return [one | {"tool_calls": list(one.get("tool_calls", {}).values())} for _, one in sorted(found.items())]
 
 
@@ -291,9 +290,8 @@ class Upstream:
         self._client = httpx.AsyncClient(timeout=httpx.Timeout(600, connect=30), limits=limits, transport=transport)
         self._tracer = ThreadPoolExecutor(1, thread_name_prefix="turntree-traces")  # in nobody's way, one by one
         paths = ("/v1/{path:path}", "/s/{session}/v1/{path:path}")
-        self.app = Starlette(
-            routes=[Route(path, self.forward, methods=_METHODS) for path in paths], lifespan=self._lifespan
-        )
+        routes = [Route(path, self.forward, methods=_METHODS) for path in paths]
+        self.app = Starlette(routes=routes, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -372,8 +370,6 @@ class Upstream:
         try:
             answers = answers_in(answered, streamed=_is_streamed(response))
             self.writer.call(session, parse_object(asked), answers)
-        except CutOff:
-            self.writer.counts["not traced: the server failed within the answer"] += 1
         except (InputError, KeyError, TypeError, AttributeError) as error:  # foreign data: counted, never in the way
             self.writer.counts[f"not traced: {type(error).__name__}"] += 1
 

@@ -99,11 +99,7 @@ def _gathered(rows: Iterable[LoggedRow], path: Path) -> Iterator[list[LoggedRow]
             waiting.executemany(
                 "insert into waiting values (?, ?, ?)",
                 (
-                    (
-                        row.iteration or 0,
-                        numbers.setdefault((row.iteration, row.group), len(numbers)),
-                        _packed(row),
-                    )
+                    (row.iteration or 0, numbers.setdefault((row.iteration, row.group), len(numbers)), _packed(row))
                     for row in rows
                 ),
             )

@@ -79,11 +79,7 @@ class _Turn:
 
 
 def assemble(
-    row: ChatRow,
-    *,
-    keep_going: bool,
-    source: dict[str, Any] | None = None,
-    rule: Rule | None = None,
+    row: ChatRow, *, keep_going: bool, source: dict[str, Any] | None = None, rule: Rule | None = None
 ) -> Assembled:
     """Build the trace of a row. `rule` says which turns are candidates, if not what the row says.
 
@@ -173,11 +169,7 @@ def reports_error(text: str) -> bool:
 
 
 def _trace(
-    row: ChatRow,
-    messages: Sequence[Message],
-    skip: dict[str, str],
-    cut: str | None,
-    source: dict[str, Any] | None,
+    row: ChatRow, messages: Sequence[Message], skip: dict[str, str], cut: str | None, source: dict[str, Any] | None
 ) -> Trace:
     meta = dict(row.meta)
     if row.only_last_turn:

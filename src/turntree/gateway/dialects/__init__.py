@@ -5,8 +5,4 @@ from turntree.gateway.dialects import chat, messages, responses
 from turntree.gateway.dialects.common import Dialect as Dialect
 
 OF_MESSAGES = "/v1/messages"
-DIALECTS = {
-    "/v1/chat/completions": chat.DIALECT,
-    "/v1/responses": responses.DIALECT,
-    OF_MESSAGES: messages.DIALECT,
-}
+DIALECTS = {"/v1/chat/completions": chat.DIALECT, "/v1/responses": responses.DIALECT, OF_MESSAGES: messages.DIALECT}
