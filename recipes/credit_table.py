@@ -33,7 +33,6 @@ from turntree.credit.comparisons import (
     rloo,
     within_and_across_trees,
 )
-from turntree.credit.config import HGPO
 from turntree.credit.credit import CreditRule, hard, hard_dedup
 from turntree.credit.scored import LeafWeighting, path_weighted
 
@@ -322,7 +321,6 @@ def estimators() -> list[Estimator]:
         made("trees, GRPO (Tree-GRPO)", comparison=within_and_across_trees),
         made("anchors, GRPO (GiGPO)", comparison=AcrossAnchors()),
         made("anchors, mean-centred (GiGPO)", comparison=AcrossAnchors(), advantages=mean_centred),
-        made("anchors with histories, GRPO (HGPO)", comparison=HGPO.comparison),
         Estimator("path_weighted, leaves, RLOO (refused)", CreditRule(advantages=rloo, leaf_weights=path_weighted)),
         made("path_weighted, starts, GRPO", **starts),
         made("path_weighted, starts, mean-centred", advantages=mean_centred, **starts),

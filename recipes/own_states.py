@@ -41,7 +41,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   progress          grpo whose turns are also rewarded by the progress that the environment reports
   progress-short    ... a third of it; own-progress: own-union so
   dapo, reinforce   DAPO and REINFORCE++ in grpo's place, with as many tool calls
-  gigpo, hgpo       GRPO whose turns are also, or only, compared with turns at the same state (GiGPO, HGPO)
+  gigpo             GRPO whose turns are also compared with the turns that were taken at the same state (GiGPO)
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
@@ -83,7 +83,7 @@ MORE = (  # where they are asked for
     "grpo-short", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
     "progress", "progress-short", "own-progress", "own-filtered", "filtered", "taught",
     "balanced-union", "sft-few", "sft-grpo", "sft-shared",
-    "sft-union", "dapo", "reinforce", "gigpo", "hgpo", "arpo",
+    "sft-union", "dapo", "reinforce", "gigpo", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -120,7 +120,7 @@ COMPARED = (
     ("balanced", "strict"), ("strict", BASE), ("strict-all", BASE), ("strict-all", "sft"), ("random", "sft"),
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
     ("balanced-clean", "sft-clean"), ("lean-shared", "balanced-clean"),
-    ("gigpo", "grpo"), ("hgpo", "grpo"), ("hgpo", "gigpo"), ("gigpo", "own-union"), ("gigpo", "progress"),
+    ("gigpo", "grpo"), ("gigpo", "own-union"), ("gigpo", "progress"),
     ("arpo", "grpo"), ("arpo", "dapo"), ("arpo", "reinforce"), ("arpo", BASE), ("dapo", "grpo"),
     ("reinforce", "grpo"), ("dapo", BASE), ("reinforce", BASE),
 )  # fmt: skip
@@ -138,7 +138,6 @@ WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what 
     "dapo": (0.6, words("--filter", "dapo", "--set", "filters.0.refill_cap=2", "--set", "train.loss.clip_high=0.28")),
     "reinforce": (1.0, words("--set", "train.credit.advantages=reinforce_pp")),
     "gigpo": (1.0, words("--estimator", "turntree.credit.config:GIGPO")),
-    "hgpo": (1.0, words("--estimator", "turntree.credit.config:HGPO")),
     "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}

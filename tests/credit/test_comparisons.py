@@ -157,26 +157,6 @@ def test_steps_at_states_of_their_own_gain_nothing_from_anchors(forked: Forked) 
     assert net(rules[0](f.tree, f.rewards)) == net(rules[1](f.tree, f.rewards))
 
 
-def test_hgpo_compares_a_step_also_with_those_that_came_the_same_way() -> None:
-    """Three rollouts end in a step at the state (8); two came there from (5), one from (6). Rewards 1, 0 and 0."""
-    tree = RolloutTree("ways")
-    task = tree.add(None, NodeKind.PROMPT, (1,)).id
-    ends = []
-    for before in (5, 5, 6):
-        seen = hear(tree, say(tree, task, 2), before)
-        ends.append(say(tree, hear(tree, say(tree, seen, 3), 8), 4))
-        tree.stop(ends[-1], StopReason.COMPLETED)
-    rewards = Rewards({leaf: Verdict(reward, "") for leaf, reward in zip(ends, (1.0, 0.0, 0.0), strict=True)})
-    way = AcrossAnchors(episode_weight=0.0, history=1, discount=1.0)
-    credit = net(CreditRule(comparison=way, advantages=mean_centred)(tree, rewards))
-    among_three, among_two = (2 / 3, -1 / 3, -1 / 3), (1 / 2, -1 / 2)
-    expected = [(among_three[i] + 2 * among_two[i]) / 3 for i in (0, 1)] + [among_three[2]]  # the last came alone
-    assert [credit[leaf] for leaf in ends] == pytest.approx(expected)
-    flat = dataclasses.replace(way, exponent=0.0)
-    credit = net(CreditRule(comparison=flat, advantages=mean_centred)(tree, rewards))
-    assert credit[ends[0]] == pytest.approx((2 / 3 + 1 / 2) / 2)
-
-
 def test_continuations_of_probed_tokens_are_at_a_state_of_their_own() -> None:
     """Two probes with the same tokens: their continuations compare with their own siblings only."""
     tree = RolloutTree("probe")

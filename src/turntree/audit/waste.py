@@ -36,17 +36,24 @@ def counts(played: Played) -> dict[str, Any]:
     }
 
 
-def rate(flat_N: NDArray[np.bool_], scored_N: NDArray[np.bool_], tasks_N: NDArray[np.int64]) -> dict[str, Any]:
+def rate(outcomes: Sequence[GroupOutcome], tasks_N: NDArray[np.int64]) -> dict[str, Any]:
     """The share of scored groups with zero variance, with Wilson's 95% interval over tasks; None without a scored
     group."""
+    flat_N = [float(outcome.zero_variance) for outcome in outcomes]
+    scored_N = [float(outcome is not GroupOutcome.CENSORED) for outcome in outcomes]
     low, high = clustered_wilson(*(np.bincount(tasks_N, weights=groups_N).tolist() for groups_N in (flat_N, scored_N)))
-    flat, scored = int(flat_N.sum()), int(scored_N.sum())
-    value = share(flat, scored)
-    return {"zero_variance_rate": value, "low": low, "high": high, "zero_variance": flat, "scored": scored}
+    flat, scored = int(sum(flat_N)), int(sum(scored_N))
+    return {
+        "zero_variance_rate": share(flat, scored),
+        "low": low,
+        "high": high,
+        "zero_variance": flat,
+        "scored": scored,
+    }
 
 
 def overall(played: Played) -> dict[str, Any]:
-    return rate(played.zero_variance_N, played.scored_N, played.tasks_N)
+    return rate(played.outcomes, played.tasks_N)
 
 
 def cost(played: Played) -> dict[str, Any]:
@@ -83,11 +90,11 @@ def _groups_by(keys: Sequence[K | None]) -> dict[K, list[int]]:
 
 def _row(played: Played, rows: list[int]) -> dict[str, Any]:
     flat_N = played.zero_variance_N[rows]
-    outcomes = Counter(played.outcomes[i] for i in rows)
+    outcomes = [played.outcomes[i] for i in rows]
     spent = {unit: share(values[rows][flat_N].sum(), values[rows].sum()) for unit, values in played.spent.items()}
     return {
-        **rate(flat_N, played.scored_N[rows], played.tasks_N[rows]),
-        **{outcome.value: outcomes[outcome] for outcome in GroupOutcome},
+        **rate(outcomes, played.tasks_N[rows]),
+        **{outcome.value: outcomes.count(outcome) for outcome in GroupOutcome},
         "spent_share": spent,
     }
 
@@ -184,9 +191,5 @@ def failures(played: Played, success: float) -> dict[str, Any]:
             "of_others": len(others),
             "by_sign": signs,
         },
-        "without": rate(
-            np.array([now.zero_variance for now in outcomes], dtype=bool),
-            np.array([now is not GroupOutcome.CENSORED for now in outcomes], dtype=bool),
-            played.tasks_N,
-        ),
+        "without": rate(outcomes, played.tasks_N),
     }

@@ -279,7 +279,8 @@ def _results_only(ctx: click.Context, option: click.Parameter, path: str | None)
 
 def results() -> Any:
     """The stream of a command's results."""
-    return click.get_current_context().meta[__name__]
+    command = click.get_current_context(silent=True)
+    return sys.stdout if command is None else command.meta[__name__]
 
 
 JSON: dict[str, Any] = {

@@ -152,54 +152,31 @@ class AcrossAnchors:
     A step is compared, by discounted return-to-go, with all steps of the group that were taken at the same state. A
     step whose state occurs only once gets no step advantage. `state` names the state of a step: children of a fork
     have the same state, and so have any steps where the same state was reached twice.
-
-    With `history` K it is compared in K + 1 groups, each inside the one before: the steps at the same state of which
-    the last k states are the same, too (HGPO, arXiv 2602.22817). The step's advantage is the mean of those that are
-    not zero, weighted by (k + 1)^`exponent`. HGPO has no advantage of the rollout (`episode_weight` 0).
     """
 
     step_weight: float = 1.0
     discount: float = 0.95
     state: Callable[[RolloutTree, Node], Hashable] = last_observation
-    episode_weight: float = 1.0
-    history: int = 0
-    exponent: float = 1.0
 
     def __post_init__(self) -> None:
-        if min(self.step_weight, self.episode_weight, self.history) < 0 or not 0 < self.discount <= 1:
-            problem = "needs step_weight, episode_weight and history >= 0, and 0 < discount <= 1"
-            raise ConfigError(problem, field="anchors")
+        if self.step_weight < 0 or not 0 < self.discount <= 1:
+            raise ConfigError("needs step_weight >= 0 and 0 < discount <= 1", field="anchors")
 
     def __call__(self, scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
-        states = {n: self._states(scored.tree, n) for n in scored.trained}
-        returns = {n: self._return(scored, n) for n in scored.trained}
-        compared: dict[int, list[tuple[float, float]]] = {n: [] for n in scored.trained}  # weight, advantage
-        for k in range(self.history + 1):
-            groups: dict[Hashable, list[int]] = {}
-            for node in scored.trained:
-                groups.setdefault(states[node][: k + 1], []).append(node)
-            for steps in groups.values():
-                for node, a in zip(steps, advantages([returns[n] for n in steps]), strict=True):
-                    compared[node] += [((k + 1.0) ** self.exponent, a)] if a else []
-        step = {n: _weighted_mean(found) for n, found in compared.items()}
         episode = across_leaves(scored, advantages)
-        return {n: [self.episode_weight * a + self.step_weight * step[n] for a in at] for n, at in episode.items()}
-
-    def _states(self, tree: RolloutTree, node: int) -> tuple[Hashable, ...]:
-        """Of the step and of the steps before it, the latest first, as many as are compared."""
-        taken = [above for above in tree.path(node) if above.sampled]
-        return tuple(self.state(tree, above) for above in taken[: -self.history - 2 : -1])
+        groups: dict[Hashable, list[int]] = {}
+        for node in scored.trained:
+            groups.setdefault(self.state(scored.tree, scored.tree[node]), []).append(node)
+        step: dict[int, float] = {}
+        for steps in groups.values():
+            step |= zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
+        return {n: [a + self.step_weight * step[n] for a in at_node] for n, at_node in episode.items()}
 
     def _return(self, scored: ScoredTree, node: int) -> float:
         """One number per sampling event, however many leaves it led to."""
         turn = scored.tree[node].turn
         ahead = [scored.tree[leaf].turn - turn for leaf in scored.leaves]
         return scored.mean_below(node, [r * self.discount**t for r, t in zip(scored.rewards, ahead, strict=True)])
-
-
-def _weighted_mean(weighted: Sequence[tuple[float, float]]) -> float:
-    """Of (weight, value) pairs; 0 of none."""
-    return math.fsum(w * a for w, a in weighted) / (math.fsum(w for w, _ in weighted) or 1.0)
 
 
 # rewards of turns

@@ -33,7 +33,6 @@ Normalizer = Literal["tokens", "rollouts", "constant"]
 # for --estimator turntree.credit.config:NAME
 TREE_GRPO = CreditRule(comparison=within_and_across_trees)
 GIGPO = CreditRule(comparison=AcrossAnchors())
-HGPO = CreditRule(comparison=AcrossAnchors(episode_weight=0.0, history=2))
 
 
 @dataclass(frozen=True, kw_only=True)

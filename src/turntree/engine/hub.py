@@ -50,7 +50,6 @@ def _refuse(source: str, error: Exception) -> NoReturn:
     from huggingface_hub import constants, errors
 
     line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-    before = "is not a folder here, and the Hub"
     kinds: list[tuple[type[Exception], str, str]] = [
         (errors.GatedRepoError, "asks for permission", "ask for access on its page, then `hf auth login`"),
         (errors.RevisionNotFoundError, "does not have this revision", "leave @REVISION out, or correct it"),
@@ -59,7 +58,8 @@ def _refuse(source: str, error: Exception) -> NoReturn:
     ]
     for kind, what, hint in kinds:
         if isinstance(error, kind):
-            raise InputError(f"{before} {what}", path=source, hint=hint) from error
+            raise InputError(f"is not a folder here, and the Hub {what}", path=source, hint=hint) from error
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else line
+    problem = f"is not a folder here, and the Hub cannot be reached ({why})"
     hint = "give the folder of a model on this machine, or try again when online"
-    raise InputError(f"{before} cannot be reached ({why})", path=source, hint=hint) from error
+    raise InputError(problem, path=source, hint=hint) from error

@@ -173,8 +173,7 @@ def precision(seeds: Sequence[int], out: Path, arm: str) -> dict[str, Any]:
 
 
 def _places(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[tuple[int, str, int], dict[str, Any]]]:
-    """Every group with its iteration, its task, and how often that task came before in that iteration: an epoch may end
-    inside one."""
+    """Groups with iteration, task, and how often the task came before in it: an epoch may end inside an iteration."""
     before = Counter[tuple[int, str]]()
     for row in rows:
         place = row["iteration"], row["task"]

@@ -155,10 +155,9 @@ def _whole(told: Sequence[dict[str, float]]) -> dict[str, float]:
     names = ("trained_tokens", "padding_tokens", "recomputed_tokens", "replayed_tokens")
     names += ("trees", "untrained_trees", "cut_trees")
     sums = {name: sum(one[name] for one in told) for name in names}
-    flat = sum(one["zero_variance_fraction"] * one["trees"] for one in told)
-    unshared = sum(one["rho"] * one["trained_tokens"] for one in told)
-    shares = {"zero_variance_fraction": flat / max(sums["trees"], 1e-30)}
-    return {**sums, **shares, "rho": unshared / max(sums["trained_tokens"], 1e-30)}
+    for name, of in (("zero_variance_fraction", "trees"), ("rho", "trained_tokens")):
+        sums[name] = sum(one[name] * one[of] for one in told) / max(sums[of], 1e-30)
+    return sums
 
 
 def update_step(

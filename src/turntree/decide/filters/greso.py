@@ -113,10 +113,7 @@ class Greso(Filter):
 
         Censored groups are not counted. Nothing changes until a task comes back, because nothing was predicted before.
         """
-        targets = {
-            GroupOutcome.ALL_SUCCEED: self.config.easy_target,
-            GroupOutcome.ALL_FAIL: self.config.hard_target,
-        }
+        targets = {GroupOutcome.ALL_SUCCEED: self.config.easy_target, GroupOutcome.ALL_FAIL: self.config.hard_target}
         scored = sum(count for outcome, count in self._played.items() if outcome is not GroupOutcome.CENSORED)
         if scored and self._predicting:
             for outcome, target in targets.items():
