@@ -37,19 +37,12 @@ def counts(played: Played) -> dict[str, Any]:
 
 
 def rate(outcomes: Sequence[GroupOutcome], tasks_N: NDArray[np.int64]) -> dict[str, Any]:
-    """The share of scored groups with zero variance, with Wilson's 95% interval over tasks; None without a scored
-    group."""
+    """The share of scored groups with zero variance, with Wilson's 95% interval over tasks; None without one."""
     flat_N = [float(outcome.zero_variance) for outcome in outcomes]
     scored_N = [float(outcome is not GroupOutcome.CENSORED) for outcome in outcomes]
     low, high = clustered_wilson(*(np.bincount(tasks_N, weights=groups_N).tolist() for groups_N in (flat_N, scored_N)))
-    flat, scored = int(sum(flat_N)), int(sum(scored_N))
-    return {
-        "zero_variance_rate": share(flat, scored),
-        "low": low,
-        "high": high,
-        "zero_variance": flat,
-        "scored": scored,
-    }
+    found = {"zero_variance_rate": share(sum(flat_N), sum(scored_N)), "low": low, "high": high}
+    return found | {"zero_variance": int(sum(flat_N)), "scored": int(sum(scored_N))}
 
 
 def overall(played: Played) -> dict[str, Any]:
