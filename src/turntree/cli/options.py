@@ -280,7 +280,7 @@ def _results_only(ctx: click.Context, option: click.Parameter, path: str | None)
 def results() -> Any:
     """The stream of a command's results."""
     command = click.get_current_context(silent=True)
-    return sys.stdout if command is None else command.meta[__name__]
+    return sys.stdout if command is None else command.meta.get(__name__, sys.stdout)
 
 
 JSON: dict[str, Any] = {
