@@ -154,9 +154,9 @@ class TraceWriter:
             )
             self.counts["answers"] += 1
             whole = chained([digest_of(answer, thoughts=False)], names[-1] if names else b"")[-1]
-            self.counts["not traced: the same was said again"] += (session, whole) in self._live
+            if self._live.pop((session, whole), None) is not None:  # a key that is there would keep its place
+                self.counts["not traced: the same was said again"] += 1
             self._live[session, whole] = dialogue
-            self._live.move_to_end((session, whole))  # a key that is there already keeps its place
             if cut:
                 self._remember((session, whole))
         self.flush()

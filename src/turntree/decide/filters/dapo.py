@@ -31,9 +31,7 @@ class DapoFilter(Filter):
         """Decide by the credit of the update: under path weights refills do not count, so a group whose rewards differ
         only in refills has no gradient, and none where faults left one start to compare starts with."""
         credit = group.credit
-        if credit is None:
-            return None
-        if credit.teaches:
+        if credit is None or credit.teaches:
             return None
         outcome = group_outcome(group.rewards, success=self.success)
         return "no difference among rewards that count" if outcome is GroupOutcome.MIXED else outcome.value
