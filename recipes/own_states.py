@@ -42,6 +42,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   progress-short    ... a third of it; own-progress: own-union so
   dapo, reinforce   DAPO and REINFORCE++ in grpo's place, with as many tool calls
   gigpo             GRPO whose turns are also compared with the turns that were taken at the same state (GiGPO)
+  own-gigpo         ... own-union so; sft-gigpo-union: sft-union so
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
@@ -83,7 +84,7 @@ MORE = (  # where they are asked for
     "grpo-short", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
     "progress", "progress-short", "own-progress", "own-filtered", "filtered", "taught",
     "balanced-union", "sft-few", "sft-grpo", "sft-shared",
-    "sft-union", "dapo", "reinforce", "gigpo", "arpo",
+    "sft-union", "dapo", "reinforce", "gigpo", "own-gigpo", "sft-gigpo-union", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -121,6 +122,9 @@ COMPARED = (
     ("lean-shared", "grpo-short"), ("grpo-short", BASE), ("sft-clean", BASE), ("lean-shared", "sft-clean"),
     ("balanced-clean", "sft-clean"), ("lean-shared", "balanced-clean"),
     ("gigpo", "grpo"), ("gigpo", "own-union"), ("gigpo", "progress"),
+    ("own-gigpo", "gigpo"), ("own-gigpo", "own-union"), ("own-gigpo", "grpo"), ("own-gigpo", "own-shared"),
+    ("sft-gigpo-union", "sft-union"), ("sft-gigpo-union", "own-gigpo"), ("sft-gigpo-union", "sft-shared"),
+    ("sft-gigpo-union", "gigpo"), ("sft-gigpo-union", "grpo"),
     ("arpo", "grpo"), ("arpo", "dapo"), ("arpo", "reinforce"), ("arpo", BASE), ("dapo", "grpo"),
     ("reinforce", "grpo"), ("dapo", BASE), ("reinforce", BASE),
 )  # fmt: skip
@@ -130,14 +134,15 @@ CONTINUED = {  # after an arm, a share of the iterations
     "third": ("lean-shared", 1 / 6), "union": ("lean-shared", 3 / 4), "own-third": ("own-shared", 1 / 8),
     "own-union": ("own-shared", 2 / 3), "own-filtered": ("own-shared", 2 / 3),
     "balanced-union": ("balanced", 2 / 3), "sft-grpo": ("sft", 1.0),
-    "sft-union": ("sft-shared", 2 / 3), "own-progress": ("own-shared", 2 / 3),
+    "sft-union": ("sft-shared", 2 / 3), "own-progress": ("own-shared", 2 / 3), "own-gigpo": ("own-shared", 2 / 3),
+    "sft-gigpo-union": ("sft-shared", 2 / 3),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),
     "filtered": (1.0, ()), "taught": (1 / 4, ()), "progress": (1.0, ()), "progress-short": (1 / 3, ()),
     "dapo": (0.6, words("--filter", "dapo", "--set", "filters.0.refill_cap=2", "--set", "train.loss.clip_high=0.28")),
     "reinforce": (1.0, words("--set", "train.credit.advantages=reinforce_pp")),
-    "gigpo": (1.0, words("--estimator", "turntree.credit.config:GIGPO")),
+    "gigpo": (1.0, ()),
     "arpo": (1.23, words("--brancher", "entropy", "--set", "brancher.probe_tokens=2")),  # a turn has some six tokens
 }  # fmt: skip
 LEAN = {"steps": 20, "refresh": 7, "tasks": 32, "own_candidates": 300, "own_rollouts": 4}
@@ -470,6 +475,7 @@ class Recipe:
         share, more = WHOLE.get(arm, (CONTINUED.get(arm, (BASE, 1.0))[1], ()))
         more += words("--filter", "dapo") if arm.endswith("filtered") else ()
         more += words("--set", "train.turn_rewards.progress=3") if "progress" in arm else ()
+        more += words("--estimator", "turntree.credit.config:GIGPO") if "gigpo" in arm else ()
         command += more + words("--iterations", round(options.iterations * share), "--groups", options.groups)
         command += words("--group-size", options.group_size, "--learning-rate", options.online_rate)
         command += words("--kl", 1.0 if arm == "taught" else options.kl)

@@ -25,8 +25,10 @@ RUNBOOK
   profile, pivots, random  16 samples at each of 4 turns of 60 traces, and what is selected of them
   pivot.SEED, random.SEED  arms
   online.SEED, branching.SEED   arms that play whole games (not in the default of --arms)
+  gigpo.SEED               online whose turns are also compared at the same state
   own.SEED                 an arm at states of the policy's own games, with the balance of `select` (--arms own)
-  own-online.SEED          from there two thirds of online's updates
+  own-online.SEED          from there half of online's updates
+  sft-own.SEED, sft-own-online.SEED, sft-online.SEED   own, own-online and online after SFT at its first rate
   play.ARM.FROM            50 test games, from game number FROM
 
   `--rank 16` trains an adapter in each arm, from the same warm start and pivots, in the same folder; `--rate 1.5e-4`
@@ -55,7 +57,15 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 from book import Book, Stage, words  # noqa: E402
 
-ARMS = ("sft", "pivot", "random", "online", "branching", "own", "own-online")
+ARMS = (
+    "sft", "pivot", "random", "online", "branching", "gigpo", "own", "own-online", "sft-own", "sft-own-online",
+    "sft-online",
+)  # fmt: skip
+ONLINE = {
+    "online": (),
+    "branching": words("--brancher", "entropy", "--set", "brancher.probe_tokens=2"),  # a command has some eight tokens
+    "gigpo": words("--estimator", "turntree.credit.config:GIGPO"),
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ class Settings:
     max_tokens: int = 24  # a command has some eight
     verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the default policy's games
     cap: float = 0.4  # largest share of one kind of action among the pivots
-    own: tuple[int, int, int] = (24, 120, 8)  # games of a search, states profiled, updates between two searches
+    own: tuple[int, int, int, int] = (24, 120, 8, 32)  # games of a search, its states, updates to the next, states each
     play: int = 50  # test games of one stage
     items: int = 50  # passages and answers of each kind, of one stage
 
@@ -105,7 +115,7 @@ QUESTIONS = Settings(  # with tools; a call has up to forty tokens
 )  # fmt: skip
 SMOKE = Settings(
     dtype="float32", games=16, parts=(2, 4), least=0.0, development=2, rest=4, turns=2, rollouts=4, held_out=(2, 1),
-    samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2, own=(2, 8, 0),
+    samples=2, steps=1, states=2, group=2, rates=(1e-4,), max_turns=3, play=2, items=2, own=(2, 8, 0, 2),
 )  # fmt: skip
 
 
@@ -178,13 +188,18 @@ class Recipe:
         elif arm in ("pivot", "random"):
             chosen = self.selection(warm)[arm]
             yield self.reinforced(name, warm, (chosen.result,), seed, chosen)
-        elif arm in ("own", "own-online"):
-            own = self.reinforced(name.replace("own-online", "own"), warm, self.own_states, seed)
-            yield own
-            if arm == "own-online":
-                yield self.online(name, own, seed, branching=False, steps=max(1, options.steps * 2 // 3))
+        elif arm in ONLINE:
+            yield self.online(name, warm, seed, ONLINE[arm])
         else:
-            yield self.online(name, warm, seed, branching=arm == "branching")
+            start, steps = warm, options.steps
+            if arm.startswith("sft-"):
+                start = next(self.arm("sft", seed, warm))
+            if "own" in arm:
+                start = self.reinforced(name.replace("-online", ""), start, self.own_states, seed)
+                steps = max(1, steps // 2)
+                yield start
+            if arm.endswith("-online"):
+                yield self.online(name, start, seed, steps=steps)
 
     def sft(
         self, name: str, model: str, traces: str, rate: float, batch: int, seed: int, needs: Sequence[Stage]
@@ -215,10 +230,10 @@ class Recipe:
         draws four states an episode. Questions are judged by what a turn does."""
         options = self.settings
         name, *more = options.environment
-        tasks, states, refresh = options.own
+        tasks, states, refresh, step = options.own
         chosen = {"environment.offset": options.games, "own.tasks": tasks, "own.candidates": states, "own.rollouts": 4}
         chosen |= {"own.max_turns": options.max_turns, "own.refresh": refresh}
-        chosen |= {"train.per_trace": 4}
+        chosen |= {"train.per_trace": 4, "train.groups": step}
         if more:
             chosen["environment.difficulty"] = more[-1]
         settings = (word for key, value in chosen.items() for word in ("--set", f"{key}={value}"))
@@ -230,27 +245,26 @@ class Recipe:
         command = words(
             *("train", "pivot", *states, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
-            *("--set", f"train.groups={options.states}", "--set", f"train.group_size={options.group}"),
+            *(() if "own" in states else ("--set", f"train.groups={options.states}")),
+            *("--set", f"train.group_size={options.group}"),
             *("--set", f"train.sampling.max_tokens={options.max_tokens}", "--set", "check.tasks=0"),
             *self.training(name),
         )
         return Stage(name, f"{name}/cost.json", command, needs or (warm,))
 
-    def online(self, name: str, warm: Stage, seed: int, *, branching: bool, steps: int | None = None) -> Stage:
+    def online(self, name: str, start: Stage, seed: int, way: Sequence[str] = (), steps: int | None = None) -> Stage:
         """GRPO on whole training games; with branching half of the rollouts begin, and the others are forks."""
         options = self.settings
-        forks = ("--brancher", "entropy", "--set", f"train.initial_rollouts={options.group // 2}")
-        forks += ("--set", "brancher.probe_tokens=2")  # a command has some eight tokens: few turns are as long as 20
+        begun = ("--set", f"train.initial_rollouts={options.group // 2}") if "--brancher" in way else ()
         command = words(
-            *("train", "online", "--environment", *self.flags("--offset", options.games, "--model", warm.model)),
+            *("train", "online", "--environment", *self.flags("--offset", options.games, "--model", start.model)),
             *("--seed", seed),  # tasks that no trace shows
             *("--iterations", steps or options.steps, "--learning-rate", options.rate, "--set", "check.tasks=0"),
             *("--max-turns", options.max_turns, "--max-tokens", options.max_tokens, "--set", "train.groups=4"),
             *("--set", "train.max_tokens=4096"),  # the longest episode: a larger pass takes more memory
-            *("--set", f"train.group_size={options.group}", *(forks if branching else ())),
-            *self.training(name),
+            *("--set", f"train.group_size={options.group}", *way, *begun, *self.training(name)),
         )
-        return Stage(name, f"{name}/cost.json", command, (warm,))
+        return Stage(name, f"{name}/cost.json", command, (start,))
 
     def flags(self, *more: object) -> tuple[object, ...]:
         """The name of the environment, then other words, then its options."""
@@ -359,6 +373,7 @@ def main() -> None:
     )
     parser.add_argument("--only", default="*", metavar="PATTERN", help="run only the stages that match")
     parser.add_argument("--plan", action="store_true", help="list the stages, and run none")
+    parser.add_argument("--warm", type=int, help="traces of the warm start (default: the first that solves enough)")
     parser.add_argument("--rank", type=int, default=0, help="arms train an adapter, at ten times the rates")
     parser.add_argument("--rate", type=float, help="of the arms other than sft (default: 5e-5; it is in their names)")
     parser.add_argument("--questions", action="store_true", help="questions with tools, not games (in its own folder)")
@@ -372,6 +387,10 @@ def main() -> None:
     model = str(Path(given.model).resolve()) if given.model and Path(given.model).exists() else given.model
     settings = replace(settings_of(given.smoke, given.questions, given.rank), model=model, device=given.device)
     settings = replace(settings, dtype=given.dtype or settings.dtype)
+    if given.device != "cpu":
+        settings = replace(settings, play=200)  # at once
+    if given.warm:
+        settings = replace(settings, parts=(given.warm,))
     if given.rate:
         settings = replace(settings, rate=given.rate, swept=True)
     games, items = (settings.play, settings.items) if given.smoke else (given.games, given.items)
