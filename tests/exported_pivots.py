@@ -9,6 +9,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.pivots.select import SelectConfig
 from turntree.run.artifacts import PIVOTS
 from turntree.run.files import file_hash
+from turntree.stages.verifier import open_verifier
 from turntree.traces.schema import Trace, write_traces
 
 TOOLS = tuple(
@@ -45,10 +46,14 @@ def write_pivots(folder: Path, traces: list[Trace] | None = None, verifier: str 
         for trace in traces
         for turn in range(len(trace.turn_positions))
     ]
+    rule = verifier  # of a module of one's own, which is not imported here
+    if ":" not in verifier:
+        with open_verifier(Part(verifier)) as opened:
+            rule = opened.name
     header = {
         "config": to_mapping(SelectConfig()),
         **{"policy_hash": "01", "tokenizer_hash": "23", "template_hash": "45", "renderer": "template"},
-        **{"verifier": verifier, "verifier_source": to_value(Part(verifier)), "traces": str(path), "split": "train"},
+        **{"verifier": rule, "verifier_source": to_value(Part(verifier)), "traces": str(path), "split": "train"},
         **{"traces_hash": file_hash(path), "sampling": {"max_tokens": 32}, "cut": 0},
         "summary": {"selected": len(rows)},
     }

@@ -93,6 +93,24 @@ def test_what_was_demonstrated_scores_1_even_if_it_does_nothing(action: str) -> 
     assert judge(PEN_ON_DESK.reset(), action.strip(), action).reward == 1.0
 
 
+def test_a_react_turn_is_judged_by_its_command() -> None:
+    source = generated_source(3, TASK_TYPES[0], "easy")
+    game = generate_game(3, task_type=TASK_TYPES[0], difficulty=EASY).parse()
+    first, second, *_ = shortest_plan(game.reset())
+    environment = HouseholdEnvironment(game, prompt="react")
+    begun = environment.reset()
+    said = [Message("assistant", f"Thought: on.\nAction: {command}") for command in (first, second)]
+    (answer,) = environment.step(said[0]).messages
+    state = TurnState("t", 1, (*begun, said[0], answer), said[1], environment=source)
+    verifier = HouseholdVerifier()
+    assert verifier.judge(state, Message("assistant", f"Thought: so.\nAction: {second}")).reward == 1
+    assert verifier.judge(state, Message("assistant", second)).reward == 1
+    false = replace(answer, content="You see a whale.")
+    with pytest.raises(InputError) as error:
+        verifier.judge(replace(state, history=(*begun, said[0], false)), said[1])
+    assert error.value.field == "environment"
+
+
 def test_a_no_op_is_not_excused_by_a_demonstration_that_does_nothing_either() -> None:
     assert judge(PEN_ON_DESK.reset(), "look", "inventory").reward == 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from chat_import import import_chat
 from chat_templates import chatml, tokenizer_of
 from exported_pivots import BOTH, CONVERSATION, FIND, TOOLS, write_pivots
+from family_tokenizers import with_tokens_of
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
@@ -127,8 +129,8 @@ class TestRows:
 
     def test_pass_rates_are_said_to_be_of_the_verifier_that_they_were_profiled_with(self, tmp_path: Path) -> None:
         said = exported(tmp_path, "nemo-gym", verifier=Part("strict"))["notes"]
-        assert any("pass rates are under 'recommended', not 'strict'" in one for one in said)
-        assert any("under 'recommended'" in one for one in said[1:])
+        assert any(re.match("pass rates are under 'recommended/.*', not 'strict", one) for one in said)
+        assert any("under 'recommended/" in one for one in said[1:])
 
 
 class TestNemoGym:
@@ -286,6 +288,41 @@ class TestPrompts:
             state = unpack_state(row["state"])
             assert tokenizer(row["prompt"])["input_ids"] == list(renderer.prompt(state.history, state.tools))
         assert told["notes"] == []
+
+
+def test_calls_that_the_exported_reward_does_not_read_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family may write calls in a form of its own."""
+    from turntree.render.families import family
+    from turntree.stages import policy
+
+    folder = tmp_path / "model"
+    tokenizer = with_tokens_of("deepseek-v3")
+    tokenizer.chat_template = chatml()
+    tokenizer.save_pretrained(folder)
+    monkeypatch.setattr(policy, "renderer_of", lambda renderer, tokenizer, folder: family(tokenizer, "deepseek-v3"))
+    told = exported(tmp_path, "verl", model=str(folder))
+    assert any(note.startswith("2 demonstrated turns are not read back") for note in told["notes"])
+
+
+def test_a_folder_without_a_template_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from turntree.render.families import family
+    from turntree.stages import policy
+
+    tokenizer = with_tokens_of("qwen3")
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(policy, "renderer_of", lambda renderer, tokenizer, folder: family(tokenizer, "qwen3"))
+    with pytest.raises(InputError, match="no chat template"):
+        exported(tmp_path, "verl", model=str(tmp_path / "model"))
+
+
+def test_rates_under_another_rule_than_the_exported_one_are_said(tmp_path: Path) -> None:
+    """As of a profile whose verifier was told of an environment, or of an older version."""
+    header, rows = PIVOTS.read(write_pivots(tmp_path))
+    kept = {key: value for key, value in header.items() if key != "schema"}
+    PIVOTS.write(tmp_path / "pivots.jsonl", kept | {"verifier": "recommended/1+effects=executed"}, rows)
+    config = ExportConfig(pivots=str(tmp_path / "pivots.jsonl"), pivot_format=Part("verl"))
+    assert any("recommended/1" in note for note in run_export(config, tmp_path / "out")["notes"])
 
 
 @pytest.mark.parametrize("model", [False, True])

@@ -108,3 +108,20 @@ def test_an_undecided_comparison_keeps_no_other_waiting(worker):
         assert worker.ask(("y+y", "2y"), 60) is True
         assert not undecided.done()
         assert undecided.result(60) is None
+
+
+def test_descriptors_above_1023_are_no_answer_of_the_worker(worker):
+    """`select` refuses them, and a verifier would take its error for wrong arguments."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert Workers("turntree_worlds.qa.symbolic_worker:answer", count=1).ask(["1+1", "2"], 5.0) == worker.ask(
+            ["1+1", "2"], 5.0
+        )
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

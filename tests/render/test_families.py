@@ -22,12 +22,14 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
 from turntree.render import choice
 from turntree.render.choice import Choice, choose, renderer_of
 from turntree.render.examine import LOOK, LOOPS, TURNS, examine
 from turntree.render.families import FamilyRenderer, family
 from turntree.render.probes import ASK, CALL, RESULT, SAY
 from turntree.render.template import ChatRenderer
+from turntree.rollout.local import Limits, that_fit
 from turntree.traces.schema import Trace
 from turntree.train.sft import examples
 
@@ -233,6 +235,47 @@ def test_a_schema_may_allow_anything() -> None:
     said += "<parameter=on>\nTrue\n</parameter>\n</function>\n</tool_call><|im_end|>"
     (call,) = renderer_for("qwen3.5").parse(tokenizer_of("qwen3.5").encode(said), [tool]).tool_calls
     assert call.arguments == {"at": "map", "on": True}
+
+
+OPTIONAL = (
+    {"type": ["string", "null"]},
+    {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    {"enum": ["map", None]},
+    {},
+)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "glm-4.5", "minimax-m2", "nemotron-3"])
+def test_a_text_is_read_where_the_schema_says_that_it_may_be_left_out(name: str) -> None:
+    """`["string", "null"]` is how strict schemas write optional arguments."""
+    turn = replace(CALL, tool_calls=(ToolCall("look", {"at": "map"}),))
+    for schema in OPTIONAL:
+        tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": schema}}}}
+        (call,) = renderer_for(name).parse(renderer_for(name).completion(turn), [tool]).tool_calls
+        assert call.arguments == {"at": "map"}, schema
+
+
+@pytest.mark.parametrize("schema", [{"anyOf": [{"type": "boolean"}, {"type": "null"}]}, {"enum": [True, None]}])
+@pytest.mark.parametrize("value", [True, None])
+def test_a_constant_is_read_where_the_schema_says_so_in_any_way(schema: dict[str, Any], value: bool | None) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": schema}}}}
+    turn = replace(CALL, tool_calls=(ToolCall("look", {"at": value}),))
+    renderer = renderer_for("qwen3.5")
+    (call,) = renderer.parse(renderer.completion(turn), [tool]).tool_calls
+    assert call.arguments["at"] is value
+
+
+def test_a_demonstration_that_is_read_otherwise_is_no_state_to_profile() -> None:
+    """A text `null` where null may stand, too: every rollout would be worth 0."""
+    schema = {"type": ["string", "null"]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"properties": {"at": schema}}}}
+    states = [
+        TurnState("t", turn, (ASK,), replace(CALL, tool_calls=(ToolCall("look", {"at": at}),)), (tool,))
+        for turn, at in enumerate(("map", "null"))
+    ]
+    fitting, skipped = that_fit(states, renderer_for("qwen3.5"), Limits(completion=100, context=9999, path=9999))
+    assert [place for place, _ in fitting] == [0]
+    assert [reason.partition(":")[0] for reason in skipped.elements()] == ["renderer_error"]
 
 
 def test_a_family_without_a_place_for_tools_has_them_in_the_system_message() -> None:

@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("tree_sitter_bash")
 
 from turntree.core.config import Part
-from turntree.core.errors import ConfigError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
+from turntree.render.tool_calls import parse_message
 from turntree.stages.score import read_actions
 from turntree.verify.paper import Paper
 from turntree.verify.recommended import Recommended
@@ -107,6 +108,44 @@ def test_the_page_of_results_shows_what_is_paid_now(leaks: Any) -> None:
 def test_every_leaked_demonstration_is_paid_itself(leaks: Any) -> None:
     for said in read_actions(leaks.LEAKS / "gold.jsonl"):
         assert reward(said.action, said.action) == 1.0
+
+
+CALLED = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1"}
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ([], None),
+        ({"status": "failed", "error": {"code": "server_error"}, "output": []}, "status"),
+        ({"status": "incomplete", "output": [CALLED]}, "status"),
+        ({"role": "assistant", "content": None, "error": "timeout"}, "error"),
+        ({"role": "assistant", "content": "", "tool_call": []}, "tool_call"),
+        (
+            {"messages": [{"role": "user", "content": "hi", "colour": 1}, {"role": "assistant", "content": ""}]},
+            "colour",
+        ),
+        ([{"type": "message", "role": "user", "content": "hi"}], None),
+    ],
+)
+def test_what_no_policy_did_is_no_action_to_judge(tmp_path: Path, row: Any, field: str | None) -> None:
+    """A server's failure, a cut turn, a misspelt key: each would be worth 0, as if the policy had failed."""
+    (tmp_path / "rows").write_text(json.dumps(row) + "\n")
+    with pytest.raises(InputError) as error:
+        list(read_actions(tmp_path / "rows"))
+    assert (error.value.field, error.value.line) == (field, 1)
+
+
+def test_a_call_with_a_key_twice_is_no_call() -> None:
+    twice = '<tool_call>{"name": "pay", "arguments": {"to": "eve", "to": "bob"}}</tool_call>'
+    assert parse_message(twice, "hermes").tool_calls == ()
+
+
+def test_a_tool_may_be_named_as_a_harness() -> None:
+    tool = {"type": "function", "function": {"name": "terminus", "parameters": None}}
+    called = act(ToolCall("terminus", {"a": 1}))
+    for verifier in (Recommended(), Paper()):
+        assert verifier.judge(TurnState("t", 0, (), called, (tool,)), called).reward == 1.0
 
 
 def test_in_a_terminal_a_text_is_a_command_and_elsewhere_words() -> None:

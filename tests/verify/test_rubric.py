@@ -22,6 +22,8 @@ from turntree.core.verdict import Verdict
 from turntree.rollout.rewards import build_rewards, identity
 from turntree.stages.config import EvaluateConfig
 from turntree.stages.evaluate import evaluate
+from turntree.stages.score import ScoreConfig, score
+from turntree.traces.schema import Trace, write_traces
 from turntree.verify.rubric import Criterion, Rubric, read_rubric, total
 
 RUBRIC = """
@@ -236,6 +238,32 @@ def test_traces_are_scored_from_the_command_line(rubric: Path, tmp_path: Path) -
     assert [one["reward"] for one in found["verdicts"]] == [1.0, 1.0]
     assert found["verdicts"][0]["parts"] == {"answers": 1.0, "polite": 1.0, "invents": 0.0}
     assert found["agreement"]["accuracy"] == 0.5
+
+
+def test_a_traces_file_of_our_own_is_read_as_episodes(rubric: Path, tmp_path: Path) -> None:
+    write_traces(tmp_path / "traces.jsonl", [Trace(id="t", messages=tuple(EPISODE), split="train", success=True)])
+    with serve(says(answers="MET", polite="MET", invents="NOT MET")) as server:
+        judge = Part(NAME, {"file": str(rubric), "url": server.url, "model": "m"})
+        found = score(ScoreConfig(verifier=judge, candidate=str(tmp_path / "traces.jsonl")))
+    assert found["judged"] == 1
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages"),
+        ([{"role": "user", "content": "hi"}], "messages"),
+        ([{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}], "function_call"),
+    ],
+)
+def test_an_episode_without_a_turn_that_can_be_judged_is_refused(
+    rubric: Path, tmp_path: Path, messages: list[Any], field: str
+) -> None:
+    (tmp_path / "rows").write_text(json.dumps({"messages": messages}) + "\n")
+    judge = Part(NAME, {"file": str(rubric), "url": "http://127.0.0.1:1", "model": "m"})
+    with pytest.raises(InputError) as error:
+        score(ScoreConfig(verifier=judge, candidate=str(tmp_path / "rows")))
+    assert (error.value.field, error.value.line) == (field, 1)
 
 
 def test_a_verifier_that_compares_needs_a_demonstration(tmp_path: Path) -> None:

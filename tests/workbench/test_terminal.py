@@ -243,6 +243,14 @@ def test_a_sandbox_that_does_not_work_censors_the_rollout(sandbox):
             environment.step(action)
 
 
+def test_a_check_that_is_stopped_by_a_limit_says_nothing_of_the_policy(sandbox):
+    hurried = _Hurried(sandbox)
+    for more in ({"check": "sleep 5"}, {"values": (("import time; time.sleep(5)", "1"),)}):
+        task = Task(id="a", instruction="", files={}, **more)
+        with pytest.raises(EnvironmentFault):
+            task.solved({}, "", hurried)
+
+
 def test_a_number_is_an_answer_as_its_text_is(sandbox):
     task = Task(id="a", instruction="", files={}, answer="42")
     for answer, reward in ((42, 1.0), ("42", 1.0), (43, 0.0), (None, 0.0)):

@@ -424,17 +424,29 @@ def _call(found: Any, tools: Tools) -> ToolCall | None:
 
 
 def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> dict[str, Any] | None:
-    """Qwen3.5's template writes True, False and None where its parser reads JSON only."""
+    """Qwen3.5's template writes True, False and None where its parser reads JSON only, and the package takes a text for
+    broken where its type is one of a list."""
     parameters = next((tool.get("parameters") for tool in _plain(tools) if tool.get("name") == name), None)
     declared: dict[str, Any] = (parameters or {}).get("properties") or {}
     read = dict(arguments)
     for key, value in arguments.items():
-        kind = declared[key].get("type", "string") if isinstance(declared.get(key), dict) else "string"  # or `true`
-        if isinstance(value, str) and kind != "string":
-            if value not in _PYTHON:
-                return None
-            read[key] = _PYTHON[value]
+        kinds = _kinds(declared.get(key)) or {"string"}
+        constant = _PYTHON.get(value) if isinstance(value, str) else value
+        if isinstance(value, str) and value in _PYTHON and _TYPES.get(type(constant), "null") in kinds:
+            read[key] = constant
+        elif isinstance(value, str) and "string" not in kinds:
+            return None
     return read
+
+
+def _kinds(schema: Any) -> set[str]:
+    """The types that a declaration names."""
+    if not isinstance(schema, dict):  # none, or `true`
+        return set()
+    given: Any = schema.get("type", [])
+    kinds = {given} if isinstance(given, str) else {*given}
+    kinds |= {_TYPES.get(type(value), "null") for value in schema.get("enum", ())}
+    return kinds.union(*(_kinds(each) for form in ("anyOf", "oneOf") for each in schema.get(form, ())))
 
 
 _PYTHON = {"True": True, "False": False, "None": None}

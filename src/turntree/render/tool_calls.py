@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, NoReturn, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, each_key_once
 from turntree.run.jsonl import depth
 
 ToolFormat = Literal["hermes", "json", "pythonic", "tags", "react", "none"]
@@ -178,7 +178,7 @@ def _parse_call(text: str) -> ToolCall | None:
 
 def _parse_object(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=each_key_once)
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) and can_be_logged(value) else None

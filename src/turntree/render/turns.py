@@ -181,7 +181,7 @@ def check_read(message: Message, read: Message, *, thinks: bool = True, closed: 
     if closed and not message.reasoning and _plain(said.rpartition(closed)[2]) == _plain(read.content):
         said = read.content
     for field, meant, found in (
-        ("tool_calls" if message.tool_calls else "content", _calls(message), _calls(read)),
+        ("tool_calls" if message.tool_calls else "content", calls_of(message), calls_of(read)),
         ("content", _plain(said), _plain(read.content)),
         ("reasoning_content", _plain(message.reasoning), _plain(read.reasoning)),
     ):
@@ -190,7 +190,7 @@ def check_read(message: Message, read: Message, *, thinks: bool = True, closed: 
             raise InputError(problem, field=field, hint=_HINTS[field])
 
 
-def _calls(message: Message) -> list[str]:
+def calls_of(message: Message) -> list[str]:
     """Comparable as JSON: in Python, 1 equals true."""
     return [f"{call.name} {json.dumps(call.arguments, sort_keys=True)}" for call in message.tool_calls]
 

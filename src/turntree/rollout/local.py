@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST
-from turntree.core.errors import TurntreeError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.render.turns import calls_of
 from turntree.rollout.live import CutTurns, RendererFault, sampled_turn
 
 PATH_TOO_LONG = "path_above_train_max_tokens"
@@ -56,14 +57,16 @@ def that_fit(
     skipped = Counter[str]()
     for place, state in enumerate(states):
         try:
-            said = len(renderer.completion(state.demonstration)) if limits.demonstrations else 0
+            said = renderer.completion(state.demonstration) if limits.demonstrations else ()
+            if said and calls_of(renderer.parse(said, state.tools)) != calls_of(state.demonstration):
+                raise InputError("its calls are read otherwise, and no rollout could match them", field="tool_calls")
             prompted = render(state, renderer)
         except BaseException as error:  # a template may raise anything; other states may still be rendered
-            said = reason_of(error).removeprefix("InputError: ")
-            skipped[f"renderer_error: {said[:_REASON]}"] += 1
+            reason = reason_of(error).removeprefix("InputError: ")
+            skipped[f"renderer_error: {reason[:_REASON]}"] += 1
             continue
         path = len(prompted.prompt_ids) + limits.completion
-        if said > limits.completion:
+        if len(said) > limits.completion:
             skipped["demonstration_above_max_tokens"] += 1
         elif path > limits.context:
             skipped["prompt_above_context"] += 1

@@ -19,8 +19,9 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
-from turntree.render.tool_calls import ToolFormat, detect_format
-from turntree.rollout.local import CutTurns, cut_turns_of
+from turntree.render.tool_calls import ToolFormat, detect_format, parse_message
+from turntree.render.turns import calls_of
+from turntree.rollout.local import CutTurns, cut_turns_of, rule_name
 from turntree.run.files import replacing_folder
 from turntree.stages.candidates import SelectedState, read_selected
 from turntree.stages.verifier import chosen_verifier, open_verifier
@@ -109,7 +110,7 @@ def bundle_of(config: ExportConfig) -> Bundle:
     """The pivots that a format writes. Raises `InputError` where nothing is left."""
     header, selected = read_selected(config.pivots, config.traces)
     verifier = chosen_verifier(config.verifier, header, config.pivots)
-    kept, dropped = _judged(selected, verifier)
+    kept, dropped, rule = _judged(selected, verifier, header["verifier"])
     if not kept:
         counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
         raise InputError(f"holds no pivot to export ({counted})", path=config.pivots, hint="name another --verifier")
@@ -136,9 +137,12 @@ def bundle_of(config: ExportConfig) -> Bundle:
         )
     if not config.model and any(one.state.tools for one in pivots):
         notes.append("rows without a field for tools list them in the system message: --model renders them as they are")
-    if verifier != Part.from_value(header["verifier_source"], "verifier_source"):
+    if rule != header["verifier"]:  # another verifier, an older version of it, or one with an environment
+        notes.append(f"pass rates are under {header['verifier']!r}, not {rule!r}: turntree rescore judges again")
+    if unread := sum(not write.reads(one.state) for one in kept):
         notes.append(
-            f"pass rates are under {header['verifier']!r}, not {verifier.name!r}: turntree rescore judges again"
+            f"{unread} demonstrated turns are not read back from the text that the policy writes: the exported reward "
+            "refuses them where the trainer does not read the calls itself"
         )
     if len({pivot.weight for pivot in pivots}) > 1:
         notes.append("pivots have a weight (`select --weight`): trainers draw uniformly unless they are told to use it")
@@ -155,7 +159,10 @@ def bundle_of(config: ExportConfig) -> Bundle:
     )
 
 
-def _judged(selected: Sequence[SelectedState], verifier: Part) -> tuple[list[SelectedState], Counter[str]]:
+def _judged(
+    selected: Sequence[SelectedState], verifier: Part, profiled: str
+) -> tuple[list[SelectedState], Counter[str], str]:
+    """Those whose demonstration is right, why others are not, and the rule's name beside `profiled`."""
     kept: list[SelectedState] = []
     dropped = Counter[str]()
     with open_verifier(verifier) as rule:
@@ -165,7 +172,7 @@ def _judged(selected: Sequence[SelectedState], verifier: Part) -> tuple[list[Sel
                 kept.append(one)
             else:
                 dropped["demonstration_not_judged" if reward is None else "demonstration_refused"] += 1
-    return kept, dropped
+        return kept, dropped, rule_name(rule, cut_turns_of(profiled))
 
 
 # prompts
@@ -179,6 +186,8 @@ class _Writer:
     text: Callable[[TurnState], str | None]
     hide: Callable[[str], str]
     """Changes a text that spells a control token."""
+    reads: Callable[[TurnState], bool]
+    """Whether the demonstrated calls are read in what the policy would write, with its special tokens or without."""
     tool_format: ToolFormat = "hermes"
     stop_ids: tuple[int, ...] = ()
     notes: Mapping[str, None] = field(default_factory=dict[str, None])  # each once
@@ -191,16 +200,18 @@ class _Writer:
 
 def _writer(model: str) -> _Writer:
     if not model:
-        return _Writer(tools_as_text, lambda _: None, lambda text: _SPELLED.sub("", text))
+        return _Writer(tools_as_text, lambda _: None, lambda text: _SPELLED.sub("", text), lambda _: True)
+    from turntree.render import segments
     from turntree.render.words import Words
     from turntree.stages.policy import load_renderer
 
     tokenizer, renderer = load_renderer(model)
+    if not tokenizer.chat_template:
+        raise InputError("has no chat template", path=model, hint="leave --model out: tools are written as text then")
     notes: dict[str, None] = {}
 
     def rendered(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
-        given: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given))
+        return segments.rendered(tokenizer, messages, tools)
 
     def prompt(state: TurnState) -> list[dict[str, Any]]:
         plain = [message.to_chat() for message in state.history]
@@ -219,9 +230,17 @@ def _writer(model: str) -> _Writer:
         notes.setdefault("some prompts are not the tokens that were profiled: the template or the tokenizer differs")
         return whole
 
+    tool_format = detect_format(str(tokenizer.chat_template))
+
+    def reads(state: TurnState) -> bool:
+        ids = [token for token in renderer.completion(state.demonstration) if token not in renderer.stop_ids]
+        said = (str(tokenizer.decode(ids, skip_special_tokens=skipped)) for skipped in (False, True))
+        meant = calls_of(state.demonstration)
+        return all(calls_of(parse_message(text, tool_format)) == meant for text in said)
+
     ends = tuple(sorted(renderer.stop_ids))
     hide = Words(tokenizer, str(tokenizer.chat_template)).hide
-    return _Writer(prompt, text, hide, detect_format(str(tokenizer.chat_template)), ends, notes)
+    return _Writer(prompt, text, hide, reads, tool_format, ends, notes)
 
 
 def tools_as_text(state: TurnState) -> list[dict[str, Any]]:

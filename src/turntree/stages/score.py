@@ -22,14 +22,16 @@ from turntree.run.files import read_json
 from turntree.run.jsonl import parse_json, placed, read_lines
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
+from turntree.traces.formats.chat import MESSAGE_KEYS_IGNORED, MESSAGE_KEYS_READ
 from turntree.traces.formats.responses import EVERY_ITEM
 from turntree.traces.formats.row import chat_tools
-from turntree.traces.schema import Split, check_schemas, check_tools
+from turntree.traces.schema import FILE_SCHEMA, MESSAGE_KEYS, Split, check_keys, check_schemas, check_tools
 from turntree.verify.audit import audit_verifier
 from turntree.verify.judge import agreement
 from turntree.verify.strict import MALFORMED, unreadable
 
 _HINT = "write a chat message, Responses items, or {messages: [..., the action], tools?}; one a line"
+_KEYS = MESSAGE_KEYS | MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED | {"type"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,8 @@ def _episodes(config: ScoreConfig) -> tuple[str, list[Verdict]]:
         raise ConfigError(f"{config.verifier.name!r} compares with a demonstration", field="gold", hint=hint)
     with contextlib.closing(verifier):
         declared = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
-        told = [_episode(row, path, n, declared) for path, n, row in _rows(Path(config.candidate))]
+        rows = (one for one in _rows(Path(config.candidate)) if not _opens_traces(one[2]))
+        told = [_episode(row, path, n, declared) for path, n, row in rows]
         with ThreadPoolExecutor(verifier.concurrency, thread_name_prefix="turntree-verdicts") as pool:
             return verifier.name, list(pool.map(lambda each: verifier.grade(*each), told))
 
@@ -133,7 +136,15 @@ def _episode(
         raise InputError("is no episode", path=path, line=line, field="messages", hint=hint)
     with placed(path=path, line=line):
         tools = _tools(row["tools"], "tools") if row.get("tools") else declared
-        return tuple(map(Message.from_chat, cast("list[Any]", row["messages"]))), tools
+        messages = tuple(map(_message, cast("list[Any]", row["messages"])))
+        if all(message.role != "assistant" for message in messages):
+            raise InputError("has no turn of the assistant", field="messages", hint="leave the line out")
+        return messages, tools
+
+
+def _opens_traces(row: Any) -> bool:
+    """Whether this is the first line of a file of traces."""
+    return isinstance(row, dict) and row.get("schema") == FILE_SCHEMA
 
 
 def run_audit(config: AuditConfig) -> dict[str, Any]:
@@ -167,8 +178,14 @@ def _line(value: Any) -> Line:
     messages: Any = row.get("messages")
     if isinstance(messages, list) and messages:
         *before, last = cast("list[Any]", messages)
-        return Line(_action(last), tuple(map(Message.from_chat, before)), tools)
+        return Line(_action(last), tuple(map(_message, before)), tools)
     return Line(_action(row.get("message", value)), (), tools)
+
+
+def _message(row: Any) -> Message:
+    if isinstance(row, dict):
+        check_keys(cast("dict[str, Any]", row), _KEYS)
+    return Message.from_chat(row)
 
 
 def _action(value: Any) -> Message:
@@ -176,6 +193,10 @@ def _action(value: Any) -> Message:
         return _of_items(cast("list[Any]", value))
     row = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if isinstance(row.get("output"), list):
+        status = row.get("status", "completed")
+        if status != "completed" or row.get("error"):  # a server's failure, or a turn that was cut, is no action
+            hint = "leave the line out, and the one of the other file"
+            raise InputError(f"is {status!r}, and no action was finished", field="status", hint=hint)
         return _of_items(row["output"])
     if row.get("type", "function") != "function":
         return _of_items([row])
@@ -184,7 +205,8 @@ def _action(value: Any) -> Message:
     if row.get("role", "assistant") != "assistant":
         raise InputError(f"is {row['role']!r}", field="role", hint="an action is an assistant message")
     calls: Any = row.get("tool_calls") or []
-    if not isinstance(calls, list) or "function_call" in row:
+    check_keys(row, _KEYS)
+    if not isinstance(calls, list):
         raise InputError("is not a list of calls", field="tool_calls", hint="write {tool_calls: [{function: ...}]}")
     text = Message.from_chat({"role": "assistant", "content": row.get("content")}).content
     return Message("assistant", text, tuple(map(_call, cast("list[Any]", calls))))
@@ -194,14 +216,16 @@ def _of_items(items: Sequence[Any]) -> Message:
     """Responses items of one turn: texts are joined, reasoning is left out."""
     texts: list[str] = []
     calls: list[ToolCall] = []
+    if not items:
+        raise InputError("is no action", hint=_HINT)
     for item in items:
         kind = item.get("type", "message" if "role" in item else None) if isinstance(item, dict) else None
         if kind == "function_call":
             calls.append(_call({key: item[key] for key in item if key not in (*EVERY_ITEM, "call_id")}))
-        elif kind == "message":
+        elif kind == "message" and item.get("role", "assistant") == "assistant":
             texts.append(Message.from_chat({"role": "assistant", "content": item.get("content")}).content)
         elif kind != "reasoning":
-            raise InputError(f"holds an item of type {kind!r}", hint=_HINT)
+            raise InputError(f"holds an item of type {kind!r} that is no part of an action", hint=_HINT)
     return Message("assistant", "\n".join(texts), tuple(calls))
 
 
@@ -231,7 +255,9 @@ def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
 def _labels(path: Path, count: int) -> list[float | None]:
     rows: list[Any] = [parse_json(line, path, n) for n, line in read_lines(path) if line.strip()]
     labels = [row.get("label") if isinstance(row, dict) else row for row in rows]
-    wrong = any(label is not None and not (isinstance(label, int | float) and 0 <= label <= 1) for label in labels)
+    wrong = any(isinstance(row, dict) and "label" not in row for row in rows) or any(
+        label is not None and not (isinstance(label, int | float) and 0 <= label <= 1) for label in labels
+    )
     if wrong or len(labels) != count:
         raise InputError(f"are not {count} numbers from 0 to 1", path=path, hint="one a line: 1, 0 or null")
     return [None if label is None else float(label) for label in labels]

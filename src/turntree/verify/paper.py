@@ -140,7 +140,7 @@ def _domain_of(state: TurnState, calls: tuple[ToolCall, ...]) -> str:
 def _edits(tool: dict[str, Any]) -> bool:
     """Whether a declared tool edits files, which takes a path."""
     function: Any = tool.get("function", {})
-    asked = dict.fromkeys(function.get("parameters", {}).get("properties", ()), "")
+    asked: dict[str, Any] = dict.fromkeys((function.get("parameters") or {}).get("properties") or (), "")
     return kind_of(ToolCall(str(function.get("name", "")), asked)) == "edit"
 
 

@@ -23,7 +23,7 @@ _NUMBER = r"-?(?:0|[1-9]\d{0,8})"
 _VALUE = re.compile(rf"true|false|{_NUMBER}|\[\s*{_NUMBER}\s*,\s*{_NUMBER}\s*\]")  # a flag, a number, a range of lines
 _TEXTS = frozenset({*COMMAND, *TEXTS, *QUERY, *URL, *PATH})
 _REACT = re.compile(r"^Action(?: \d+)?:[ \t]*([A-Za-z_]\w*)\[(.*)\][ \t]*$", re.MULTILINE)
-TERMINUS = "terminus"
+TERMINUS = "(terminus)"  # no tool has such a name
 _KEY = re.compile(  # keystrokes that are the name of a key for tmux, and not what is typed
     r"(?:[CMS]-)+\S+|\^\S|F\d\d?|Enter|Escape|B?Tab|B?Space|Up|Down|Left|Right|Home|End|Page(?:Up|Down)|Pg(?:Up|Dn)"
     r"|[PN]Page|Insert|Delete|IC|DC",
@@ -106,7 +106,7 @@ def _marked(text: str, domain: str) -> Form | None:
 
 def calls_in(message: Message, form: Form | None) -> tuple[ToolCall, ...] | None:
     """The calls of a message: declared ones, or what its text writes in the form of the demonstration. None where it
-    acts in no such form. A Terminus answer is one call `terminus`, without the texts that do not act."""
+    acts in no such form. A Terminus answer is one call `TERMINUS`, without the texts that do not act."""
     if message.tool_calls:
         return message.tool_calls
     text = answer_text(message)
@@ -114,7 +114,7 @@ def calls_in(message: Message, form: Form | None) -> tuple[ToolCall, ...] | None
     if terminus is not None:
         return (ToolCall(TERMINUS, terminus),)
     call = None if form is None else form(text)
-    return None if call is None or call.name == TERMINUS else (call,)
+    return None if call is None else (call,)
 
 
 def _tagged(text: str) -> ToolCall | None:

@@ -86,8 +86,9 @@ class Workers:
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     """The next line, which is written at once; empty after `seconds`, or when the process ended."""
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], seconds)
-    return process.stdout.readline() if ready else b""
+    ready = select.poll()  # `select` refuses descriptors above 1,023
+    ready.register(process.stdout, select.POLLIN | select.POLLHUP)
+    return process.stdout.readline() if ready.poll(1000 * seconds) else b""
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -112,7 +112,10 @@ class HouseholdEnvironment:
 def command_of(action: Message) -> str:
     """What is played: the words, or the command of a ReAct turn; nothing of other calls."""
     if not action.tool_calls:
-        return answer_text(action)
+        text = answer_text(action)
+        action = parse_message(text, "react") if re.search(r"^Action:", text, re.MULTILINE) else action
+        if not action.tool_calls:
+            return text
     call, *more = action.tool_calls
     return str(call.arguments.get("command", "")) if call.name == ACT and not more else ""
 
@@ -173,7 +176,7 @@ def state_at(turn: TurnState) -> State:
         if action.role != "assistant":
             continue
         observation = state.step(command_of(action)).observation
-        if answer.role == "user" and answer.content != observation:
+        if answer.role in ("user", "tool") and answer.content != observation:
             raise InputError(
                 f"trace {turn.trace_id!r} does not fit its game: after {action.content!r} it says {answer.content!r}, "
                 f"the game {observation!r}",

@@ -48,9 +48,15 @@ class Task:
         due = {} if self.expected is None else {**self.files, **self.expected}
         if not all(alike(file, now.get(path)) for path, file in due.items()):
             return False
-        if self.check is not None and run(sandbox, _CHECK + self.check, now).failed:
+        if self.check is not None and _whole(run(sandbox, _CHECK + self.check, now)).failed:
             return False
-        return all(run(sandbox, source, now, "python").value == value for source, value in self.values)
+        return all(_whole(run(sandbox, source, now, "python")).value == value for source, value in self.values)
+
+
+def _whole(ran: Execution) -> Execution:
+    if ran.exit_code is None:
+        raise EnvironmentFault("the check was stopped: it took too long or wrote too much")
+    return ran
 
 
 def alike(due: File | None, found: File | None) -> bool:
