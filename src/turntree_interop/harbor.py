@@ -27,7 +27,7 @@ from turntree.core.messages import joined_text
 from turntree.core.progress import notice
 from turntree.core.scalars import number
 from turntree.env.adapted import HELD_OUT, named, of_split
-from turntree.env.container_shell import ContainerShell, Ran
+from turntree.env.container_shell import KILLED, ContainerShell, Ran
 from turntree.env.container_tasks import ContainerTask, InContainers, Judged
 from turntree.env.tasks import TRAIN
 from turntree.run.files import tree_hash
@@ -406,8 +406,8 @@ class Tests:
         ran = self._ran(shell, files, self.seconds)
         if _unpacked(shell.get(_TESTS)).items() & files.items() != files.items():
             return Judged(0.0, "the tests were changed while they ran", tampered=True)
-        if ran.stopped:
-            return Judged(0.0, f"the tests were stopped: {ran.stopped}")
+        if ran.stopped or (self.by_exit_code and ran.code == KILLED):
+            raise EnvironmentFault(f"the tests were stopped: {ran}")
         reward = float(ran.code == 0) if self.by_exit_code else _reward(shell)
         if reward is None:
             raise EnvironmentFault(f"the tests wrote no reward: {ran}")

@@ -73,7 +73,7 @@ def test_the_same_command_ends_in_the_same_bits(turntree, tmp_path) -> None:
     assert ended[0] == ended[1]
 
 
-@pytest.mark.parametrize("brancher", ["random", "fixed", "arpo_released", "posthoc"])
+@pytest.mark.parametrize("brancher", ["random", "arpo_released", "posthoc"])
 def test_every_brancher_grows_whole_groups(turntree, tmp_path, brancher: str) -> None:
     looks = ("--probe-tokens", 2) if brancher == "random" else ()  # an option that the others do not have
     settings = ("--brancher", brancher, "--iterations", 1, *looks)

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fixed_brancher import FixedBrancher
 from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
 from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
-from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 
 
 class WhereUnsure:

@@ -25,12 +25,12 @@ def config(brancher: Part | None, initial: int | None = 4, **train: Any) -> Trai
 
 
 def test_what_works_survives_its_file() -> None:
-    for brancher in (Part("entropy"), Part("fixed", {"turns": [2, 3]}), Part("posthoc")):
+    for brancher in (Part("entropy"), Part("fixed_brancher:FixedBrancher", {"turns": [2, 3]}), Part("posthoc")):
         wanted = config(brancher)
         assert from_mapping(TrainOnlineConfig, to_mapping(wanted)) == wanted
     config(Part("entropy"), credit=UNBIASED, loss=CONSTANT)
     config(Part("entropy", {"probe_tokens": 1}), loss=LossConfig(ratio="action"))
-    config(Part("fixed"), loss=LossConfig(ratio="action"))
+    config(Part("fixed_brancher:FixedBrancher"), loss=LossConfig(ratio="action"))
     config(None, None)
 
 

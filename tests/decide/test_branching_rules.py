@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from moments import forks_by_turn, moment, moments
 
+from fixed_brancher import FixedBrancher
 from turntree.core import parts, seeds
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, FinishedRollouts, ForkMoment
 from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
-from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 
 VOCABULARY = 50
-RULES = ("entropy", "random", "fixed", "arpo", "arpo_released", "posthoc")
+RULES = ("entropy", "random", "arpo", "arpo_released", "posthoc")
 
 
 def decided(brancher: Brancher, at: ForkMoment) -> BranchDecision:
@@ -104,7 +105,6 @@ def test_a_first_turn_that_is_shorter_than_the_probe_counts_as_far_as_it_goes() 
     [
         ("entropy", {"probe_tokens": 1, "tau": -9.0}),
         ("random", {"probe_tokens": 1, "rate": 1.0}),
-        ("fixed", {"turns": [2]}),
         ("arpo_released", {"alpha": 1.0}),
     ],
 )
@@ -358,14 +358,12 @@ def test_posthoc_goes_round_by_round_and_keeps_the_budget() -> None:
     [
         ("entropy", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
         ("random", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
-        ("fixed", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
         ("arpo_released", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
         ("entropy", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
         ("random", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
         ("random", {"rate": 1.5}, r"field 'brancher.rate': must be in \[0, 1\]"),
         ("entropy", {"beta": 0.0}, "field 'brancher.beta': must be above 0"),
         ("arpo_released", {"beta": -0.1}, "field 'brancher.beta': must be at least 0"),
-        ("fixed", {"turns": (1,)}, "field 'brancher.turns': a fork follows a tool result"),
         ("posthoc", {"expansions": 0}, "field 'brancher.expansions'"),
         ("posthoc", {"rounds": 0}, "field 'brancher.rounds'"),
     ],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from fixed_brancher import FixedBrancher
 from rollout_view import rollout_of
 from token_world import EPISODES, VOCABULARY, TokenRenderer, TokenWorld, WatchedEngine, episode_in
 from turntree.core.labels import Rewards
@@ -13,7 +14,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import GateDecision, GroupProgress
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.decide.gates.table import table_from_groups
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import group_from_tree

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fixed_brancher import FixedBrancher
 from token_world import EPISODES, VOCABULARY, TokenRenderer, TokenWorld, WatchedEngine, expected_reward
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 from turntree.credit.scored import ScoredTree, path_weighted, positions_below
 from turntree.decide.branching.published import ReleasedArpoBrancher
-from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 

@@ -61,6 +61,11 @@ def test_extensions_of_kept_sequences_are_exact_and_prefill_only_what_is_new(mod
         ]
 
 
+def test_a_whole_number_is_a_temperature(model) -> None:
+    whole, real = (ask(prompt(8, 1), 0, temperature=value) for value in (1, 1.0))
+    assert HFEngine(model, STOPS).generate([whole])[0].token_ids == HFEngine(model, STOPS).generate([real])[0].token_ids
+
+
 def test_forks_from_the_middle_of_a_kept_sequence_are_exact(model) -> None:
     engine = HFEngine(model, STOPS)
     root = ask(prompt(32, 3), 0, max_tokens=20, retain=True)

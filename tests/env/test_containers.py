@@ -27,7 +27,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
 from turntree.env.container import LABEL, ContainerHost, ContainerLimits, Snapshot
 from turntree.env.container_shell import ContainerShell, Heard
-from turntree.env.container_tasks import ContainerTask, ContainerTools, checked_by
+from turntree.env.container_tasks import ContainerTask, ContainerTasks, ContainerTools, checked_by
 from turntree.env.local import LocalPool
 from turntree.env.tasks import open_tasks
 from turntree.env.tool_environment import ToolEnvironment
@@ -445,6 +445,29 @@ def test_what_a_killed_run_leaves_the_next_one_removes(host):
         child.send_signal(signal.SIGKILL)
     with ContainerHost() as following:
         assert gone(following, owner) == (0, 0)
+
+
+@containers
+def test_a_shell_that_cannot_be_kept_censors_the_episode(shell):
+    """Its folder and variables would be lost in silence."""
+    with pytest.raises(EnvironmentFault):
+        shell.run("big=$(head -c 1100000 /dev/zero | tr '\\0' a); cd /usr")
+
+
+@containers
+def test_a_check_that_the_kernel_killed_says_nothing_of_the_policy(shell):
+    with pytest.raises(EnvironmentFault):
+        checked_by(shell, "kill -9 $$")
+
+
+@pytest.mark.parametrize("key", ["setup", "folder", "user", "kind", "image"])
+def test_what_is_no_text_in_a_task_is_refused(tmp_path, key):
+    row = {"instruction": "do", "check": "true", "image": "i", key: ["mkdir /app"]}
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row | {"id": str(n)}) + "\n" for n in range(9)))
+    source = ContainerTasks(tasks=str(tmp_path / "tasks.jsonl"))
+    with pytest.raises(InputError) as error:
+        source.of_split("train", 1, 0)
+    assert error.value.field == key
 
 
 # episodes

@@ -185,6 +185,29 @@ def test_the_answers_kept_are_bounded_and_the_least_recently_used_goes_first():
     assert tool.executed == ["a", "b", "c", "b"]
 
 
+def test_a_call_under_way_is_joined_however_many_others_are_answered_meanwhile():
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(query, number):
+        if query == "slow":
+            begun.set()
+            assert go.wait(10)
+        return query
+
+    tools = runtime(tool := Fake(slow), cached_answers=2)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(tools.call, asked("slow"))
+        assert begun.wait(10)
+        for query in ("a", "b", "c"):
+            tools.call(asked(query))
+        second = threads.submit(tools.call, asked("slow"))
+        while not tools.ledger.total().joined:
+            time.sleep(0.01)
+        go.set()
+        assert first.result().text == second.result().text == "slow"
+    assert tool.executed.count("slow") == 1
+
+
 def test_tools_are_shown_in_the_shape_of_chat_templates():
     assert runtime(Fake()).schemas == (
         {"type": "function", "function": {"name": "fake", "description": "a fake", "parameters": SCHEMA}},

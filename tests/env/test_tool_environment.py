@@ -7,14 +7,16 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from http.client import IncompleteRead
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.core.foreign import EnvironmentFault, EnvironmentGone
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, is_of_the_machine
 from turntree.core.messages import Message, ToolCall
 from turntree.env.check import check_environment
 from turntree.env.local import LocalPool
@@ -478,3 +480,37 @@ class Undescribed:
 def test_a_class_whose_tools_cannot_be_described_is_refused_by_name(kind: type, said: str) -> None:
     with pytest.raises(InputError, match=said):
         tool_schemas(kind)
+
+
+class _Lost(Exception):
+    """As an HTTP client raises it."""
+
+    def __init__(self, status: int | None = None) -> None:
+        super().__init__("lost")
+        self.response = None if status is None else SimpleNamespace(status_code=status)
+
+
+RemoteProtocolError = type("RemoteProtocolError", (Exception,), {})  # of httpx
+ServerDisconnectedError = type("ServerDisconnectedError", (type("ClientConnectionError", (Exception,), {}),), {})
+
+
+@pytest.mark.parametrize(
+    ("error", "censored"),
+    [
+        (ExceptionGroup("of tasks", [ValueError("no"), ConnectionRefusedError()]), True),
+        (ExceptionGroup("of tasks", [ValueError("no")]), False),
+        (IncompleteRead(b""), True),
+        (RemoteProtocolError("closed"), True),
+        (ServerDisconnectedError("closed"), True),
+        (_Lost(503), True),
+        (_Lost(429), True),
+        (_Lost(404), False),
+        (_Lost(), False),
+    ],
+)
+def test_a_failure_of_a_server_is_no_answer_of_a_tool(error: Exception, censored: bool) -> None:
+    """As an answer it would leave the rollout its reward of 0."""
+    assert is_of_the_machine(error) is censored
+    wrapped = RuntimeError("the tool failed")
+    wrapped.__cause__ = error
+    assert is_of_the_machine(wrapped) is censored

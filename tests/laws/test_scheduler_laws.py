@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fault_drill import Corridor, FaultPlan, Faulty
+from fixed_brancher import FixedBrancher
 from scripted_engine import ScriptedAnswer, ScriptedEngine
 from tiny_models import tiny_tokenizer
 from turntree.core import seeds
@@ -25,7 +26,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
-from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher
+from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, Session

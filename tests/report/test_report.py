@@ -267,6 +267,11 @@ def test_an_empty_folder_and_a_missing_one_are_one_clear_line(tmp_path: Path) ->
         ),
         ("sft/metrics.jsonl", '{"step": 1}\n{"st', r"metrics\.jsonl:2: is not complete JSON"),
         ("sft/metrics.jsonl", "{}", r"metrics\.jsonl:1: field 'step': is missing"),
+        (
+            "evaluation/base.json",
+            '{"schema": "turntree.evaluation/1", "config": {}, "policy_hash": "", "retention": {"by_skill": {"a": 3}}}',
+            r"base\.json",
+        ),
         ("summary.json", '{"arms": 3}', r"summary\.json: holds a value of the wrong type"),
         ("profile.jsonl", '{"schema": "turntree.pivots/2"}', r"profile\.jsonl:1: field 'schema'"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fault_drill import FaultPlan, Faulty
+from fixed_brancher import FixedBrancher
 from rollout_view import rollout_of
 from token_world import (
     EPISODES,
@@ -51,7 +52,7 @@ from turntree.credit.comparisons import across_starts, rloo
 from turntree.credit.credit import CreditRule
 from turntree.credit.scored import path_weighted
 from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
-from turntree.decide.branching.rules import EntropyBrancher, FixedBrancher, RandomBrancher, bounded
+from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher, bounded
 from turntree.env.tasks import Replayed
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.rewards import Episode, RewardSum, WeightedReward

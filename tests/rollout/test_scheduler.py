@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fault_drill import Corridor, FaultPlan, Faulty
+from fixed_brancher import FixedBrancher
 from rollout_view import rollout_of
 from scripted_engine import ScriptedEngine
 from tiny_models import tiny_tokenizer
@@ -23,7 +24,6 @@ from turntree.core.errors import ConfigError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree
-from turntree.decide.branching.rules import FixedBrancher
 from turntree.decide.gates.audited import RandomGate
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, Session

@@ -199,7 +199,8 @@ def test_a_run_of_another_stage_that_is_overwritten_leaves_no_logs_behind(tmp_pa
     with open_run(tmp_path, "train online", CONFIG, INPUTS, logs=logs) as run:
         for name in logs:
             run.append(name, [{"of": "the earlier run"}])
-    (tmp_path / "report.html").write_text("of the earlier run")
+    for page in ("report.html", "trees.html"):
+        (tmp_path / page).write_text("of the earlier run")
     with open_run(tmp_path, "sft", CONFIG, INPUTS, overwrite=True):
         assert [path.name for path in tmp_path.iterdir() if path.suffix in (".jsonl", ".html")] == []
 

@@ -27,7 +27,6 @@ NOT_FOREIGN = {  # these call what we chose ourselves
     "run/opening.py parquet_rows": "pyarrow",
     "render/*": "chat templates, packages of renderers; an episode has the boundary around them (rollout/live.py)",
     "report/browser.py token_texts": "the tokenizer's library",
-    "stages/forgetting.py _tasks": "lm-eval's loading of data",
     "env/tools/runtime.py work": "a thread, whose error is read by who waits for it",
     "stages/plan.py read_config": "Transformers' reader of config.json",
     "train/checkpoints.py restore": "torch and safetensors reading a checkpoint",

@@ -77,6 +77,8 @@ def test_what_is_saved_is_not_what_comes_after(tmp_path) -> None:
 
 
 def test_the_newest_few_are_kept_and_the_newest_is_restored(tmp_path) -> None:
+    with pytest.raises(ConfigError):  # each save would remove itself
+        CheckpointConfig(keep=-1)
     checkpoints = Checkpoints(tmp_path, CheckpointConfig(keep=2))
     assert checkpoints.latest() is None
     assert checkpoints.restore(held(*trained(0))) is None

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fault_drill import Corridor, Even, FailingEngine, FaultPlan, Faulty, Hopeless
+from fixed_brancher import FixedBrancher
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.cost import Cost
@@ -20,7 +21,6 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Filter, FinishedGroup, GateDecision, GroupProgress, Observation
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
-from turntree.decide.branching.rules import FixedBrancher
 from turntree.decide.filters.dapo import DapoFilter
 from turntree.decide.filters.greso import Greso, GresoConfig
 from turntree.engine.hf import HFEngine

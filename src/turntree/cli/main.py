@@ -37,7 +37,7 @@ def cli() -> None:
 
 for _command in (
     *(traces.traces, pipeline.sft, pipeline.profile, pipeline.rescore, pipeline.select),
-    *(pipeline.train, pipeline.plan, pipeline.export, results.experiment, results.evaluate, results.retention),
+    *(pipeline.train, pipeline.plan, pipeline.export, results.experiment, results.evaluate),
     *(logs.gate, serving.gateway, logs.audit, serving.models, serving.serve, check.check, check.verifier),
     *(results.report, results.quickstart, config.config),
 ):

@@ -1,4 +1,4 @@
-"""`turntree evaluate | retention | experiment | report | quickstart`: success rates, comparisons and reports."""
+"""`turntree evaluate | experiment | report | quickstart`: success rates, comparisons and reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turntree.cli.pipeline import REWARD
 from turntree.core.progress import notice
 
 if TYPE_CHECKING:
-    from turntree.stages.config import EvaluateConfig, ForgettingConfig
+    from turntree.stages.config import EvaluateConfig
 
 
 _UNKNOWN = "the environment does not say whether a task is solved"
@@ -81,31 +81,6 @@ def _told(row: dict[str, Any]) -> str:
 def _unjudged(row: dict[str, Any]) -> list[str]:
     played = row["episodes"] + row["censored"] + row["unknown"]
     return [f"  {line}" for line in censored("episodes", row["censored_reasons"], played)]
-
-
-@click.command(
-    cls=StageCommand,
-    config="turntree.stages.config:ForgettingConfig",
-    options=short("model base tasks include limit chat seed"),
-    short_help="What the policy kept outside its domain, by lm-eval.",
-)
-@out_option("Write the comparison here (JSON).", required=False)
-def retention(config: ForgettingConfig, out: Path | None, json_path: str | None) -> None:
-    """Base against post-trained policy on tasks of EleutherAI's lm-eval (pip install 'turntree[lm-eval]').
-
-    \b
-    Example: turntree retention --model runs/pivotrl/model --base models/my-model --tasks hellaswag,arc_easy
-    """
-    from turntree.stages.forgetting import run_forgetting
-
-    result = run_forgetting(config, out)
-    lines = [f"{'task':30s} {'metric':20s} {'base':>8s} {'policy':>8s}   change"]
-    for row in result["tasks"]:
-        interval = "" if row["low"] is None else f" [{row['low']:+.4f}, {row['high']:+.4f}] of {row['questions']}"
-        named = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
-        numbers = f"{row['base']:8.4f} {row['policy']:8.4f}  {row['change']:+.4f}"
-        lines.append(f"{row['task']:30s} {named:20s} {numbers}{interval}")
-    finish(result, json_path, lines)
 
 
 @click.command(cls=OutputCommand, short_help="One static page of a run directory.")

@@ -11,7 +11,8 @@ import errno
 import subprocess
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from http.client import HTTPException
+from typing import Any, TypeVar, cast
 
 from turntree.core.errors import TurntreeError, disk_is_full
 
@@ -23,6 +24,12 @@ _ASKED_WRONGLY = frozenset({
     errno.ENOENT, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EINVAL,
     errno.ENAMETOOLONG, errno.ELOOP, errno.EBADF, errno.ESPIPE, errno.EXDEV,
 })  # fmt: skip
+# a server's own failure, and lost connections of httpx, aiohttp, websockets and openai, none of which need be installed
+_SERVERS = (429, *range(500, 600))
+_LOST = {
+    "TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError", "ClientConnectionError",
+    "ClientPayloadError", "ConnectionClosed", "APIConnectionError",
+}  # fmt: skip
 
 
 class EnvironmentFault(Exception):
@@ -74,10 +81,14 @@ def call_part(part: str, call: Callable[..., T], *arguments: object) -> T:
 
 
 def is_of_the_machine(error: BaseException | None) -> bool:
-    """Whether an error of a tool, or one that it came from, says that the machine failed: a lost connection, a time
-    limit, a full disk, no memory, a missing package, an exit. No policy is to blame for that. Any other exception may
-    be the tool's way to speak to the policy."""
+    """Whether an error of a tool, one that it came from or one of its group says that the machine failed: a lost
+    connection, a server's failure, a time limit, a full disk, no memory, a missing package, an exit. No policy is to
+    blame for that. Any other exception may be the tool's way to speak to the policy."""
     while error is not None:
+        if any(map(is_of_the_machine, _grouped(error))):
+            return True
+        if isinstance(error, HTTPException) or _status(error) in _SERVERS or _LOST & {*map(_name, type(error).mro())}:
+            return True
         if isinstance(error, OSError) and error.errno not in _ASKED_WRONGLY:
             return True
         exits = not isinstance(error, Exception)
@@ -85,3 +96,19 @@ def is_of_the_machine(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
+
+
+def _grouped(error: BaseException) -> tuple[BaseException, ...]:
+    return cast("Any", error).exceptions if isinstance(error, BaseExceptionGroup) else ()
+
+
+def _name(kind: type) -> str:
+    return kind.__name__
+
+
+def _status(error: BaseException) -> int:
+    """The status of a server's answer that an HTTP client raised, of httpx, requests, aiohttp, openai or urllib; 0 of
+    any other error."""
+    held: Any = getattr(error, "response", None)
+    found = [getattr(of, name, None) for of in (held, error) for name in ("status_code", "status", "code")]
+    return next((status for status in found if type(status) is int and 100 <= status < 600), 0)

@@ -44,7 +44,7 @@ class SamplingBatch:
             if request.sampling.temperature > 0:
                 row[:limit] = uniforms(request.seed, limit)
         return cls(
-            temperature_N=torch.tensor([each.temperature or 1.0 for each in samplings], device=device),
+            temperature_N=torch.tensor([float(each.temperature or 1) for each in samplings], device=device),
             greedy_N=torch.tensor([each.temperature == 0 for each in samplings], device=device),
             uniform_NT=torch.from_numpy(uniform_NT).to(device),
         ).flagged(samplings)

@@ -19,6 +19,7 @@ from turntree.env.container import DEEPEST, ContainerHost, ContainerLimits, Snap
 _FLOOD = 8 << 20  # bytes of output after which a command is stopped
 _KILL_SECONDS = 5.0  # until a command that was killed has ended
 _COUNTS = 3  # of a layer's bytes, where files vanish while the daemon counts them
+KILLED = 128 + 9  # the exit code of what the kernel killed, as for memory
 _STATE_CHARS, _ARGUMENT = 1_000_000, 100_000  # of a shell; the kernel takes 128 KiB an argument
 # Runs a program between its process group's id and its exit code, without which whoever listens to standard error has
 # not heard all. Bash would read BASH_ENV once more.
@@ -129,7 +130,7 @@ class ContainerShell:
             if found is None or stopped:
                 self.background = stopped != _RESTARTED
             else:
-                self._state = found[1] if len(found[1]) <= _STATE_CHARS else self._state
+                self._state = _bounded(found[1])
                 ours = {"/proc/1", f"/proc/{found[2]}", f"/proc/{found[3]}"}
                 self.background = not ours.issuperset(found[4].split(" "))
             return Ran(heard.text(), code, stopped)
@@ -413,3 +414,9 @@ class _Watch:
             except BaseException as error:
                 self.problem = error if isinstance(error, EnvironmentGone) else EnvironmentFault(str(error))
                 return
+
+
+def _bounded(state: str) -> str:
+    if len(state) > _STATE_CHARS:
+        raise EnvironmentFault(f"the shell's variables and functions have more than {_STATE_CHARS:,} characters")
+    return state

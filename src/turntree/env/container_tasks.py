@@ -29,7 +29,7 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.parts import build
 from turntree.env.adapted import rows_of
 from turntree.env.container import ContainerLimits, ContainerProvider, Snapshot
-from turntree.env.container_shell import ContainerShell
+from turntree.env.container_shell import KILLED, ContainerShell
 from turntree.env.local import LocalPool
 from turntree.env.tasks import TaskSet, contents, must_be_held_out
 from turntree.env.tool_environment import ToolEnvironment
@@ -208,7 +208,10 @@ class ContainerTasks(InContainers):
         gold = row.get("gold") or []
         if not isinstance(gold, list) or not all(isinstance(each, str) for each in gold):
             raise InputError("is not a list of commands", path=self.tasks, field="gold")
-        texts = {key: str(row.get(key) or "") for key in ("setup", "folder", "user", "kind", "check")}
+        for key in ("setup", "folder", "user", "kind", "image"):
+            if not isinstance(row.get(key), str | None):
+                raise InputError("is no text", path=self.tasks, field=key)
+        texts = {key: row.get(key) or "" for key in ("setup", "folder", "user", "kind", "check")}
         return ContainerTask(
             id=str(row.get("id") or name),
             instruction=row["instruction"],
@@ -227,11 +230,11 @@ _KEYS = ("id", "kind", "instruction", "image", "folder", "user", "setup", "check
 
 def checked_by(shell: ContainerShell, check: str) -> Judged:
     """1 where a script ends with exit code 0, after every process of the episode has ended. Raises `EnvironmentFault`
-    where it was stopped, which is no failure of the policy."""
+    where it was stopped or killed, as for memory, which is no failure of the policy."""
     shell.restart()
     ran = shell.script(["/bin/bash", "-c", check], seconds=_MINUTES)
-    if ran.stopped:
-        raise EnvironmentFault(f"the check was stopped: it {ran.stopped}")
+    if ran.stopped or ran.code == KILLED:
+        raise EnvironmentFault(f"the check was stopped: {ran}")
     return Judged(float(ran.code == 0), str(ran))
 
 

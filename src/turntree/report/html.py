@@ -57,8 +57,8 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
             trees[arm.name] = arm.folder / browser.PAGE, groups
     with reading(run.path):
         shown = view(run) | {"tree": _trees(trees, out)}
-    sections = {name: title for name, title in SECTIONS.items() if shown[name]}
-    page = templates().get_template("report.html.j2").render(run=run, sections=sections, **shown)
+        sections = {name: title for name, title in SECTIONS.items() if shown[name]}
+        page = templates().get_template("report.html.j2").render(run=run, sections=sections, **shown)
     for path, groups in trees.values():
         write_text(path, browser.render(groups))
     return write_text(out, page)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import UndefinedError
+
 from turntree.core.errors import InputError
 from turntree.run import artifacts
 from turntree.run.artifacts import PIVOTS, PROFILE
@@ -96,7 +98,7 @@ def reading(path: Path, line: int | None = None) -> Iterator[None]:
         yield
     except KeyError as error:
         raise InputError("is missing", path=path, line=line, field=str(error.args[0]), hint="make it again") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, UndefinedError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"holds a value of the wrong type ({error})", path=path, line=line) from error

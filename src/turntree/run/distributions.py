@@ -9,8 +9,6 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_HALVINGS = 200  # of a bracket: more than a float has bits
-
 
 def binomial(successes: ArrayLike, trials: ArrayLike, share: ArrayLike) -> NDArray[np.float64]:
     """P(X = `successes`) of `trials` draws with chance `share`; the arguments broadcast. Counts from 0, in range."""
@@ -36,17 +34,9 @@ def at_least(successes: int, trials: int, share: float) -> float:
 def share_of_tail(successes: int, trials: int, tail: float) -> float:
     """The chance at which `successes` or more of `trials` have the probability `tail`: the quantile of the distribution
     Beta(successes, trials - successes + 1)."""
-    low, high, middle = 0.0, 1.0, successes / (trials + 1)
-    for _ in range(_HALVINGS):
-        off = at_least(successes, trials, middle) - tail
-        low, high = (low, middle) if off > 0 else (middle, high)
-        slope = successes * float(binomial(successes, trials, middle)) / middle
-        step = off / slope if slope > 0 else 0.0
-        before, middle = middle, middle - step  # Newton's step where it stays within the bracket
-        if not low < middle < high:
-            middle = (low + high) / 2
-        if abs(middle - before) <= 1e-15 * before:
-            break
+    low, high = 0.0, 1.0
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if at_least(successes, trials, middle) > tail else (middle, high)
     return middle
 
 
@@ -66,9 +56,6 @@ def student(below: float, free: int) -> float:
         return 2 / math.pi * (angle + summed) if odd else summed
 
     low, high = 0.0, math.pi / 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
+    while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if within(middle) < 2 * below - 1 else (low, middle)
     return math.sqrt(free) * math.tan((low + high) / 2)

@@ -147,7 +147,7 @@ class RunDirectory:
         """Remove the files of the previous run, which may have been of another stage; `cost.json`, the mark of a
         finished run, goes first."""
         self._cost.unlink(missing_ok=True)
-        for name in (LOGGER_MARKS, *_LOGS, "report.html"):
+        for name in (LOGGER_MARKS, *_LOGS, "report.html", "trees.html"):
             (self.path / name).unlink(missing_ok=True)
         for folder in (self.checkpoints, self.model, self.path / "own", self.path / "best"):
             shutil.rmtree(folder, ignore_errors=True)

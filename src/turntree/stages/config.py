@@ -366,7 +366,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
     of an experiment), or your own module:object."""
     brancher: Annotated[Part | None, Usual("entropy")] = None
-    """Fork episodes after tool results: entropy, random, fixed, arpo, arpo_released, posthoc, or a module:object."""
+    """Fork episodes after tool results: entropy, random, arpo, arpo_released, posthoc, or a module:object."""
     filters: tuple[Part, ...] = ()
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
@@ -427,7 +427,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             problem = f"looks at the first {brancher.probe_tokens} tokens of turns that end at {longest}: none can fork"
             raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")
         if brancher.reads_entropies and self.device.carrier is not None:
-            hint = "use random, fixed or posthoc"
+            hint = "use random or posthoc"
             raise ConfigError("decides by entropies, which the carrier does not tell", field="brancher", hint=hint)
         if brancher.splits_turns and self.train.loss.ratio == "action":
             problem = "'action' takes the ratio of whole turns, and branches share a part of one"
@@ -520,33 +520,3 @@ class RecordConfig(Playing):
 
     def __post_init__(self) -> None:
         at_least(self, count=1, samples=1, wave=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ForgettingConfig:
-    """`turntree retention`."""
-
-    model: str
-    """The post-trained policy: a folder in Hugging Face format, a name on the Hub, or a registered policy."""
-    tasks: tuple[str, ...]
-    """lm-eval's names, e.g. hellaswag,arc_easy,ifeval."""
-    base: str = "default"
-    """The policy before post-training."""
-    include: str | None = None
-    """A folder with YAML files of your own tasks."""
-    limit: int = 0
-    """Use only this many first questions of each task (0: all)."""
-    chat: bool = False
-    """Render questions with the chat template: for a policy that was trained on chat turns only."""
-    batch: int = field(default=8, metadata=FIXED)
-    """Questions at once."""
-    seed: int = 0
-    """Of lm-eval."""
-    device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        if self.device.carrier is not None:
-            hint = "fetch the adapter with `turntree models get`, and give its folder"
-            raise ConfigError("does not answer lm-eval", field="device.carrier", hint=hint)
-        if not self.tasks or self.limit < 0 or self.batch < 1:
-            raise ConfigError("at least one task, limit >= 0 and batch >= 1 are needed", field="tasks")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from turntree.core import parts
 from turntree.core.config import Between, Part
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
 from turntree.core.protocols import Observation, task_of
 from turntree.env.pool import checked, start
@@ -38,14 +38,10 @@ class Gold:
     """Which of its tasks: train, dev or test."""
     count: Annotated[int, Between(1)] = 200
     """How many tasks."""
-    dev: float = 0.2
+    dev: Annotated[float, Between(0, 0.99)] = 0.2
     """Share of the tasks to train on that is held out for development."""
     seed: int = 0
     """Of the tasks and the splits."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dev < 1:
-            raise ConfigError("is outside [0, 1)", field="dev")
 
     def __len__(self) -> int:
         return self.count

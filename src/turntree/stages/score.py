@@ -122,8 +122,11 @@ def _episodes(config: ScoreConfig) -> tuple[str, list[Verdict]]:
         raise ConfigError(f"{config.verifier.name!r} compares with a demonstration", field="gold", hint=hint)
     with contextlib.closing(verifier):
         declared = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
-        rows = (one for one in _rows(Path(config.candidate)) if not _opens_traces(one[2]))
-        told = [_episode(row, path, n, declared) for path, n, row in rows]
+        told = [
+            _episode(row, path, n, declared)
+            for path, n, row in _rows(Path(config.candidate))
+            if not (isinstance(row, dict) and row.get("schema") == FILE_SCHEMA)  # the first line of traces
+        ]
         with ThreadPoolExecutor(verifier.concurrency, thread_name_prefix="turntree-verdicts") as pool:
             return verifier.name, list(pool.map(lambda each: verifier.grade(*each), told))
 
@@ -140,11 +143,6 @@ def _episode(
         if all(message.role != "assistant" for message in messages):
             raise InputError("has no turn of the assistant", field="messages", hint="leave the line out")
         return messages, tools
-
-
-def _opens_traces(row: Any) -> bool:
-    """Whether this is the first line of a file of traces."""
-    return isinstance(row, dict) and row.get("schema") == FILE_SCHEMA
 
 
 def run_audit(config: AuditConfig) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class CheckpointConfig:
     """How many of the newest checkpoints are kept while the run is unfinished."""
 
     def __post_init__(self) -> None:
-        at_least(self, every=0)
+        at_least(self, every=0, every_seconds=0, keep=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ The line of text below a field is its documentation: `turntree config` and `--he
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -91,5 +92,5 @@ class LossConfig:
         if not 0 <= self.clip_low <= 1:
             raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
         at_least(self, clip_high=0, kl_coefficient=0)
-        if (self.normalizer == "constant") != (self.constant is not None and self.constant > 0):
+        if (self.normalizer == "constant") != (self.constant is not None and 0 < self.constant < math.inf):
             raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")

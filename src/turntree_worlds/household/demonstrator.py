@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from turntree.core import seeds
+from turntree.core.config import Between
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
@@ -49,17 +50,14 @@ class HouseholdDemonstrator:
     in the history tells where to look."""
     max_turns: int = 40
     """Longest game."""
-    slips: float = 0.0
+    slips: Annotated[float, Between(0, 0.99)] = 0.0
     """Chance of a slip before a turn (noise injection, Laskey et al. 2017)."""
-    dev: float = 0.2
+    dev: Annotated[float, Between(0, 0.99)] = 0.2
     """Share of the games to train on that is held out for development."""
     seed: int = 0
     """Of the draw of games from a file or folder, of experts, slips and splits."""
 
     def __post_init__(self) -> None:
-        for name in ("dev", "slips"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError("is outside [0, 1)", field=name)
         if self.slips and self.expert == "shortest":
             raise ConfigError("goes with the exploring expert only", field="slips")
 

@@ -111,11 +111,10 @@ class HouseholdEnvironment:
 
 def command_of(action: Message) -> str:
     """What is played: the words, or the command of a ReAct turn; nothing of other calls."""
+    if not action.tool_calls and re.search(r"^Action:", answer_text(action), re.MULTILINE):
+        action = parse_message(answer_text(action), "react")
     if not action.tool_calls:
-        text = answer_text(action)
-        action = parse_message(text, "react") if re.search(r"^Action:", text, re.MULTILINE) else action
-        if not action.tool_calls:
-            return text
+        return answer_text(action)
     call, *more = action.tool_calls
     return str(call.arguments.get("command", "")) if call.name == ACT and not more else ""
 

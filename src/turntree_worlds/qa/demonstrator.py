@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, cast
 
 from turntree.core import seeds
 from turntree.core.config import Between, Part, to_mapping
-from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.env.tasks import TRAIN, environment_record
@@ -45,17 +44,12 @@ class QaDemonstrator:
     questions: GeneratedQuestions = field(default_factory=GeneratedQuestions)
     count: Annotated[int, Between(1)] = 200
     """How many questions."""
-    slips: float = 0.0
+    slips: Annotated[float, Between(0, 0.99)] = 0.0
     """Chance of a wrong look-up before each look-up of the expert."""
-    dev: float = 0.2
+    dev: Annotated[float, Between(0, 0.99)] = 0.2
     """Share of traces held out for development."""
     seed: int = 0
     """Of slips and splits."""
-
-    def __post_init__(self) -> None:
-        for name in ("dev", "slips"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError("is outside [0, 1)", field=name)
 
     def __len__(self) -> int:
         return self.count

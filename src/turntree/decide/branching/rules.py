@@ -96,26 +96,6 @@ class Paced(Brancher):
         self._pace.restore(state)
 
 
-class FixedBrancher(Brancher):
-    """Forks into `branches` before each turn in `turns` that follows a tool result, while the budget lasts.
-
-    Args:
-        branches: Z, rollouts that go on from a fork, the rollout itself among them.
-        turns: The turns that fork.
-    """
-
-    def __init__(self, *, branches: int = 2, turns: tuple[int, ...] = (2,)) -> None:
-        if any(turn < 2 for turn in turns):
-            raise ConfigError("a fork follows a tool result: turns count from 2 here", field="turns")
-        self.turns, self.branches = frozenset(turns), branches
-        at_least(self, branches=2)
-
-    def decide(self, moment: ForkMoment) -> BranchDecision | None:
-        if moment.turn not in self.turns:
-            return None
-        return bounded(moment, self.branches, "a given turn", {})
-
-
 class RandomBrancher(Paced):
     """The control of `EntropyBrancher`: forks with probability `rate`, independent of what was sampled.
 

@@ -167,11 +167,11 @@ class ToolRuntime:
             ended, final = self._execute(tool, arguments, retries=self.config.retries)
         finally:
             with self._lock:
+                future.set_result(ended)
                 if not final:
-                    self._answers.pop(key, None)
-                elif len(self._answers) > self.config.cached_answers:
-                    self._answers.popitem(last=False)
-            future.set_result(ended)
+                    del self._answers[key]
+                elif len(self._answers) > self.config.cached_answers:  # a call under way stays: others may join it
+                    del self._answers[next(kept for kept, other in self._answers.items() if other.done())]
         return ended
 
     def _execute(self, tool: Tool, arguments: Mapping[str, Any], retries: int) -> tuple[ToolResult, bool]:
