@@ -48,7 +48,16 @@ def test_whole_episodes_are_trained_with_branching(turntree, begun):
     out = begun / "online"
     turntree(
         *("train", "online", "--environment", "household", "--model", begun / "sft" / "model", "--iterations", 2),
-        *("--max-turns", 3, "--max-tokens", 40, "--reward", "test_model_families:wordy", "--brancher", "fixed"),
+        *(
+            "--max-turns",
+            3,
+            "--max-tokens",
+            40,
+            "--reward",
+            "test_model_families:wordy",
+            "--brancher",
+            "fixed_brancher:FixedBrancher",
+        ),
         *("--set", "train.groups=2", "--set", "train.group_size=4", "--set", "check.tasks=1"),
         *("--set", "train.initial_rollouts=2", "--set", "brancher.turns=[2]", "--out", out),
     )

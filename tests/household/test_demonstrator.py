@@ -2,7 +2,7 @@
 
 import pytest
 
-from turntree.core.config import Part
+from turntree.core.config import Part, from_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.stages.demonstrate import demonstrate
@@ -79,4 +79,4 @@ def test_the_loss_of_fine_tuning_covers_the_candidates_only(tmp_path):
 @pytest.mark.parametrize("bad", [{"slips": 1.0}, {"dev": -0.1}, {"slips": 0.1, "expert": "shortest"}])
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ConfigError):
-        HouseholdDemonstrator(**bad)
+        from_mapping(HouseholdDemonstrator, bad)

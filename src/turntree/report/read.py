@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import UndefinedError
-
 from turntree.core.errors import InputError
 from turntree.run import artifacts
 from turntree.run.artifacts import PIVOTS, PROFILE
@@ -94,6 +92,8 @@ def read_run(path: Path) -> Run:
 @contextlib.contextmanager
 def reading(path: Path, line: int | None = None) -> Iterator[None]:
     """A key that is missing or of the wrong type becomes one line that names the file."""
+    from jinja2 import UndefinedError
+
     try:
         yield
     except KeyError as error:

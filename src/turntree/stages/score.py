@@ -203,9 +203,9 @@ def _action(value: Any) -> Message:
     if row.get("role", "assistant") != "assistant":
         raise InputError(f"is {row['role']!r}", field="role", hint="an action is an assistant message")
     calls: Any = row.get("tool_calls") or []
-    check_keys(row, _KEYS)
-    if not isinstance(calls, list):
+    if not isinstance(calls, list) or "function_call" in row:
         raise InputError("is not a list of calls", field="tool_calls", hint="write {tool_calls: [{function: ...}]}")
+    check_keys(row, _KEYS | {"tools"})
     text = Message.from_chat({"role": "assistant", "content": row.get("content")}).content
     return Message("assistant", text, tuple(map(_call, cast("list[Any]", calls))))
 
