@@ -87,7 +87,8 @@ def is_of_the_machine(error: BaseException | None) -> bool:
     while error is not None:
         if any(map(is_of_the_machine, _grouped(error))):
             return True
-        if isinstance(error, HTTPException) or _status(error) in _SERVERS or _LOST & {*map(_name, type(error).mro())}:
+        lost = not _LOST.isdisjoint(kind.__name__ for kind in type(error).mro())
+        if lost or isinstance(error, HTTPException) or _status(error) in _SERVERS:
             return True
         if isinstance(error, OSError) and error.errno not in _ASKED_WRONGLY:
             return True
@@ -100,10 +101,6 @@ def is_of_the_machine(error: BaseException | None) -> bool:
 
 def _grouped(error: BaseException) -> tuple[BaseException, ...]:
     return cast("Any", error).exceptions if isinstance(error, BaseExceptionGroup) else ()
-
-
-def _name(kind: type) -> str:
-    return kind.__name__
 
 
 def _status(error: BaseException) -> int:

@@ -430,11 +430,12 @@ def _spelled_in_python(arguments: dict[str, Any], name: str, tools: Tools) -> di
     declared: dict[str, Any] = (parameters or {}).get("properties") or {}
     read = dict(arguments)
     for key, value in arguments.items():
+        if not isinstance(value, str):
+            continue
         kinds = _kinds(declared.get(key)) or {"string"}
-        constant = _PYTHON.get(value) if isinstance(value, str) else value
-        if isinstance(value, str) and value in _PYTHON and _TYPES.get(type(constant), "null") in kinds:
-            read[key] = constant
-        elif isinstance(value, str) and "string" not in kinds:
+        if value in _PYTHON and _TYPES.get(type(_PYTHON[value]), "null") in kinds:
+            read[key] = _PYTHON[value]
+        elif "string" not in kinds:
             return None
     return read
 
