@@ -187,7 +187,8 @@ class Recipe:
                 )
         elif arm in ("pivot", "random"):
             chosen = self.selection(warm)[arm]
-            yield self.reinforced(name, warm, (chosen.result,), seed, chosen)
+            states = words(chosen.result, "--set", f"train.groups={options.states}")
+            yield self.reinforced(name, warm, states, seed, chosen)
         elif arm in ONLINE:
             yield self.online(name, warm, seed, ONLINE[arm])
         else:
@@ -245,7 +246,6 @@ class Recipe:
         command = words(
             *("train", "pivot", *states, "--model", warm.model, "--seed", seed, "--steps", options.steps),
             *("--learning-rate", options.rate, "--set", "train.optimizer.warmup_steps=2"),
-            *(() if "own" in states else ("--set", f"train.groups={options.states}")),
             *("--set", f"train.group_size={options.group}"),
             *("--set", f"train.sampling.max_tokens={options.max_tokens}", "--set", "check.tasks=0"),
             *self.training(name),

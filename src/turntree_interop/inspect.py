@@ -20,6 +20,7 @@ from turntree.traces.formats.row import (
     told_by,
     words,
 )
+from turntree_interop.observed import was_cut
 
 _SAMPLE_KEYS = words(
     "id epoch input choices target description sandbox files setup messages output scores metadata store events "
@@ -46,18 +47,32 @@ def read_inspect(row: dict[str, Any]) -> ChatRow:
         chat.success = {"C": True, "I": False, 1: True, 0: False}.get(values[0])
     chat.meta = {name: one.get("value") for name, one in scores.items() if isinstance(one, dict)}
     count_unknown(row, _SAMPLE_KEYS, "", chat.ignored)
-    chat.messages = each_object(list_of(row, "messages", "a list of messages"), lambda raw: [_message(raw, chat)])
+    cut = _cut(row)
+    chat.messages = each_object(list_of(row, "messages", "a list of messages"), lambda raw: [_message(raw, chat, cut)])
     if row.get("error"):
         chat.drop_turns()
     return chat
 
 
-def _message(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
+def _cut(row: dict[str, Any]) -> set[str]:
+    """The ids of the answers that a token limit ended: of the last call, and of every call that is among the events."""
+    events = row.get("events")
+    calls = [row, *(events if isinstance(events, list) else ())]
+    outputs = [call.get("output") for call in calls if isinstance(call, dict)]
+    choices = [output.get("choices") for output in outputs if isinstance(output, dict)]
+    answers = [choice for told in choices if isinstance(told, list) for choice in told if was_cut(choice)]
+    messages = [choice.get("message") for choice in answers]
+    return {message["id"] for message in messages if isinstance(message, dict) and isinstance(message.get("id"), str)}
+
+
+def _message(raw: dict[str, Any], chat: ChatRow, cut: set[str]) -> dict[str, Any]:
     count_unknown(raw, _MESSAGE_KEYS, "messages[].", chat.ignored)
     content, reasoning = _content(raw.get("content"), chat)
     message: dict[str, Any] = {"role": raw.get("role"), "content": content}
     if reasoning:
         message["reasoning"] = reasoning
+    if raw.get("role") == "assistant" and str(raw.get("id")) in cut:
+        message["weight"] = 0  # no demonstration
     if raw.get("role") == "tool":
         error = raw.get("error")
         said = content or (str(error.get("message", "")) if isinstance(error, dict) else error) or ""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.from_thread
 
+from turntree.core.config import is_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, reason_of
 from turntree.core.messages import Message, answer_text
@@ -305,4 +306,4 @@ def _is_answer(value: Any) -> bool:
 
 def server_of(argument: str) -> str | Sequence[str]:
     """A URL as it is, a command line as its words."""
-    return argument if argument.startswith(("http://", "https://")) else shlex.split(argument)
+    return argument if is_url(argument) else shlex.split(argument)

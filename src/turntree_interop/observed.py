@@ -122,7 +122,7 @@ def _name(message: Any) -> str:
 def was_cut(told: Any) -> bool:
     """Whether an object tells that the token limit ended an answer."""
     reasons = [told.get("finish_reason"), told.get("stop_reason")] if isinstance(told, dict) else []
-    return any(str(reason).lower() in ("length", "max_tokens") for reason in reasons)
+    return any(str(reason).lower() in ("length", "max_tokens", "model_length") for reason in reasons)
 
 
 def from_text(value: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
+from turntree.core.config import is_url
 from turntree.core.errors import InputError
 from turntree_worlds.search import Found
 
@@ -44,7 +45,7 @@ class RetrievalServer:
         return found
 
     def page(self, title: str) -> Found | None:
-        if title in self._shown and title.startswith(("http://", "https://")):
+        if title in self._shown and is_url(title):
             text = read_page(title)
             return Found(title, title, text, text)
         wanted = title.strip().casefold()

@@ -65,6 +65,18 @@ def test_a_sample_that_ended_with_an_error_is_no_demonstration():
     assert chat.left_out["rollout_failed"] == 2 and all(one["role"] != "assistant" for one in chat.messages)
 
 
+@pytest.mark.parametrize("told_by", ["output", "event"])
+@pytest.mark.parametrize("reason", ["max_tokens", "model_length", "stop", None])
+def test_an_answer_that_a_token_limit_ended_is_no_demonstration(told_by, reason):
+    from turntree_interop.inspect import read_inspect
+
+    question, *_, answer = SAMPLE["messages"]
+    output = {"choices": [{"message": {"id": "m2"}, "stop_reason": reason}]}
+    told = {"output": output} if told_by == "output" else {"events": [{"event": "model", "output": output}, "odd"]}
+    chat = read_inspect({**SAMPLE, "messages": [question, answer | {"id": "m2"}], **told})
+    assert [one.get("weight", 1) for one in chat.messages] == [1, int(reason in ("stop", None))]
+
+
 @pytest.mark.parametrize("kind", [[], {}, ["text"], None, 3])
 def test_a_part_whose_type_is_no_text_is_counted_and_left_out(kind):
     from turntree_interop.inspect import read_inspect

@@ -96,7 +96,7 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
         judged = [row for row, kind in zip(rows, classes, strict=True) if kind != "unjudged"]
         drawn = rng.sample(judged, len(_distinct(pivots, config)))
         blind = {"drawn": len(drawn), "not drawn": len(judged) - len(drawn), "unjudged": len(rows) - len(judged)}
-        return Selection(tuple(_marked(row, "random") for row in drawn), blind)
+        return Selection(tuple(_marked(row, "random", 1.0) for row in drawn), blind)
     chosen = _distinct(pivots, config)
     if dropped := len(pivots) - len(chosen):
         counts["pivot"] -= dropped
@@ -108,11 +108,12 @@ def select(rows: Sequence[Row], config: SelectConfig) -> Selection:
     shares = [of_pivots * share for share in _pivot_shares(chosen, config)]
     sizes = Counter(row["kind"] for row in anchors)  # every kind has the same share of the draws of anchors
     shares += [config.anchor_share / len(sizes) / sizes[row["kind"]] for row in anchors]
-    marked = [_marked(row, "pivot") for row in chosen] + [_marked(row, "anchor") for row in anchors]
+    roles = [(row, "pivot") for row in chosen] + [(row, "anchor") for row in anchors]
     weights = [share * len(shares) for share in shares]
     if all(math.isclose(weight, 1.0) for weight in weights):  # exactly: turns of equal weight are drawn in epochs
         weights = [1.0] * len(weights)
-    return Selection(tuple(row | {"weight": weight} for row, weight in zip(marked, weights, strict=True)), counts)
+    marked = (_marked(row, role, weight) for (row, role), weight in zip(roles, weights, strict=True))
+    return Selection(tuple(marked), counts)
 
 
 def _distinct(pivots: list[Row], config: SelectConfig) -> list[Row]:
@@ -172,9 +173,9 @@ def capped_shares(sizes: Mapping[str, float], cap: float) -> dict[str, float]:
         full |= above
 
 
-def _marked(row: Row, role: str) -> dict[str, Any]:
+def _marked(row: Row, role: str, weight: float) -> dict[str, Any]:
     keys = ("trace_id", "turn", "kind", "reward_mean", "reward_var")
-    return {**{key: row[key] for key in keys}, "role": role, "weight": 1.0}
+    return {**{key: row[key] for key in keys}, "role": role, "weight": weight}
 
 
 def preview(rows: Sequence[Row], thresholds: Sequence[float]) -> list[dict[str, Any]]:

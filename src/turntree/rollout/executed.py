@@ -71,7 +71,7 @@ class Executed(TurnVerifier):
         self, environment: Part | None = None, *, compare: Compare = "either", ignore_whitespace: bool = False
     ) -> None:
         if environment is None:
-            hint = "name the environment that the traces were played in: --environment NAME"
+            hint = "name that of the traces: --environment NAME (an exported reward has none: name another verifier)"
             raise ConfigError("`executed` plays actions and needs one", field="environment", hint=hint)
         options = {"compare": compare, "ignore_whitespace": ignore_whitespace}
         deciding = [parts.identity("environments", environment), to_value(environment.options), options]

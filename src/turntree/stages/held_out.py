@@ -181,7 +181,8 @@ class SuccessCheck:
         self._evaluator = Evaluator(policy, tasks.settings, tasks.opened.of(DEV), tasks.opened.pool)
 
     def __call__(self, step: int, row: Row) -> Checked:
-        if any("held_out_unknown" in logged for logged in self._run.metrics()):
+        logged = self._run.metrics()
+        if any("held_out_unknown" in each for each in logged):
             return Checked({})
         kept = self._kept()
         if kept is None or kept >= step:  # half saved, or of a step that a killed process took: this one may differ
@@ -193,7 +194,7 @@ class SuccessCheck:
         self._seen(each.tree for each in played.trees)
         turns = Counter(kind for each in played.trees for kind in _kinds(each.tree))
         actions = {kind: count / turns.total() for kind, count in turns.most_common()}
-        looks = self.looks({"step": step, **row, "held_out_actions": actions})
+        looks = self._looks([*logged, {"step": step, **row, "held_out_actions": actions}])
         if step and self._stops and best(looks) is looks[-1]:
             folder = self._run.path / BEST
             self._policy.save(folder)  # replaces it whole
@@ -229,10 +230,9 @@ class SuccessCheck:
         notice(f"warning: {fallen.text}")
         return ""
 
-    def looks(self, row: Row | None = None) -> list[Look]:
-        """The checks so far; `row` is that of the step of the last one, where it was not logged yet."""
+    def _looks(self, rows: Sequence[Row]) -> list[Look]:
+        """The checks of the steps with these rows."""
         outcomes = self._run.outcomes()
-        rows = [*self._run.metrics(), *([row] if row else [])]
         first = next((each["reward_mean"] for each in rows if each.get("reward_mean") is not None), None)
         found: list[Look] = []
         since: list[float] = []
@@ -248,7 +248,7 @@ class SuccessCheck:
     def result(self, start: str) -> dict[str, Any]:
         """What a run says of its success; `start` names the policy that it began with. A share is None where its tasks
         have no outcome, and `best_model` where its weights were lost with a killed process."""
-        looks = self.looks()
+        looks = self._looks(self._run.metrics())
         highest, changed = best(looks), change(looks[0], looks[-1])
         kept = str(self._run.path / BEST) if highest is not None and self._kept() == highest.step else None
         return {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core import seeds
-from turntree.core.config import at_least
+from turntree.core.config import at_least, is_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.env.local import LocalPool
@@ -109,7 +109,7 @@ class Questions(GeneratedQuestions):
             else:
                 asked, read = self.read(splits, seed)
                 files["questions"] = self.questions
-                if self.index.startswith(("http://", "https://")):
+                if is_url(self.index):
                     index = RetrievalServer(self.index)
                 else:
                     files["index"] = self.index
