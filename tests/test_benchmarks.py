@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import runpy
@@ -15,20 +17,26 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / script), "--quick", *options]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+def printed(script: str, *options: str) -> str:
+    """What a benchmark prints."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as said:
+        patch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+        patch.setattr(sys, "argv", [script, "--quick", *options])
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+    return said.getvalue()
 
 
-def cases(script: str, *options: str) -> list[dict[str, Any]]:
-    finished = run(script, "--repeats", "2", "--json", "-", *options)
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)["cases"]
+def read(script: str, *options: str) -> dict[str, Any]:
+    return json.loads(printed(script, *options, "--json", "-"))
+
+
+def cases(script: str) -> list[dict[str, Any]]:
+    return read(script, "--repeats", "2")["cases"]
 
 
 @pytest.mark.parametrize("shape", ["long", "branched"])
 def test_updates_have_the_same_gradient_and_rho_counts_tokens(shape: str):
-    found = cases("update_step.py", "--shape", shape)
+    found = read("update_step.py", "--repeats", "2", "--shape", shape)["cases"]
     assert [case["name"] for case in found] == ["vocabulary_50", "vocabulary_500"]
     sharing = {"long": 4 * (32 + 4) / (32 + 4 * 4), "branched": 4 * (32 + 12) / (32 + 2 * 8 + 4 * 4)}[shape]
     for case in found:
@@ -45,26 +53,27 @@ def test_updates_have_the_same_gradient_and_rho_counts_tokens(shape: str):
 
 @pytest.mark.usefixtures("bubblewrap")
 def test_environments_are_timed_by_their_own_gold():
-    finished = run("environments.py", "browsing", "household", "--json", "-")
-    assert finished.returncode == 0, finished.stderr
-    pages, rooms = json.loads(finished.stdout)["cases"]
+    pages, rooms = read("environments.py", "browsing", "household")["cases"]
     assert (pages["name"], pages["tasks"], pages["solved_by_gold"]) == ("browsing", 3, 3)
     assert pages["steps_per_second"] > 0 and all(pages[f"{what}_ms"] >= 0 for what in ("reset", "step", "fork"))
     assert (rooms["tasks"], rooms["steps_per_second"]) == (0, None)  # its expert is a demonstrator: no gold
 
 
 def test_replayed_experts_leave_less_between_sampler_and_trainer():
-    finished = run("routes.py")
-    assert finished.returncode == 0, finished.stderr
-    chosen, replayed, *_ = [line.split("|")[1:-1] for line in finished.stdout.splitlines()[2:]]
+    chosen, replayed, *_ = [line.split("|")[1:-1] for line in printed("routes.py").splitlines()[2:]]
     assert [chosen[1].strip(), replayed[1].strip()] == ["chosen by the trainer", "replayed"]
     assert 0 < float(replayed[2]) < 0.7 * float(chosen[2])
 
 
 def test_every_turn_of_a_large_import_is_accounted_for():
-    finished = run("import_scale.py", "--json", "-")
-    assert finished.returncode == 0, finished.stderr
-    (case,) = json.loads(finished.stdout)["cases"]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "import_scale.py"),
+        "--quick",
+        "--json",
+        "-",
+    ]
+    (case,) = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["cases"]
     assert case["turns"] == case["report"]["turns_read"] == case["report"]["turns_kept"]
     assert case["whole"]["exit_code"] == 0 and case["whole"]["peak_mb"] < 500
 
@@ -91,9 +100,7 @@ def test_a_pretrained_size_is_timed_for_siblings_an_update_with_its_head_and_pla
 
 
 def test_the_model_of_many_gpus_reports_shares_for_every_mode_and_staleness():
-    finished = run("scale_model.py", "--json", "-")
-    assert finished.returncode == 0, finished.stderr
-    found = json.loads(finished.stdout)
+    found = read("scale_model.py")
     settings = {(row["mode"], row["staleness"]) for row in found["best"]}
     assert len(settings) == len(found["best"]) == 9
     for row in found["rows"]:
