@@ -57,6 +57,11 @@ PIVOT = TrainPivotConfig(
 STAGES = {"online": (run_train_online, ONLINE), "pivot": (run_train_pivot, PIVOT)}
 
 
+def of_two_steps(config: Any) -> Any:
+    few = {"iterations": 2} if isinstance(config, TrainOnlineConfig) else {"steps": 2}
+    return replace(config, train=replace(config.train, **few))
+
+
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another policy of the same tokenizer, not far from the start."""
@@ -101,8 +106,9 @@ def test_the_start_for_a_reference_is_no_reference_and_another_policy_pulls(
     stage: str, teacher: Path, tmp_path: Path
 ) -> None:
     run, config = STAGES[stage]
-    run(config, tmp_path / "none")
-    run(replace(config, reference=str(resolve("household"))), tmp_path / "start")
+    few = of_two_steps(config)
+    run(few, tmp_path / "none")
+    run(replace(few, reference=str(resolve("household"))), tmp_path / "start")
     found, wanted = weights(tmp_path / "start"), weights(tmp_path / "none")
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     assert distances(tmp_path / "none")[0] == 0
@@ -126,7 +132,7 @@ def test_a_reference_that_cannot_be_one_is_refused(teacher: Path, tmp_path: Path
 
 
 def test_a_run_goes_on_with_the_same_reference_only(teacher: Path, tmp_path: Path) -> None:
-    config = replace(ONLINE, reference=str(tmp_path / "teacher"))
+    config = replace(of_two_steps(ONLINE), reference=str(tmp_path / "teacher"))
     (tmp_path / "teacher").symlink_to(teacher)
     run_train_online(config, tmp_path / "run")
     (tmp_path / "teacher").unlink()
@@ -160,9 +166,8 @@ def served(teacher: Path) -> FakeVllm:
 def test_a_teacher_on_a_server_teaches_what_its_folder_does(
     stage: str, prefixes: Any, teacher: Path, served: FakeVllm, tmp_path: Path
 ) -> None:
-    run, config = STAGES[stage]
-    few = {"iterations": 2} if stage == "online" else {"steps": 2}
-    train = replace(config.train, minibatch=1 if prefixes == "repeated" else None, **few)
+    run, config = STAGES[stage][0], of_two_steps(STAGES[stage][1])
+    train = replace(config.train, minibatch=1 if prefixes == "repeated" else None)
     config = replace(config, device=Device(prefixes=prefixes), train=train)
     run(replace(config, reference=str(teacher)), tmp_path / "folder")
     served.asked.clear()
@@ -302,7 +307,7 @@ def test_a_teacher_on_a_server_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_what_a_carrier_trained_teaches_there(tmp_path: Path) -> None:
-    carried = replace(ONLINE, device=Device(carrier=Part("tinker", {})), train=replace(ONLINE.train, iterations=2))
+    carried = replace(of_two_steps(ONLINE), device=Device(carrier=Part("tinker", {})))
     with installed(FakeTinker(load_policy("household", Device()).model, ["default", "household"])):
         run_train_online(carried, tmp_path / "first")
         taught = replace(carried, reference=str(tmp_path / "first" / "model"))
