@@ -171,3 +171,31 @@ def test_an_agent_that_rewrites_its_history_is_censored_for_that_reason(tmp_path
     group = played(tmp_path, {"forgets": True}, gate=Never())
     assert {group.tree.stop_reason(leaf) for leaf in group.tree.leaves()} == {StopReason.ENVIRONMENT_ERROR}
     assert all("conversation" in verdict.reason for verdict in group.rewards.verdicts.values())
+
+
+LOSES = """
+import json, os
+import openai
+
+client, task = openai.OpenAI(), json.load(open(os.environ["TURNTREE_TASK"]))
+first, again = (client.responses.create(model="policy", input="hi") for _ in range(2))  # the first answer was lost
+more = {"model": "policy", "input": "more", "previous_response_id": again.id}
+later, repeated = (client.responses.create(**more) for _ in range(2))
+assert (first.id, later.id) == (again.id, repeated.id) and first.id != later.id
+assert later.output_text == repeated.output_text
+print(json.dumps({"reward": 1.0, "call_rewards": {later.id: 0.5}} if task.get("rewards") else 1.0))
+"""
+
+
+def test_a_request_that_is_repeated_is_the_call_whose_answer_was_lost(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(globals(), "AGENT", LOSES)
+    group = played(tmp_path, {}, gate=Never())
+    assert [verdict.reward for verdict in group.rewards.verdicts.values()] == [1.0, 1.0]
+    assert max(node.turn for node in group.tree) == 2
+
+
+def test_rewards_of_calls_are_not_lost_in_silence_where_an_agent_is_stepped(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(globals(), "AGENT", LOSES)
+    group = played(tmp_path, {"rewards": True}, gate=Never())
+    assert {verdict.reward for verdict in group.rewards.verdicts.values()} == {None}
+    assert all("call_rewards" in verdict.reason for verdict in group.rewards.verdicts.values())

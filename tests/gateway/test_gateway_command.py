@@ -6,15 +6,18 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from gateway_world import HTTP
+from gateway_world import HTTP, World, world
 
 from turntree.cli.main import main
 from turntree.core.errors import ConfigError
 from turntree.gateway import server
+from turntree.gateway.config import GatewayLimits, Reward
 from turntree.logs.trees import read as read_trees
-from turntree.stages.gateway import GatewayConfig, run_gateway
+from turntree.stages.gateway import GatewayConfig, _worth_of, run_gateway, write_trees
 
 
 def free_port() -> int:
@@ -165,3 +168,38 @@ def test_a_command_that_was_never_answered_has_no_reward_and_is_told_why(tmp_pat
     main([*given, "--", sys.executable, str(tmp_path / "agent.py"), *words])
     told = json.loads(capsys.readouterr().out)
     assert (told["code"], told["reward"], told["calls"]) == (1, None, 0) and why in told["reason"]
+
+
+def worth(world_: World, code: int, answers: Sequence[str] | None = None, **asked: Any) -> Reward:
+    """Of a session whose second request has these fields, and whose command ended with a code."""
+    opened = world_.open()
+    live = world_.sessions.get(opened["session"])
+    for more in ({}, asked):
+        world_.post("/v1/chat/completions", {"messages": MESSAGES, **more}, opened["key"])
+    given = None if answers is None else iter(answers)
+    return _worth_of(live, code, None if given is None else lambda: next(given))
+
+
+MESSAGES = [{"role": "user", "content": "What is it?"}]
+
+
+def test_an_exit_code_after_a_refused_call_is_no_reward():
+    with world() as gate:
+        assert worth(gate, 3, n=2).reward is None and worth(gate, 0, n=2).reward == 1.0
+        assert worth(gate, 3).reward == 0.0
+    with world(limits=GatewayLimits(calls=1)) as gate:
+        assert worth(gate, 3).reward is None
+
+
+def test_whoever_is_asked_for_a_reward_may_mistype_it(capsys):
+    with world() as gate:
+        assert worth(gate, 0, ["yes", "0.25"]).reward == 0.25 and "yes" in capsys.readouterr().err
+        assert worth(gate, 0, ["yes", ""]).reward is None
+
+
+def test_a_session_ends_also_where_its_command_cannot_be_started(tmp_path, capsys):
+    out = tmp_path / "runs"
+    with pytest.raises(SystemExit):
+        main(["gateway", "exec", "--model", "qa", "--out", str(out), "--", str(tmp_path / "none")])
+    assert "cannot be started" in capsys.readouterr().err
+    assert write_trees(out, out / "trees.jsonl")["open"] == 0

@@ -123,6 +123,8 @@ UNUSABLE = {
     "null without a reason": '{"reward": null}',
     "a misspelled field": '{"reward": 1, "sucess": true}',
     "a call that was not made": '{"reward": 1, "call_rewards": {"none": 1}}',
+    "two rewards": '{"reward": 1, "reward": 0}',
+    "a call under two names": '{"reward": 1, "call_rewards": {"chatcmpl-a": 0, "a": 1}}',
     "colours": "\x1b[32m1.0\x1b[0m",
 }
 

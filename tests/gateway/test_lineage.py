@@ -11,7 +11,7 @@ from random_sessions import sequence_of
 from turntree.core.completion import Completion
 from turntree.core.errors import InputError
 from turntree.core.messages import Message, ToolCall
-from turntree.gateway.calls import Call, Lineage
+from turntree.gateway.calls import Call, Lineage, digest_of
 
 SYSTEM = Message("system", "You are brief.")
 
@@ -166,3 +166,10 @@ def test_whatever_an_agent_does_its_prompts_are_what_it_said_and_share_what_they
         assert text == tokenizer().decode(renderer().prompt(dialogue))
         if move != "retry":
             dialogue = [*dialogue, answer, user(f"result {number}")]
+
+
+@pytest.mark.parametrize(("sampled", "sent"), [({"n": 1.0}, {"n": 1}), ({"a": [{"n": -2.0}]}, {"a": [{"n": -2}]})])
+def test_a_whole_number_that_javascript_sends_back_is_the_same(sampled, sent):
+    said = [Message("assistant", tool_calls=(ToolCall("f", arguments),)) for arguments in (sampled, sent, {"n": 1.5})]
+    same, back, other = (digest_of(message, thoughts=True) for message in said)
+    assert same == back != other

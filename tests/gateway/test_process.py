@@ -69,8 +69,9 @@ def test_an_agent_and_what_it_started_die_with_a_trainer_that_was_killed(tmp_pat
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks into /proc")
 def test_what_an_agent_started_in_a_session_of_its_own_ends_with_it_and_no_other(tmp_path):
     code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid)"
-    mark = {"TURNTREE_SESSION": os.urandom(8).hex()}
-    other = subprocess.Popen(["sleep", "600"], env={**os.environ, "TURNTREE_SESSION": f"{mark['TURNTREE_SESSION']}0"})
+    mark = {"TURNTREE_SESSION": "0123", "TURNTREE_REWARD_KEY": os.urandom(8).hex()}
+    longer = {**mark, "TURNTREE_REWARD_KEY": f"{mark['TURNTREE_REWARD_KEY']}0"}  # of another run, its session so named
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, **longer})
     pid = run_agent([sys.executable, "-c", code], tmp_path, mark, 60, threading.Event()).last_line
     try:
         assert until(lambda: not runs(pid), 20) and runs(str(other.pid))

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,11 +15,12 @@ from gateway_world import ADMIN, HTTP, SEARCH, World, engine, spelled, tokenizer
 from random_sessions import sequence_of
 from starlette.applications import Starlette
 
-from turntree.core.completion import Sampling
+from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import TurntreeError
 from turntree.gateway.config import GatewayLimits
-from turntree.gateway.sampling import Ask
+from turntree.gateway.sampling import Ask, EngineDriver
 from turntree.gateway.server import listening, server_of
+from turntree.render.template import ChatRenderer
 
 MESSAGES = [{"role": "user", "content": "What is it?"}]
 
@@ -231,8 +233,8 @@ REFUSED = {
     "no messages": ({}, "messages"),
     "empty messages": ({"messages": []}, "messages"),
     "a text": ({"messages": "hello"}, "messages"),
-    "a number": ({"messages": [7]}, "messages[0].messages"),
-    "unknown role": ({"messages": [{"role": "robot"}]}, "messages[0].role"),
+    "a number": ({"messages": [7]}, "messages[0]"),
+    "unknown role": ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role"),
     "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
     "bad arguments": (
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
@@ -669,3 +671,83 @@ def test_small_answers_are_not_held_back_for_more_to_send():
 def test_a_connection_that_waits_longer_than_clients_keep_theirs_is_not_ended_by_the_server():
     """A client that asks at the very moment gets a broken connection. LiteLLM keeps its connections for 120 seconds."""
     assert server_of(Starlette(), most=1).config.timeout_keep_alive > 120
+
+
+def test_a_body_whose_last_piece_is_too_much_is_refused_at_once():
+    with world(limits=GatewayLimits(body_bytes=2000)) as gate:
+        begun = time.monotonic()
+        assert gate.post("/v1/chat/completions", {"x": "y" * 3000}, gate.open()["key"]).status_code == 413
+        assert time.monotonic() - begun < 5
+
+
+def test_counting_tokens_is_no_limit_that_an_agent_ran_into(gate):
+    opened = gate.open()
+    long = {"messages": [{"role": "user", "content": "x" * 5000}]}
+    assert gate.post("/v1/messages/count_tokens", {**long, "max_tokens": 8}, opened["key"]).status_code in (200, 400)
+    assert gate.sessions.get(opened["session"]).limit == ""
+    assert gate.post("/v1/chat/completions", long, opened["key"]).status_code == 400
+    assert gate.sessions.get(opened["session"]).limit
+
+
+class Strict(ChatRenderer):
+    """Reads whole answers only."""
+
+    def parse(self, ids, tools=()):
+        if ids[-1] not in self.stop_ids:
+            raise ValueError("unterminated")
+        return super().parse(ids, tools)
+
+
+def test_a_parser_that_fails_on_half_an_answer_ends_no_other_session():
+    with world(speaks=Strict(tokenizer())) as gate:
+        body = {"messages": MESSAGES, "stop": ["x"]}
+        assert gate.post("/v1/chat/completions", body, gate.open()["key"]).status_code == 200
+        assert gate.driver.failure is None
+
+
+def test_a_gateway_ends_where_its_engine_is_lost():
+    class Lost(type(engine(latency=lambda request: 10**6))):
+        def cancel(self, ticket):
+            raise ConnectionError("the server is lost")
+
+    slow = engine(latency=lambda request: 10**6)
+    slow.__class__ = Lost
+    driver = EngineDriver(slow)
+    driver.submit(GenerationRequest(prompt_ids=spelled("a"), sampling=Sampling(max_tokens=4), seed=0))
+    closing = threading.Thread(target=driver.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/chat/completions", {"role": "user", "text": "hi"}),
+        ("/v1/messages", {"role": "user", "text": "hi"}),
+        ("/v1/messages", {"role": "assistant", "content": [{"type": "tool_use", "name": "s", "arguments": {"q": 1}}]}),
+        ("/v1/messages", {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "output": "b"}]}),
+        ("/v1/responses", {"type": "reasoning", "text": "hm"}),
+    ],
+)
+def test_what_stands_under_another_key_is_not_read_as_nothing(gate, path, said):
+    opened = gate.open()
+    rows = [*MESSAGES, said, *MESSAGES]
+    body = {"input": rows} if path == "/v1/responses" else {"messages": rows, "max_tokens": 8}
+    answer = gate.post(path, body, opened["key"])
+    assert answer.status_code == 400 and "is missing" in answer.json()["error"]["message"]
+
+
+def test_calls_are_rewarded_by_every_name_they_were_answered_with_and_once(gate):
+    opened = gate.open()
+    named = gate.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 8}, opened["key"]).json()["id"]
+    twice = {named: 0.5, named.removeprefix("msg_"): 0.25}
+    url = f"/sessions/{opened['session']}/reward"
+    assert gate.post(url, {"reward": 1, "call_rewards": twice}, opened["reward_key"]).status_code == 400
+    assert gate.post(url, {"reward": 1, "call_rewards": {named: 0.5}}, opened["reward_key"]).status_code == 200
+
+
+def test_a_session_may_be_closed_again(gate):
+    opened = gate.open()
+    codes = [gate.post(f"/sessions/{opened['session']}/close", {}).status_code for _ in range(2)]
+    assert codes == [200, 200]

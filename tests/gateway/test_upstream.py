@@ -331,3 +331,34 @@ def test_as_many_agents_as_ask_are_served_at_once(tmp_path):
         upstream = Upstream(f"{other.url}/v1", TraceWriter(tmp_path / "traces.jsonl", Redaction()))
         with serving(upstream.app, most=1000) as served:
             assert asyncio.run(all_at_once(served.url)) == [200] * count
+
+
+@pytest.mark.parametrize("more", [{"refusal": "I cannot."}, {"function_call": {"name": "f", "arguments": "{}"}}])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_that_no_trace_has_a_place_for_is_no_empty_turn(tmp_path, more, streamed):
+    choice = {"index": 0, "finish_reason": "stop", "delta" if streamed else "message": {"content": None, **more}}
+    body = json.dumps({"choices": [choice]})
+    answers = answers_in(f"data: {body}\n\ndata: [DONE]\n".encode() if streamed else body.encode(), streamed=streamed)
+    writer = TraceWriter(tmp_path / "traces.jsonl", Redaction())
+    writer.call("s", {"messages": [USER]}, [{"role": "assistant", **one} for one in answers])
+    assert writer.counts == {"not traced: no conversation of texts": 1}
+
+
+def test_a_path_and_headers_pass_as_they_were_written(tmp_path):
+    seen = []
+
+    async def other(request):
+        seen.append((request.scope["raw_path"], request.scope["query_string"], request.headers.getlist("x-a")))
+        answer = JSONResponse({})
+        answer.raw_headers += [(b"set-cookie", b"a=1"), (b"set-cookie", b"b=2")]
+        return answer
+
+    app = Starlette(routes=[Route("/v1/{path:path}", other)])
+    with (
+        serving(app, most=10) as server,
+        serving(Upstream(f"{server.url}/v1", TraceWriter(tmp_path / "t.jsonl", Redaction())).app, most=10) as front,
+    ):
+        url = f"{front.url}/v1/models/meta%2Fllama%3Fx?a=%26&a=2"
+        answer = HTTP.get(url, headers=[("x-a", "1"), ("x-a", "2")])
+    assert seen == [(b"/v1/models/meta%2Fllama%3Fx", b"a=%26&a=2", ["1", "2"])]
+    assert answer.headers.get_list("set-cookie") == ["a=1", "b=2"]

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from turntree.core.completion import Completion
 from turntree.core.cost import NO_COST, Cost
@@ -283,9 +283,20 @@ class Lineage:
 
 def digest_of(message: Message, *, thoughts: bool) -> bytes:
     content = message.content.strip() if message.role == "assistant" else message.content
-    calls = [(call.name, call.arguments) for call in message.tool_calls]
+    calls = [(call.name, _whole(call.arguments)) for call in message.tool_calls]
     parts = (message.role, content, calls, message.tool_call_id, message.name, thoughts and message.reasoning.strip())
     return _hash(json.dumps(parts, sort_keys=True).encode())
+
+
+def _whole(value: Any) -> Any:
+    """A JSON value whose whole numbers are alike: JavaScript sends 1.0 back as 1."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in cast("dict[str, Any]", value).items()}
+    return value
 
 
 def chained(digests: Sequence[bytes], after: bytes = b"") -> list[bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -12,7 +13,9 @@ from turntree.core.completion import Sampling
 from turntree.core.config import UNKNOWN, from_mapping
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.gateway.calls import Thoughts
+from turntree.run.jsonl import parse_json
 
+_NAMES = re.compile(r"^(chatcmpl-|resp_|msg_)")  # what the dialects put before the id of a call
 _LONGEST = 500  # characters of an error
 _QUOTED = 80  # characters of a last line
 _FORM = 'a number, or {"reward": a number or null, "success": ..., "reason": ..., "call_rewards": ...}'
@@ -121,7 +124,9 @@ def read_reward(body: dict[str, Any], known: Collection[str]) -> Reward:
     """A reward as it was posted; `known` are the ids of the session's calls. Raises `InputError` naming the field."""
     calls = body.get("call_rewards")
     if isinstance(calls, dict):  # under the names that the answers have
-        named = {name.removeprefix("chatcmpl-").removeprefix("resp_"): value for name, value in calls.items()}
+        named = {_NAMES.sub("", name): value for name, value in calls.items()}
+        if len(named) < len(calls):
+            raise InputError("names a call twice", field="call_rewards")
         body = {**body, "call_rewards": named}
     given = from_mapping(Reward, body)
     if strange := sorted(set(given.call_rewards or ()) - set(known)):
@@ -132,12 +137,10 @@ def read_reward(body: dict[str, Any], known: Collection[str]) -> Reward:
 def last_words(line: str, known: Collection[str]) -> Reward:
     """The reward in an agent's last line. Raises `InputError`, which quotes the line."""
     try:
-        value: Any = json.loads(line)
+        value = parse_json(line)
         return read_reward(cast("dict[str, Any]", value) if isinstance(value, dict) else {"reward": value}, known)
     except InputError as error:
-        problem = str(error)
-    except (ValueError, RecursionError):
-        problem = "is no JSON"
+        problem = str(InputError(error.problem, field=error.field))
     if not line:
         raise InputError(f"it printed no line; print {_FORM}")
     quoted = line if len(line) <= _QUOTED else f"{line[: _QUOTED - 1]}…"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,35 +20,28 @@ class Listener:
 
     def __init__(self, renderer: FormRenderer, stop: tuple[str, ...]) -> None:
         self._renderer, self._stop = renderer, stop
-        self._loop, self._moved = asyncio.get_running_loop(), asyncio.Event()
-        self._ids: tuple[int, ...] = ()
+        self._ids: Sequence[int] = ()  # the engine's thread adds to them
         self._sent = 0
         self.call: Call | None = None  # once it is placed
 
-    def hear(self, ids: tuple[int, ...]) -> None:
-        """From the engine's thread."""
+    def hear(self, ids: Sequence[int]) -> None:
+        """From the engine's thread: the tokens so far, which grow."""
         self._ids = ids
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(self._moved.set)
 
     async def more(self, work: asyncio.Task[Any]) -> Message | None:
         """The certain text, once there is more of it than before; None where `work` is done first."""
-        while not work.done():
-            moved = asyncio.ensure_future(self._moved.wait())
-            try:
-                await asyncio.wait({work, moved}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                moved.cancel()
-            await asyncio.sleep(_PAUSE)
-            self._moved.clear()
-            said = self._certain()
-            if not work.done() and len(said.content) > self._sent:
-                self._sent = len(said.content)
-                return said
+        read = 0
+        while not (await asyncio.wait({work}, timeout=_PAUSE))[0]:
+            if len(ids := tuple(self._ids)) > read:
+                read = len(ids)
+                said = self._certain(ids)
+                if len(said.content) > self._sent:
+                    self._sent = len(said.content)
+                    return said
         return None
 
-    def _certain(self) -> Message:
-        said, found = cut_at(self._renderer.begun(self._ids), self._stop)
+    def _certain(self, ids: tuple[int, ...]) -> Message:
+        said, found = cut_at(self._renderer.begun(ids), self._stop)
         text = said.content
         if found is None:
             halves = (k for stop in self._stop for k in range(len(stop) - 1, 0, -1) if text.endswith(stop[:k]))
@@ -85,8 +77,11 @@ class RequestGuide:
             self._restriction.take(token)
         self._ids.append(token)
         if self._listener is not None:
-            self._listener.hear(tuple(self._ids))
-        return bool(self.stop) and cut_at(self._read(self._ids), self.stop)[1] is not None
+            self._listener.hear(self._ids)
+        try:
+            return bool(self.stop) and cut_at(self._read(self._ids), self.stop)[1] is not None
+        except Exception:  # the boundary to foreign parsers; half an answer need not be one that can be read
+            return False
 
 
 def cut_at(answer: Message, stops: tuple[str, ...]) -> tuple[Message, str | None]:

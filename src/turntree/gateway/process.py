@@ -21,6 +21,7 @@ _MOST_OUTPUT = 64_000_000  # bytes on standard output and error; a program that 
 _TAIL = 65_536
 _LOOK = 0.02  # seconds between two looks at a program, at first
 _PROXIES = ("NO_PROXY", "no_proxy")
+_MARK = "TURNTREE_REWARD_KEY"  # drawn anew for every agent; another run may have a session of the same name
 _GUARD = 'read -r group && read -r _; kill -s KILL -- "-$group"'  # its input ends when the process that holds it does
 
 
@@ -98,7 +99,7 @@ def run_agent(
 ) -> Exit:
     """Run `command` in `folder` to its end; `stdout.txt` and `stderr.txt` there hold what it wrote. Its whole process
     group is killed when it ends, takes too long, writes too much, `stop` is set, or this process ends; unless this
-    process ends, also what it started in other groups (on Linux, by the session in the environment)."""
+    process ends, also what it started in other groups (on Linux, by the key in the environment)."""
     started, reason = time.monotonic(), None
     paths = folder / "stdout.txt", folder / "stderr.txt"
     with contextlib.ExitStack() as held:
@@ -130,16 +131,16 @@ def run_agent(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            _kill_session(variables.get("TURNTREE_SESSION"))
+            _kill_marked(variables.get(_MARK))
     return Exit(
         code=process.returncode, stopped=reason, last_line=_last_line(paths[0]), last_error=_last_line(paths[1])[:300]
     )
 
 
-def _kill_session(session: str | None) -> None:
-    """Kill the processes that have this session in their environment, as far as Linux tells it."""
-    mark = f"TURNTREE_SESSION={session}".encode()
-    for folder in Path("/proc").glob("[0-9]*") if session else ():
+def _kill_marked(key: str | None) -> None:
+    """Kill the processes that have this key in their environment, as far as Linux tells it."""
+    mark = f"{_MARK}={key}".encode()
+    for folder in Path("/proc").glob("[0-9]*") if key else ():
         with contextlib.suppress(OSError):  # ended, or another user's
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)
@@ -159,7 +160,7 @@ def variables_of(url: str, session: str, keys: Mapping[str, str], model: str) ->
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "TURNTREE_SESSION": session,
         "TURNTREE_REWARD_URL": f"{url}/sessions/{session}/reward",
-        "TURNTREE_REWARD_KEY": keys["reward"],
+        _MARK: keys["reward"],
     }
 
 

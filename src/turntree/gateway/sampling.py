@@ -45,6 +45,14 @@ class EngineFailed(TurntreeError):
     """The engine itself failed: no request can be answered any more."""
 
 
+class NoRoom(Refused):
+    """A prompt that leaves no room for an answer: `limit` says so in a few words."""
+
+    def __init__(self, limit: str, message: str) -> None:
+        super().__init__(400, message, code=CONTEXT, param="messages")
+        self.limit = limit
+
+
 class EngineDriver:
     """Drives `engine` until `close`. Nobody else may use the engine until then."""
 
@@ -102,7 +110,8 @@ class EngineDriver:
             command = self._commands.get()
             if command is None:
                 for ticket, done in self._flying.items():
-                    self.engine.cancel(ticket)
+                    with contextlib.suppress(Exception):  # the boundary to an engine that is lost: nobody waits for it
+                        self.engine.cancel(ticket)
                     done.cancel()
                 self._flying.clear()
                 return False
@@ -172,6 +181,7 @@ class LiveSession:
     reward: Reward | None = None
     limit: str = ""  # the limit that the agent ran into, in words; it is over where a later call went through
     stop: StopReason = StopReason.COMPLETED  # the same limit, by its name
+    refused: str = ""  # why the last request was refused; over where a later call went through
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -191,6 +201,7 @@ class LiveSession:
         return f"{seeds.derive(self.head.seed, 'call', self.session_id, self.asked):016x}"
 
     def keep(self, call: Call) -> None:
+        self.refused = ""
         self.calls.append(call)
         self.lineage.add(call)
         self.tokens += len(call.added_ids) + len(call.sampled_ids)
@@ -261,6 +272,9 @@ class Sampler:
                     guide = RequestGuide(partial(self._read, call), asked.stop, restriction, listener)
                 await self._sample(session, call, asked, guide)
                 return call
+        except NoRoom as refused:
+            session.ran_into(StopReason.MAX_TOKENS, refused.limit)
+            raise
         finally:
             self._waiting -= 1
             session.running.discard(task)
@@ -281,7 +295,7 @@ class Sampler:
     def _placed(self, session: LiveSession, asked: Ask) -> Call:
         size = len(json.dumps(asked.tools)) + sum(map(_size, asked.messages))
         if size > _LONGEST_TOKEN * self.max_context:  # rendering it would keep everybody waiting
-            raise self._no_room(session, f"{size} characters")
+            raise self._no_room(f"{size} characters")
         try:
             call = session.lineage.place(asked.messages, asked.tools, session.call_id(), session.asked)
         except InputError as error:
@@ -295,16 +309,15 @@ class Sampler:
         """How a call is sampled. Raises `Refused` where the context has no room."""
         room = self.max_context - call.prompt_tokens
         if room < 1:
-            raise self._no_room(session, f"{call.prompt_tokens} tokens")
+            raise self._no_room(f"{call.prompt_tokens} tokens")
         session.ran_into(StopReason.COMPLETED, "")
         sampling = self.config.sampling
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
         return replace(sampling, max_tokens=longest)
 
-    def _no_room(self, session: LiveSession, size: str) -> Refused:
+    def _no_room(self, size: str) -> NoRoom:
         limit = f"the prompt has {size}, and the context holds {self.max_context} tokens"
-        session.ran_into(StopReason.MAX_TOKENS, limit)
-        return Refused(400, _NO_ROOM.format(self.max_context, CONTEXT, limit), code=CONTEXT, param="messages")
+        return NoRoom(limit, _NO_ROOM.format(self.max_context, CONTEXT, limit))
 
     def count(self, session: LiveSession, asked: Ask) -> int:
         """The tokens of the prompt that a request would have. Raises `Refused`."""

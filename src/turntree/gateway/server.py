@@ -16,7 +16,7 @@ import resource
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
 
 _SWEEP = 5.0  # seconds between two looks for sessions that took too long
 _SMALL = 2**16  # bytes of a request that is read in the event loop; a larger one is read beside it
@@ -67,22 +66,19 @@ class Gateway:
         self.model = (Path(model).name or "policy") if local else model
         self.sessions, self._admin = sessions, digest(admin_key)
         agents = [
-            *(
-                Route(path, self._guarded(partial(self.answer, one), one), methods=["POST"])
-                for path, one in DIALECTS.items()
-            ),
-            Route(f"{OF_MESSAGES}/count_tokens", self._guarded(self.count, DIALECTS[OF_MESSAGES]), methods=["POST"]),
-            Route("/v1/models", self._guarded(self.models), methods=["GET"]),
-            Route("/v1/models/{model:path}", self._guarded(self.models), methods=["GET"]),
+            *(Route(path, partial(self.answer, one), methods=["POST"]) for path, one in DIALECTS.items()),
+            Route(f"{OF_MESSAGES}/count_tokens", self.count, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self.models, methods=["GET"]),
         ]
         below = [Route("/s/{session}" + one.path, one.endpoint, methods=list(one.methods or ())) for one in agents]
         admin = [
-            Route("/sessions", self._guarded(self.open), methods=["POST"]),
-            Route("/sessions/{session}/reward", self._guarded(self.reward), methods=["POST"]),
-            Route("/sessions/{session}/close", self._guarded(self.close), methods=["POST"]),
-            Route("/status", self._guarded(self.status), methods=["GET"]),
+            Route("/sessions", self.open, methods=["POST"]),
+            Route("/sessions/{session}/reward", self.reward, methods=["POST"]),
+            Route("/sessions/{session}/close", self.close, methods=["POST"]),
+            Route("/status", self.status, methods=["GET"]),
         ]
-        handlers: Any = {404: _missing, 405: _missing, 500: _defect}
+        handlers: Any = {404: _missing, 405: _missing, 500: _defect, TurntreeError: self._refuse, _Gone: self._hung_up}
         self.app = Starlette(routes=[*agents, *below, *admin], exception_handlers=handlers, lifespan=self._sweeping)
 
     @contextlib.asynccontextmanager
@@ -99,9 +95,17 @@ class Gateway:
     # agents
 
     async def answer(self, dialect: Dialect, request: Request) -> Response:
+        session = self._asking(request)
+        try:
+            return await self._answer(dialect, request, session)
+        except TurntreeError as error:
+            session.refused = str(error)
+            raise
+
+    async def _answer(self, dialect: Dialect, request: Request, session: LiveSession) -> Response:
         """A stream begins when some of its text is certain, so that what fails before has an HTTP status: a client
         tries it again."""
-        session, asked = await self._asked(dialect, request)
+        asked = await self._asked(dialect, request, session)
         sampler = self.sessions.sampler
         if not asked.stream:
             call = await _unless_gone(request, asyncio.create_task(sampler.ask(session, asked.ask)))
@@ -136,13 +140,14 @@ class Gateway:
             work.cancel()  # where the client hung up
 
     async def count(self, request: Request) -> Response:
-        session, asked = await self._asked(DIALECTS[OF_MESSAGES], request)
+        session = self._asking(request)
+        asked = await self._asked(DIALECTS[OF_MESSAGES], request, session)
         return _json({"input_tokens": self.sessions.sampler.count(session, asked.ask)})
 
-    async def _asked(self, dialect: Dialect, request: Request) -> tuple[LiveSession, Asked]:
-        session, body = self._asking(request), await self._body(request)
+    async def _asked(self, dialect: Dialect, request: Request, session: LiveSession) -> Asked:
+        body = await self._body(request)
         before = {call.call_id: call for call in session.calls}
-        return session, dialect.read(body, before.get)
+        return dialect.read(body, before.get)
 
     async def models(self, request: Request) -> Response:
         self._asking(request)
@@ -187,23 +192,16 @@ class Gateway:
 
     # what they share
 
-    def _guarded(
-        self, handler: Handler, dialect: Dialect | None = None
-    ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        async def guarded(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except TurntreeError as error:
-                refused = _refused(error)
-                await _heard_out(request)
-                self.sessions.ledger[f"refused_{refused.status}"] += 1
-                headers = {"retry-after": "1"} if refused.status in (429, 503) else None
-                return _json((dialect or _OWN).error(refused), refused.status, headers)
-            except _Gone:
-                self.sessions.ledger["hung_up"] += 1
-                return Response(status_code=499)
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        refused = _refused(error)
+        await _heard_out(request)
+        self.sessions.ledger[f"refused_{refused.status}"] += 1
+        headers = {"retry-after": "1"} if refused.status in (429, 503) else None
+        return _json(_error_in(request, refused), refused.status, headers)
 
-        return guarded
+    async def _hung_up(self, request: Request, error: Exception) -> Response:
+        self.sessions.ledger["hung_up"] += 1
+        return Response(status_code=499)
 
     def _asking(self, request: Request) -> LiveSession:
         """The session of a request: named by its key, or by the path or a header, which the key must then open. A path
@@ -221,21 +219,25 @@ class Gateway:
 
     async def _body(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request, within the limits of size and time."""
-        most = self.sessions.config.limits.body_bytes
+        most, size, data = self.sessions.config.limits.body_bytes, 0, bytearray()
         try:
             async with asyncio.timeout(_BODY):
-                data = bytearray()
                 async for part in request.stream():
-                    data += part
-                    if len(data) > most:
-                        raise Refused(413, f"the request has more than {most} bytes", code="too_large")
+                    size += len(part)
+                    data += part if size <= most else b""  # what is too much is read and thrown away
+            request.scope[_READ] = True
         except TimeoutError:
-            raise Refused(408, f"the request took longer than {_BODY:g} seconds to arrive") from None
+            if size <= most:
+                raise Refused(408, f"the request took longer than {_BODY:g} seconds to arrive") from None
         except ClientDisconnect as error:
             raise _Gone from error
-        request.scope[_READ] = True
+        if size > most:
+            raise Refused(413, f"the request has more than {most} bytes", code="too_large")
         given = bytes(data) or b"{}"
-        return parse_object(given) if len(given) <= _SMALL else await asyncio.to_thread(parse_object, given)
+        try:
+            return parse_object(given) if size <= _SMALL else await asyncio.to_thread(parse_object, given)
+        except InputError as error:
+            raise Refused(400, f"the body of the request {error.problem}; send one JSON object") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,7 +317,7 @@ def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None
     return Response(json.dumps(body), status, headers, media_type="application/json")
 
 
-def _refused(error: TurntreeError) -> Refused:
+def _refused(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, InputError):
@@ -338,7 +340,13 @@ async def _missing(request: Request, error: Exception) -> Response:
     await _heard_out(request)
     status = getattr(error, "status_code", 404)
     refused = Refused(status, f"there is no {request.method} {request.url.path}; see docs/how-to/gateway.md")
-    return _json((DIALECTS[OF_MESSAGES] if OF_MESSAGES in request.url.path else _OWN).error(refused), status)
+    return _json(_error_in(request, refused), status)
+
+
+def _error_in(request: Request, refused: Refused) -> dict[str, Any]:
+    """An error in the dialect of a request; of one that is in none, as OpenAI writes it."""
+    dialect = next((one for path, one in DIALECTS.items() if path in request.url.path), _OWN)
+    return dialect.error(refused)
 
 
 async def _defect(request: Request, error: Exception) -> Response:

@@ -104,9 +104,10 @@ class Sessions:
         return session
 
     def get(self, session_id: str) -> LiveSession:
-        if session_id not in self._open:
+        session = self._open.get(session_id) or self._over.get(session_id)
+        if session is None:
             raise Refused(404, f"no session {session_id!r} is open", code="no_session")
-        return self._open[session_id]
+        return session
 
     def __len__(self) -> int:
         return len(self._open)
@@ -169,9 +170,9 @@ class Sessions:
 
     def restore(self) -> int:
         """Go on with the sessions that are open on disk; returns their number."""
-        store = self._store
-        for name in store.sessions() if store is not None else ():
-            assert store is not None
+        if (store := self._store) is None:
+            return 0
+        for name in store.sessions():
             try:
                 held = store.read(name)
             except InputError as error:  # the other sessions go on

@@ -51,7 +51,7 @@ class Dialogue:
     )
     tools: Tools = ()
     over: bool = False
-    _prompt: tuple[int, ...] = ()
+    _asked: Call | None = None
     _answer: asyncio.Future[Message] | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
@@ -59,20 +59,23 @@ class Dialogue:
 
     async def answered(self, session: LiveSession, call: Call) -> Message:
         """What the agent is answered. A request that is repeated gets the same answer: the client had lost it."""
-        prompt = call.prompt_ids
-        if self._answer is None or prompt != self._prompt:
+        asked = self._asked
+        if self._answer is None or asked is None or call.prompt_ids != asked.prompt_ids:
             self._check(call)
-            self._prompt, self._loop, self.tools = prompt, asyncio.get_running_loop(), call.tools
+            self._asked, self._loop, self.tools = call, asyncio.get_running_loop(), call.tools
             self._answer = self._loop.create_future()
             session.asked += 1
             self.news.put(call.added)
+        else:
+            call.call_id, call.index = asked.call_id, asked.index  # the next call has the next name
         return await asyncio.shield(self._answer)
 
     def _check(self, call: Call) -> None:
         if self.over:
             raise Refused(403, _OVER, code="session_over")
-        first = self._answer is None and call.base is None
-        if first or (call.goes_on and call.base is not None and call.base.prompt_ids == self._prompt):
+        if self._asked is None and call.base is None:
+            return
+        if call.goes_on and call.base and self._asked and call.base.prompt_ids == self._asked.prompt_ids:
             return
         what = "began another conversation" if call.cause in ("start", "continue") else f"rewrote it ({call.cause})"
         problem = f"the agent left its conversation: it {what}; gates and branching need agents that have one"
@@ -204,6 +207,8 @@ class SteppedAgent(Task):
         if isinstance(said, Session):
             if said.reward is None:
                 raise EnvironmentFault(said.reason or "the agent gave no reward")
+            if said.call_rewards:
+                raise EnvironmentFault("call_rewards do not go with a gate or a brancher")
             return said
         if not self._shown:
             self._shown.append(self._dialogue.tools)

@@ -14,7 +14,7 @@ import contextlib
 import re
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import httpx
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -32,6 +32,7 @@ from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.gateway.calls import chained, digest_of
 from turntree.gateway.config import Refused
+from turntree.gateway.dialects.common import UNREAD_SPEECH
 from turntree.gateway.store import append_row
 from turntree.run.files import json_line
 from turntree.run.jsonl import parse_json, parse_object
@@ -211,6 +212,8 @@ class TraceWriter:
     def _message(self, row: Any) -> Message:
         if isinstance(row, dict) and row.get("role") == "developer":
             row = {**row, "role": "system"}
+        if isinstance(row, dict) and any(row.get(name) for name in UNREAD_SPEECH):
+            raise InputError("says what no trace has a place for")
         return self._redaction.message(Message.from_chat(row))
 
     def _append(self, row: dict[str, Any]) -> None:
@@ -254,6 +257,7 @@ def _events(data: bytes) -> Iterator[dict[str, Any]]:
 def _add_delta(message: dict[str, Any], choice: dict[str, Any]) -> None:
     delta = choice.get("delta") or {}
     message["content"] += delta.get("content") or ""
+    message |= {name: delta[name] for name in UNREAD_SPEECH if delta.get(name)}
     thoughts = (delta.get(name) for name in ("reasoning_content", "reasoning"))
     thought = next((text for text in thoughts if isinstance(text, str) and text), None)  # some servers send it twice
     if thought is not None:
@@ -312,15 +316,19 @@ class Upstream:
         if any(part in ("..", ".") for part in path.split("/")):
             return _error(400, "the path leaves the API")
         data = bytearray()
-        async for part in request.stream():
-            data += part
-            if len(data) > _MOST:
-                return _error(413, f"the request has more than {_MOST:,} bytes")
+        try:
+            async for part in request.stream():
+                data += part
+                if len(data) > _MOST:
+                    return _error(413, f"the request has more than {_MOST:,} bytes")
+        except ClientDisconnect:
+            self.writer.counts["hung up"] += 1
+            return Response(status_code=499)
+        written = request.scope["raw_path"].partition(b"/v1/")[2].decode("latin-1")  # as the client encoded it
         asked = self._client.build_request(
             request.method,
-            f"{self._url}/{path}",
-            params=str(request.query_params),
-            headers={**_passed(request.headers), "accept-encoding": "identity"},
+            f"{self._url}/{written}" + (f"?{request.url.query}" if request.url.query else ""),
+            headers=[*_passed(request.headers.raw), (b"accept-encoding", b"identity")],
             content=bytes(data),
         )
         try:
@@ -333,7 +341,9 @@ class Upstream:
             self.writer.counts[f"passed: {response.status_code}"] += 1
         session = request.path_params.get("session") or request.headers.get("x-turntree-session", "")
         relay = self._relay(response, session.partition(".")[0], bytes(data) if traced else None)
-        return StreamingResponse(relay, response.status_code, _passed(response.headers))
+        answer = StreamingResponse(relay, response.status_code)
+        answer.raw_headers = _passed(response.headers.raw)
+        return answer
 
     async def _relay(self, response: httpx.Response, session: str, asked: bytes | None) -> AsyncIterator[bytes]:
         """The answer as it comes. It is traced before its last part is given, because a client may leave with that."""
@@ -344,12 +354,14 @@ class Upstream:
                 if asked is not None and len(seen) <= _MOST:
                     seen += part
                 if asked is not None and not traced and streamed and seen.rstrip().endswith(_DONE):
-                    traced = await self._traced(session, asked, seen, response)
+                    traced = True
+                    await self._traced(session, asked, seen, response)
                 now, held = (part, b"") if streamed else (held, part)
                 if now:
                     yield now
             if asked is not None and not traced:
-                traced = await self._traced(session, asked, seen, response)
+                traced = True
+                await self._traced(session, asked, seen, response)
             if held:
                 yield held
         finally:
@@ -357,14 +369,13 @@ class Upstream:
                 self.writer.counts["not traced: the answer was cut off"] += 1
             await response.aclose()
 
-    async def _traced(self, session: str, asked: bytes, seen: bytearray, response: httpx.Response) -> bool:
+    async def _traced(self, session: str, asked: bytes, seen: bytearray, response: httpx.Response) -> None:
         """Trace a whole answer, one by one."""
         if len(seen) > _MOST:
             self.writer.counts["not traced: too large"] += 1
         else:
             tracing = (self._trace, session, asked, bytes(seen), response)
             await asyncio.get_running_loop().run_in_executor(self._tracer, *tracing)
-        return True
 
     def _trace(self, session: str, asked: bytes, answered: bytes, response: httpx.Response) -> None:
         try:
@@ -378,8 +389,8 @@ def _is_streamed(response: httpx.Response) -> bool:
     return "event-stream" in response.headers.get("content-type", "")
 
 
-def _passed(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _HOP}
+def _passed(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.decode("latin-1").lower() not in _HOP]
 
 
 def _error(status: int, message: str) -> Response:

@@ -15,6 +15,7 @@ from typing import Any
 from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import ConfigError, InputError
+from turntree.core.foreign import described
 from turntree.core.progress import notice
 from turntree.engine.limits import EndpointConfig
 from turntree.gateway.config import Reward, ServingConfig, last_words
@@ -111,8 +112,12 @@ def run_command(
             number = len(SessionStore(out / SESSIONS).sessions(CLOSED))
             live, keys = served.call(sessions.open(task, sample=number))
             notice(f"session {live.session_id} at {served.url}: {shlex.join(command)}")
-            code = run_in_front(command, variables_of(served.url, live.session_id, keys, config.model))
-            given = live.reward or _worth_of(live, code, ask)
+            try:
+                code = run_in_front(command, variables_of(served.url, live.session_id, keys, config.model))
+                given = live.reward or _worth_of(live, code, ask)
+            except BaseException as error:
+                served.call(sessions.close(live, described(error)))
+                raise
             served.call(_ended(sessions, live, given))
     trees = write_trees(out, out / "trees.jsonl")
     return {**trees, "session": live.session_id, "code": code, **given.to_json(), "calls": len(live.calls)}
@@ -141,12 +146,24 @@ def _worth_of(live: LiveSession, code: int, ask: Callable[[], str] | None) -> Re
     failed = next((call.error for call in live.calls if call.status == "failed"), None)
     if failed is not None or not 0 <= code < 126:  # shells say 126 and more for what was not run, or was killed
         return Reward(reward=None, reason=failed or f"the command ended with code {code}")
-    if not live.calls:
-        return Reward(reward=None, reason=live.limit or "no call was answered")
+    unanswered = live.limit or live.refused or (live.calls[-1].error if live.calls else "")
+    if not any(call.completion for call in live.calls):
+        return Reward(reward=None, reason=unanswered or "no call was answered")
     if ask is not None:
-        said = ask().strip()
-        return last_words(said, ()) if said else Reward(reward=None, reason="its user gave none")
+        return _asked(ask)
+    if code and unanswered:  # it may be why the command failed
+        return Reward(reward=None, reason=f"exit code {code} after a call that was not answered: {unanswered}")
     return Reward(reward=float(code == 0), success=code == 0, reason=f"exit code {code}")
+
+
+def _asked(ask: Callable[[], str]) -> Reward:
+    """What the user says, who is asked again after what is no reward."""
+    while said := ask().strip():
+        try:
+            return last_words(said, ())
+        except InputError as error:
+            notice(str(error))
+    return Reward(reward=None, reason="its user gave none")
 
 
 def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:

@@ -126,8 +126,6 @@ class ChatStream(Stream):
         return self._chunk([{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": scores}])
 
     def said(self, message: Message) -> Iterator[str]:
-        if self.request.logprobs:  # they come with the tokens of the text
-            return
         yield self._delta(self._new_of(message))
 
     def _new_of(self, message: Message) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, cast
 
 from turntree.core.config import UNKNOWN, Between, converted
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import REASONING_KEYS, Message
 from turntree.gateway.calls import Call, Tools
 from turntree.gateway.config import Refused
 from turntree.gateway.sampling import Ask, Form
@@ -26,7 +26,7 @@ _MOST_RECORDED = 10_000  # characters of one recorded value
 _DEEPEST = DEEPEST - 10  # levels of one value: the file of a session holds it inside others
 _MOST_STOPS = 16  # stop strings: each is looked for after every token
 # of a message: they hold what the model said in another form, or ask to go on from it
-_UNREAD_SPEECH = ("function_call", "refusal", "audio", "prefix", "partial")
+UNREAD_SPEECH = ("function_call", "refusal", "audio", "prefix", "partial")
 # tools that a server runs for the agent, by the beginning of their type
 _HOSTED = ("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp",
            "tool_search")  # fmt: skip
@@ -101,12 +101,23 @@ def shallow(value: Any, field: str) -> Any:
     return value
 
 
+def needed(row: Mapping[str, Any], key: str, where: str, known: Collection[str] = ()) -> None:
+    """Raise `InputError` for a row without this key: what it says would be read as nothing."""
+    if key not in row:
+        others = ", ".join(sorted(row.keys() - {"role", "type", key, *known})) or "no key"
+        raise InputError("is missing", field=f"{where}.{key}", hint=f"what stands under {others} is not read as it")
+
+
 def read_message(given: Any, where: str) -> Message:
     """One message in the form of chat completions; `where` names it in errors. Raises `InputError`."""
-    row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    if not isinstance(given, dict):
+        raise InputError(f"is {type(given).__name__}, not an object", field=where)
+    row = cast("dict[str, Any]", given)
     if row.get("role") == "developer":
         row = {**row, "role": "system"}
-    for name in _UNREAD_SPEECH:
+    if row.get("role") != "assistant" or not row.keys() & {"tool_calls", *REASONING_KEYS, *UNREAD_SPEECH}:
+        needed(row, "content", where)
+    for name in UNREAD_SPEECH:
         if row.get(name):
             hint = "only content, reasoning and tool_calls are read; leave it out"
             raise InputError("is not supported", field=f"{where}.{name}", hint=hint)
@@ -114,7 +125,7 @@ def read_message(given: Any, where: str) -> Message:
         if not isinstance(row.get(name), str | None):
             raise InputError("is not text", field=f"{where}.{name}")
     try:
-        message = Message.from_chat(row if isinstance(given, dict) else given)
+        message = Message.from_chat(row)
     except InputError as error:
         raise InputError(error.problem, field=f"{where}.{error.field}", hint=error.hint) from error
     for j, call in enumerate(message.tool_calls):

@@ -18,6 +18,7 @@ from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Requ
 from turntree.gateway.sampling import Ask
 
 _TOOL_KEYS = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
+_BLOCK_KEYS = frozenset({"type", "id", "name", "tool_use_id", "is_error", "cache_control", "caller"})
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -30,7 +31,8 @@ FIELDS = Fields(
         "output_format": dict[str, Any], **common.SAMPLED,
     },
     # `context_management` asks the server to leave out earlier parts: here the agent reads that the context is full
-    recorded=common.RECORDED | {"top_k", "thinking", "context_management", "output_config", "stop_sequences"},
+    recorded=common.RECORDED
+    | {"top_k", "thinking", "context_management", "output_config", "stop_sequences", "tool_choice"},
     nothing=common.NOTHING | {"cache_control", "inference_geo", "speed", "betas"},
     neutral={"mcp_servers": ([],), "container": ()},
 )  # fmt: skip
@@ -61,9 +63,10 @@ def read(body: Body, before: Before) -> Request:
 
 
 def _choice(choice: dict[str, Any] | None) -> str:
-    kind = (choice or {"type": "auto"}).get("type")
+    row = choice or {"type": "auto"}
+    kind = row.get("type")
     if kind == "tool":
-        return f":{(choice or {}).get('name')}"
+        return f":{row.get('name')}"
     if kind not in ("auto", "any", "none"):
         raise InputError(
             "is no choice of tools", field="tool_choice", hint="use auto, any, none, or {type: tool, name}"
@@ -81,6 +84,7 @@ def _messages(given: Any, where: str) -> list[Message]:
     role, content = row.get("role"), row.get("content")
     if role not in ("user", "assistant", "system"):
         raise InputError(f"unknown role {role!r}", field=f"{where}.role", hint="use user, assistant or system")
+    common.needed(row, "content", where)
     if role == "system":
         # many chat templates know a system message at the beginning only, so it is said as Claude Code says reminders
         [said] = _read(content, "user", where)
@@ -89,7 +93,7 @@ def _messages(given: Any, where: str) -> list[Message]:
         return _read(content, role, where)
     parts: list[Any] = content
     results = [_result(part, where) for part in _parts(parts) if part.get("type") == "tool_result"]
-    calls = [_call(part) for part in _parts(parts) if part.get("type") == "tool_use"]
+    calls = [_call(part, where) for part in _parts(parts) if part.get("type") == "tool_use"]
     rest = [part for part in parts if not isinstance(part, dict) or part.get("type") not in ("tool_result", "tool_use")]
     if (results and role != "user") or (calls and role != "assistant"):
         raise InputError(f"holds what no message of {role} holds", field=f"{where}.content")
@@ -101,12 +105,15 @@ def _read(content: Any, role: str, where: str, calls: list[dict[str, Any]] | Non
     return [common.read_message({"role": role, "content": content, "tool_calls": calls or []}, where)]
 
 
-def _call(part: dict[str, Any]) -> dict[str, Any]:
+def _call(part: dict[str, Any], where: str) -> dict[str, Any]:
+    common.needed(part, "input", f"{where}.content[]", _BLOCK_KEYS)
     return {"id": part.get("id"), "function": {"name": part.get("name"), "arguments": part.get("input")}}
 
 
 def _result(part: dict[str, Any], where: str) -> Message:
     content = part.get("content")
+    if part.keys() - _BLOCK_KEYS:
+        common.needed(part, "content", f"{where}.content[]", _BLOCK_KEYS)  # without it a result is empty
     return common.read_message(
         {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": "" if content is None else content}, where
     )

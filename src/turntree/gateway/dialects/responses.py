@@ -20,7 +20,9 @@ _CALLED = "instructions"  # of a call's meta: its prompt begins with them, and a
 _CALL_KEYS = frozenset({"type", "id", "call_id", "status", "name", "arguments", "namespace"})
 _TOOL_KEYS = frozenset({"type", "name", "description", "parameters", "strict"})
 # by an item's type; what stands under another key would be read as nothing
-_NEEDED = {"message": "content", "function_call": "arguments", "function_call_output": "output"}
+_NEEDED = {
+    "message": "content", "function_call": "arguments", "function_call_output": "output", "reasoning": "summary",
+}  # fmt: skip
 FIELDS = Fields(
     read={
         "input": str | list[Any], "instructions": str, "tools": list[Any], "tool_choice": str | dict[str, Any],
@@ -77,11 +79,8 @@ def _messages(given: str | list[Any] | None) -> list[Message]:
 def _as_chat(item: Any, index: int) -> dict[str, Any]:
     row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = row.get("type") or "message"
-    lacking = _NEEDED.get(kind) if isinstance(kind, str) else None
-    if lacking and lacking not in row:
-        others = ", ".join(sorted(row.keys() - _CALL_KEYS - {"role"})) or "no key"
-        hint = f"what stands under {others} is not read as it"
-        raise InputError("is missing", field=f"input[{index}].{lacking}", hint=hint)
+    if isinstance(kind, str) and kind in _NEEDED and not (kind == "reasoning" and "content" in row):
+        common.needed(row, _NEEDED[kind], f"input[{index}]", _CALL_KEYS)
     if kind == "message":
         return {"role": row.get("role"), "content": row.get("content")}
     if kind == "function_call":
