@@ -64,7 +64,8 @@ def rloo(rewards: Sequence[float]) -> list[float]:
 class BatchStandardised:
     """REINFORCE++ (Hu et al. 2025): (r_i - mean) / (std + eps) with the mean and the population standard deviation of
     all scored rollouts of a batch, whatever their task (`over`). So a group of equal rewards moves the policy too. Of
-    one group alone it is `grpo_advantages`. The authors' code standardises over tokens, where long rollouts weigh more.
+    one group alone it is `grpo_advantages`, by which filters decide, before the batch is whole. The authors' code
+    standardises over tokens, where long rollouts weigh more.
     """
 
     mean: float | None = None
@@ -72,12 +73,15 @@ class BatchStandardised:
     eps: float = 1e-6
 
     def over(self, rewards: Sequence[float]) -> BatchStandardised:
-        return BatchStandardised(statistics.fmean(rewards), statistics.pstdev(rewards), self.eps) if rewards else self
+        if not rewards:
+            return self
+        std = 0.0 if is_zero_variance(rewards) else statistics.pstdev(rewards)
+        return BatchStandardised(statistics.fmean(rewards), std, self.eps)
 
     def __call__(self, rewards: Sequence[float]) -> list[float]:
         if self.mean is None:
             return grpo_advantages(rewards, eps=self.eps)
-        return [(reward - self.mean) / (self.std + self.eps) for reward in rewards]
+        return [(reward - self.mean) / (self.std + self.eps) if self.std else 0.0 for reward in rewards]
 
 
 # comparisons

@@ -38,7 +38,7 @@ GIGPO = CreditRule(comparison=AcrossAnchors())
 @dataclass(frozen=True, kw_only=True)
 class CreditConfig:
     """Which estimator labels the nodes; the default is plain GRPO. docs/design/credit.md has further ones, made in
-    Python as a `CreditRule`. Combinations of credit and loss that are biased are refused by `rule`."""
+    Python as a `CreditRule`. Combinations of credit and loss that are biased are refused (`refuse_biased`)."""
 
     advantages: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "remax"] = "grpo"
     """Standardised in the group (GRPO), centred (Dr. GRPO), against the others' mean (RLOO), standardised over the
@@ -51,29 +51,35 @@ class CreditConfig:
     """How the leaves below a node become its three numbers."""
 
     def __post_init__(self) -> None:
-        if self.leaf_weights == "path_weighted" and self.comparison == "leaves":
-            problem = "'leaves' lets forked siblings and refills into the baseline, which biases path weights"
-            raise ConfigError(problem, field="comparison", hint="use 'starts' with leaf_weights 'path_weighted'")
+        self.rule("constant", per_rollout=False)  # raises for what goes with no loss
 
     def rule(self, normalizer: Normalizer, *, per_rollout: bool) -> CreditRule:
         """The estimator for a loss with this normaliser; `per_rollout` as in `CreditRule`."""
-        biased = {
-            "leaf_weights": ("path_weighted", "divides by the realised sum of path weights, which depends on outcomes"),
-            "advantages": ("dr_grpo", "brings back the length bias that Dr. GRPO removes"),
-        }
-        for name, (value, why) in biased.items():
-            if getattr(self, name) == value and normalizer != "constant":
-                hint = f"use normalizer 'constant' with {name} {value!r}"
-                raise ConfigError(f"{normalizer!r} {why}", field="loss.normalizer", hint=hint)
         if self.advantages == "remax" and self.comparison != "leaves":
             raise ConfigError(
                 "has one baseline for all", field="comparison", hint="use 'leaves' with advantages 'remax'"
             )
         kind = GreedyBaseline if self.advantages == "remax" else CreditRule
-        return kind(
+        rule = kind(
             advantages=ADVANTAGES[self.advantages],
             comparison=across_leaves if self.comparison == "leaves" else across_starts,
             leaf_weights=unit_weights if self.leaf_weights == "unit" else path_weighted,
             attribution=soft if self.attribution == "soft" else hard,
             per_rollout=per_rollout,
         )
+        refuse_biased(rule, normalizer)
+        return rule
+
+
+def refuse_biased(rule: CreditRule, normalizer: Normalizer) -> None:
+    """Raise `ConfigError` for an estimator whose credit is biased under a loss with this normaliser, or by itself."""
+    by_path = rule.leaf_weights is path_weighted
+    if by_path and rule.comparison is across_leaves:
+        problem = "'leaves' lets forked siblings and refills into the baseline, which biases path weights"
+        raise ConfigError(problem, field="comparison", hint="use 'starts' with leaf_weights 'path_weighted'")
+    centred = rule.advantages is mean_centred and not isinstance(rule, GreedyBaseline)
+    if normalizer != "constant" and (by_path or centred):
+        summed = "divides by the realised sum of path weights, which depends on outcomes"
+        why = summed if by_path else "brings back the length bias that Dr. GRPO removes"
+        hint = f"use normalizer 'constant' with {'path weights' if by_path else 'centred advantages'}"
+        raise ConfigError(f"{normalizer!r} {why}", field="loss.normalizer", hint=hint)

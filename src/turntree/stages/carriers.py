@@ -3,12 +3,14 @@ its configuration allows."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from turntree.core.config import Part
 from turntree.core.cost import Cost
 from turntree.engine.limits import Prices, TinkerConfig
 from turntree.stages.config import Device, EvaluateConfig, ProfileStageConfig, TrainOnlineConfig, TrainPivotConfig
+from turntree.train.config import ReinforcedConfig
 
 
 def most(config: Any) -> Cost | None:
@@ -16,23 +18,19 @@ def most(config: Any) -> Cost | None:
     where its prompts are shorter than the longest that it allows."""
     if isinstance(config, TrainPivotConfig):
         train = config.train
-        rollouts, new = train.steps * train.step_rollouts, train.sampling.max_tokens
-        return Cost(
-            prefilled_tokens=rollouts * (train.max_tokens - new),
-            decoded_tokens=rollouts * new,
-            trained_tokens=rollouts * train.max_tokens * train.updates,
-            scored_tokens=rollouts * train.max_tokens * bool(train.loss.kl_coefficient),
+        rollouts, new, longest = train.steps * train.step_rollouts, train.sampling.max_tokens, train.max_tokens
+        searched = 0 if config.states == "expert" else _searched(config)  # turns, each of one prompt
+        sampled = Cost(
+            prefilled_tokens=(rollouts + searched) * (longest - new), decoded_tokens=(rollouts + searched) * new
         )
+        return sampled + _trained(train, rollouts * longest)
     if isinstance(config, TrainOnlineConfig):
         train = config.train
-        rollouts = train.iterations * train.step_rollouts
-        turns, new = rollouts * train.max_turns, train.sampling.max_tokens
-        return Cost(
-            prefilled_tokens=turns * train.max_context,
-            decoded_tokens=turns * new,
-            trained_tokens=rollouts * train.max_context * train.updates,
-            scored_tokens=rollouts * train.max_context * bool(train.loss.kl_coefficient),
-        )
+        refilled = 1 + max((part.refill_cap for part in config.build_filters()), default=0)
+        rollouts = math.ceil(train.iterations * train.step_rollouts * refilled)
+        turns, new, longest = rollouts * train.max_turns, train.sampling.max_tokens, train.max_context
+        sampled = Cost(prefilled_tokens=turns * longest, decoded_tokens=turns * new)
+        return sampled + _trained(train, rollouts * longest)
     if isinstance(config, EvaluateConfig):
         turns = config.count * (config.samples + config.greedy) * config.max_turns
         return Cost(prefilled_tokens=turns * config.max_context, decoded_tokens=turns * config.max_tokens)
@@ -40,6 +38,22 @@ def most(config: Any) -> Cost | None:
         rollouts, new = config.limit * config.profile.rollouts, config.profile.sampling.max_tokens
         return Cost(prefilled_tokens=rollouts * (config.profile.max_path - new), decoded_tokens=rollouts * new)
     return None
+
+
+def _searched(config: TrainPivotConfig) -> int:
+    """Turns that searches of own states play and profile."""
+    own = config.own
+    searches = 1 + ((config.train.steps - 1) // own.refresh if own.refresh else 0)
+    played = own.tasks * own.max_turns
+    return searches * (played + own.rollouts * min(played, own.candidates or played))
+
+
+def _trained(train: ReinforcedConfig, tokens: int) -> Cost:
+    """What training on so many tokens sends. With a KL term of one's own every row is sent twice where there are
+    several steps: for its log-probabilities of now, and to be trained on."""
+    kl = bool(train.loss.kl_coefficient)
+    twice = 1 + (kl and (train.updates > 1 or train.minibatch is not None))
+    return Cost(trained_tokens=tokens * train.updates * twice, scored_tokens=tokens * kl)
 
 
 def told(config: Any) -> list[str]:

@@ -13,8 +13,9 @@ from turntree.core.completion import Sampling
 from turntree.core.config import FIXED, Part, Usual, at_least, is_url
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
-from turntree.credit.config import CreditConfig
+from turntree.credit.config import CreditConfig, refuse_biased
 from turntree.credit.credit import CreditRule
+from turntree.credit.scored import path_weighted
 from turntree.engine.limits import EndpointConfig, Prefixes
 from turntree.env.processes import ProcessPoolConfig
 from turntree.pivots.profile import ProfileConfig
@@ -433,7 +434,8 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             problem = "'action' takes the ratio of whole turns, and branches share a part of one"
             hint = "use ratio 'token', or brancher.probe_tokens 1"
             raise ConfigError(problem, field="train.loss.ratio", hint=hint)
-        if brancher.biased and self.train.credit.leaf_weights == "path_weighted":
+        rule = self.build_estimator() or self.train.estimator
+        if brancher.biased and isinstance(rule, CreditRule) and rule.leaf_weights is path_weighted:
             problem = f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights"
             raise ConfigError(problem, field="train.credit.leaf_weights", hint="use 'unit'")
         return brancher
@@ -448,7 +450,10 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         loss = self.train.loss
         context = {"normalizer": loss.normalizer, "per_rollout": loss.per_rollout_credit}
         built = parts.build("estimators", self.estimator, **context)
-        return replace(built, per_rollout=loss.per_rollout_credit) if isinstance(built, CreditRule) else built
+        if not isinstance(built, CreditRule):
+            return built
+        refuse_biased(built, loss.normalizer)
+        return replace(built, per_rollout=loss.per_rollout_credit)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +16,7 @@ from turntree.engine.checkpoint import load_model, policy_hash, save_model
 from turntree.engine.compatibility import check_positions, positions_of
 from turntree.engine.tokenizer import load_tokenizer, tokenizer_hash
 from turntree.pack.attention import set_tree_attention
+from turntree.pack.carried import set_carried
 from turntree.pack.head import vocabulary_size
 from turntree.stages.config import Device
 from turntree.stages.policy import Policy, Weights, identity_of, renderer_of, resolve, say
@@ -32,8 +34,17 @@ class LocalPolicy(Policy):
     def vocabulary(self) -> int:
         return vocabulary_size(self.model)
 
-    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1) -> bool:
-        return shares_prefixes(self.model, tokens, self.prefixes, field=field, ranks=ranks)
+    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1, reference: Any = None) -> bool:
+        shared = shares_prefixes(self.model, tokens, self.prefixes, field=field, ranks=ranks)
+        if not isinstance(reference, PreTrainedModel):
+            return shared
+        reference.requires_grad_(True)  # its gradient is measured, too
+        both = shares_prefixes(reference, tokens, self.prefixes if shared else "repeated", field=field, ranks=ranks)
+        if shared and not both:
+            set_carried(self.model, False)
+            shares_prefixes(self.model, tokens, "repeated", field=field)
+        reference.requires_grad_(False)
+        return both
 
     def reads(self, tokens: int) -> int:
         check_head(self.model)

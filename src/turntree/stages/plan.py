@@ -150,9 +150,9 @@ def _first(need: Memory, plan: Planned) -> int:
 def _tokens(config: Any, plan: Planned) -> Iterator[str]:
     if isinstance(config, SFTStageConfig):
         return
-    rollouts = config.train.step_rollouts
-    most = rollouts * plan.context
-    passes = -(-most // (plan.ranks * plan.tokens))
+    rollouts, together = config.train.step_rollouts, max(1, plan.tokens // plan.context)
+    most, window = rollouts * plan.context, (config.train.minibatch or config.train.groups) * config.train.group_size
+    passes = -(-rollouts // window) * -(-window // (plan.ranks * together))
     yield f"  a step: {rollouts:,} rollouts, at most {most:,} tokens without sharing, {passes:,} passes a rank"
 
 
@@ -164,7 +164,7 @@ def advice(plan: Planned, need: Memory, gigabytes: float, measure: Callable[[Pla
     yield f"  does not fit on {plan.ranks} x {gigabytes:g} GB ({FREE:.0%} left free)"
     tried: list[str] = []
     for key, other in _knobs(plan, plan.context):
-        tried.append(key)
+        tried = [each for each in tried if not each.endswith(" GPUs")] + [key]
         found = measure(other)
         if _first(found, other) <= room:
             yield f"  fits with {', '.join(tried)}: {_first(found, other) / GB:.2f} GB"

@@ -66,8 +66,9 @@ class Policy(Weights, ABC):
         """The number of tokens that it knows."""
 
     @abstractmethod
-    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1) -> bool:
-        """Whether trees of paths of up to `tokens` tokens are packed (`isolation.shares_prefixes`)."""
+    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1, reference: Any = None) -> bool:
+        """Whether trees of paths of up to `tokens` tokens are packed (`isolation.shares_prefixes`), for this policy and
+        what `open_reference` gave."""
 
     @abstractmethod
     def open_reference(self, source: str, device: Device) -> tuple[Any, str]:

@@ -134,7 +134,7 @@ class TinkerPolicy(Policy):
     def vocabulary(self) -> int:
         return self.known
 
-    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1) -> bool:
+    def trains_on_trees(self, tokens: int, *, field: str, ranks: int = 1, reference: Any = None) -> bool:
         return False
 
     def reads(self, tokens: int) -> int:

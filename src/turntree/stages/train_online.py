@@ -75,7 +75,7 @@ def run_train_online(
     reference, pulls = open_reference(config, policy)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
     check_servers(config, policy)
-    shared = _trains_on_trees(policy, config, group.size)
+    shared = _trains_on_trees(policy, config, group.size, reference)
     with contextlib.ExitStack() as stack:
         workers = None if config.cluster.workers else config.workers  # else the rollout workers start them
         opened, playing = stack.enter_context(_open_playing(config, policy, policy.source, policy.vocabulary, workers))
@@ -163,7 +163,7 @@ def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) 
             require_steppable(tasks, key)
 
 
-def _trains_on_trees(policy: Policy, config: TrainOnlineConfig, ranks: int) -> bool:
+def _trains_on_trees(policy: Policy, config: TrainOnlineConfig, ranks: int, reference: Any) -> bool:
     """Whether trees are packed. Raises where an episode may be too long to train on, which would end the run hours
     later (`ConfigError`), and what `shares_prefixes` raises."""
     longest = min(config.train.max_context, policy.engine.max_context)
@@ -171,7 +171,7 @@ def _trains_on_trees(policy: Policy, config: TrainOnlineConfig, ranks: int) -> b
         problem = f"{config.train.max_tokens} tokens are fewer than an episode may have ({longest})"
         hint = f"set it to {longest}, or train.max_context to {config.train.max_tokens}"
         raise ConfigError(problem, field="train.max_tokens", hint=hint)
-    return policy.trains_on_trees(longest, field="train.max_context", ranks=ranks)
+    return policy.trains_on_trees(longest, field="train.max_context", ranks=ranks, reference=reference)
 
 
 @contextlib.contextmanager
@@ -183,6 +183,9 @@ def open_rollouts(config: TrainOnlineConfig, endpoint: EndpointConfig | None = N
     if config.cluster.workers:
         hint = "leave it out"
         raise ConfigError("goes with `turntree train online` only", field="cluster.workers", hint=hint)
+    if config.train.credit.advantages == "reinforce_pp":
+        problem = "compares over a batch, and another trainer gets its groups one by one"
+        raise ConfigError(problem, field="train.credit.advantages", hint="use 'grpo' or 'rloo'")
     model = config.model if endpoint else policy_name(config.model, config.environment)
     with open_speaker(model, endpoint, config.device) as speaker:
         tokenizer, _ = load_renderer(endpoint.tokenizer if endpoint else model, config.device.renderer)

@@ -74,7 +74,7 @@ def run_train_pivot(
     reference, pulls = open_reference(config, policy)
     given = _given(config, policy, selected)
     longest = min(policy.engine.max_context, config.train.max_tokens)
-    shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size)
+    shared = policy.trains_on_trees(longest, field="train.max_tokens", ranks=group.size, reference=reference)
     with contextlib.ExitStack() as stack:
         verifier = stack.enter_context(open_verifier(given.verifier, config.environment))
         if given.header is not None:

@@ -233,6 +233,7 @@ class OnlineConfig(ReinforcedConfig, GroupConfig, EpisodeConfig):
     @property
     def rollouts(self) -> SchedulerConfig:
         groups = {each.name: vars(self)[each.name] for each in fields(GroupConfig)}
+        groups["greedy_first"] = self.credit.advantages == "remax"  # its baseline
         return SchedulerConfig(episodes=self.episodes, **groups)
 
     @property

@@ -31,11 +31,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
     def __init__(self, parts: Parts[Trainee], config: OnlineConfig) -> None:
         super().__init__(parts.policy, config, config.sampling, config.iterations)
         self.config, self.parts, self.check_every = config, parts, config.check_every
-        played = config.played
-        if parts.estimator is None and config.credit.advantages == "remax":
-            greedy = dataclasses.replace(played.rollouts, greedy_first=True)
-            played = dataclasses.replace(played, rollouts=greedy)
-        self.service = RolloutService(parts, played, parts.estimator or config.estimator)
+        self.service = RolloutService(parts, config.played, parts.estimator or config.estimator)
         self.account = TreeAccount()
         # of the iteration
         self._sampled_for = 0  # the version of the policy before the update

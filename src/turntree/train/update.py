@@ -62,11 +62,13 @@ class Learner:
         parts = [slice(start, start + size) for start in range(0, len(trees), size)]
         packed = [self._dealt(trees[part], credits[part]) for part in parts]
         windows = [dealt for dealt, _ in packed if any(dealt)]
+        idle = sum(len(trees[part]) for part, (dealt, _) in zip(parts, packed, strict=True) if not any(dealt))
         if not windows:
             return {"trained_groups": 0}, NO_COST
         rescores = self.rescores(trees)
         work = partial(train_windows, loss=self.loss, updates=self.updates, rescores=rescores)
         metrics = self.trainers.run(work, [[dealt[rank] for dealt in windows] for rank in range(ranks)])
+        metrics["untrained_trees"] += idle
         passed = int(metrics["trained_tokens"])
         scored = passed * (rescores and self.updates * len(windows) > 1)
         scored += passed * (self.trainers.own.reference is not None and self.loss.needs_reference_logprobs)
