@@ -27,16 +27,12 @@ from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
-    AcrossAnchors,
     Advantages,
     BatchStandardised,
     Comparison,
     across_leaves,
-    across_siblings,
-    across_starts,
     grpo_advantages,
     turn_advantages,
-    within_and_across_trees,
 )
 from turntree.credit.scored import LeafWeights, ScoredTree, path_weighted, positions_below, unit_weights
 
@@ -137,15 +133,13 @@ class CreditRule:
     def _check_parts(self, tree: RolloutTree) -> None:
         """Refuse what reads a fork or a start as a draw of the sampler, where an agent made them, or a template that
         drops thoughts."""
-        by_branch = self.comparison in (across_starts, across_siblings, within_and_across_trees)
-        by_branch = by_branch or isinstance(self.comparison, AcrossAnchors)
-        by_path, problem = self.leaf_weights is path_weighted, "branches that were not drawn (rewritten contexts)"
-        for name, reads, hint in (
-            ("comparison", by_branch, "use comparison 'leaves', which compares whole rollouts"),
-            ("leaf_weights", by_path, "use leaf_weights 'unit', which counts every rollout once"),
-        ):
-            if reads and tree.parts():
-                raise ConfigError(f"the rollouts of {tree.task_id!r} have {problem}", field=name, hint=hint)
+        if not tree.parts():
+            return
+        problem = f"the rollouts of {tree.task_id!r} have branches that were not drawn (rewritten contexts)"
+        if self.comparison is not across_leaves:
+            raise ConfigError(problem, field="comparison", hint="use 'leaves', which compares whole rollouts")
+        if self.leaf_weights is path_weighted:
+            raise ConfigError(problem, field="leaf_weights", hint="use 'unit', which counts every rollout once")
 
     def _label(self, scored: ScoredTree, lengths: Sequence[int], own: Mapping[int, float]) -> dict[int, NodeCredit]:
         shares = scored.weights

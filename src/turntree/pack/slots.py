@@ -311,14 +311,15 @@ def _part(segment: Segment, start: int, end: int) -> Segment:
     above = [slot for slot in range(start) if segment.last[slot] > start]
     kept = above + list(range(start, end))
     new = {slot: position for position, slot in enumerate(kept)} | {-1: -1}
-    last = [min(segment.last[slot], end) - start + len(above) for slot in kept]
+    predecessors = tuple(new[segment.predecessors[slot]] for slot in kept)
+    depths, last = _shape(predecessors)
     return replace(
         segment,
         tokens=tuple(segment.tokens[slot] for slot in kept),
-        depths=tuple(segment.depths[slot] for slot in kept),
+        depths=depths,
         routes=tuple(segment.routes[slot] for slot in kept) if segment.routes else (),
-        predecessors=tuple(new[segment.predecessors[slot]] for slot in kept),
-        last=tuple(last),
+        predecessors=predecessors,
+        last=last,
         actions=tuple(
             replace(action, slots=tuple(new[slot] for slot in action.slots))
             for action in segment.actions

@@ -210,9 +210,9 @@ def _gradient(scores_S: Tensor, model: PreTrainedModel) -> Tensor:
     """The gradient of a fixed mixture of the scores, all parameters in one vector."""
     mixture_S = torch.linspace(-1.0, 1.0, len(scores_S), dtype=scores_S.dtype, device=scores_S.device)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    found = torch.autograd.grad((mixture_S * scores_S).sum(), parameters, allow_unused=True)
-    pairs = zip(parameters, found, strict=True)
-    return torch.cat([torch.zeros_like(p).flatten() if g is None else g.flatten() for p, g in pairs])
+    mixed = (mixture_S * scores_S).sum()
+    found = torch.autograd.grad(mixed, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in found])
 
 
 def _relative_error(found: Tensor, expected: Tensor) -> float:

@@ -53,11 +53,6 @@ class DistributedGroup(ProcessGroup):
         dist.all_reduce(total, group=self.control)
         return total.tolist()
 
-    def largest(self, value: float) -> float:
-        most = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.control)
-        return most.item()
-
 
 @contextlib.contextmanager
 def open_ranks(device: str = "cpu") -> Iterator[ProcessGroup]:

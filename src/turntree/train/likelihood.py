@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from turntree.core import seeds
@@ -35,15 +36,10 @@ def micro_batches(examples: Sequence[Example], max_tokens: int) -> list[list[Exa
 def negative_log_likelihood(model: PreTrainedModel, rows: Sequence[Example]) -> Tensor:
     """Sum over the assistant's tokens of -log p, in nats. The output head runs at these tokens only: over a large
     vocabulary it costs as much as several layers, and most tokens of a trace are not the assistant's."""
-    length = max(len(row.token_ids) for row in rows)
-    ids_BL = torch.zeros(len(rows), length, dtype=torch.long)
-    said_BL = torch.zeros(len(rows), length, dtype=torch.bool)
-    for index, row in enumerate(rows):
-        ids_BL[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
-        said_BL[index, : len(row.loss_mask)] = torch.tensor(row.loss_mask)
-    ids_BL, said_BL = ids_BL.to(model.device), said_BL.to(model.device)
     # right-padded rows under causal attention: padding comes last and is seen by nothing that is trained
-    positions_BL = torch.arange(length, device=model.device).expand_as(ids_BL)
+    ids_BL = pad_sequence([torch.tensor(row.token_ids) for row in rows], batch_first=True).to(model.device)
+    said_BL = pad_sequence([torch.tensor(row.loss_mask) for row in rows], batch_first=True).to(model.device)
+    positions_BL = torch.arange(ids_BL.shape[1], device=model.device).expand_as(ids_BL)
     return in_pass(model, _likelihood, model, ids_BL, said_BL, positions_BL)
 
 

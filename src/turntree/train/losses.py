@@ -64,7 +64,7 @@ class LossSums(Additive):
 
     def over(self, group: ProcessGroup) -> LossSums:
         """The sums of all ranks."""
-        return dataclasses.replace(_of_all(self, group), ratio_max=group.largest(self.ratio_max))
+        return dataclasses.replace(_of_all(self, group), ratio_max=max(group.collect(self.ratio_max)))
 
     def metrics(self) -> dict[str, float]:
         """Means weighted by multiplicity, so that packed and flat batches report the same numbers.

@@ -39,8 +39,5 @@ class ProcessGroup:
         """Each value summed over the ranks, in float64."""
         return list(values)
 
-    def largest(self, value: float) -> float:
-        return value
-
 
 SINGLE = ProcessGroup()
