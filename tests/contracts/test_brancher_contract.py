@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,25 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixed_brancher import FixedBrancher
-from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
-from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
+from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
+from turntree.decide.branching.published import ArpoBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 
 
 class WhereUnsure:
-    """A user's own: forks where the first token after a tool result is less likely than it was before, and expands
-    the longest rollout once more."""
+    """A user's own: forks where the first token after a tool result is less likely than it was before."""
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         now, before = moment.entropies[-1][0], moment.entropies[-2][0]
         branches = 2 if now > before and moment.budget else 1
         return BranchDecision(branches=branches, reason="compared", numbers={"now": now, "before": before})
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        if group.round or not group.turns:
-            return ()
-        key = max(sorted(group.turns), key=lambda key: group.turns[key])
-        return [Expansion(key=key, turn=group.turns[key], reason="the longest", numbers={})]
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -58,7 +51,6 @@ KINDS = {
     "fixed": Kind(lambda: FixedBrancher(turns=(2, 4))),
     "as printed": Kind(lambda: ArpoBrancher(vocabulary=9, probe_tokens=2), shown=2),
     "as released": Kind(lambda: ReleasedArpoBrancher(vocabulary=9)),
-    "posthoc": Kind(lambda: PosthocBrancher(expansions=2, rounds=2)),
     "a user's": Kind(WhereUnsure),
 }
 
@@ -148,21 +140,3 @@ def test_a_restored_brancher_goes_on_as_the_one_whose_state_it_was_given(name: s
         assert json.loads(json.dumps(again.state())) == state
         again = KINDS[name].make()
         again.restore(state)
-
-
-@pytest.mark.parametrize("name", KINDS)
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    turns=st.dictionaries(KEYS, st.integers(1, 6), max_size=6),
-    budget=st.integers(1, 5),
-    round=st.integers(0, 3),
-    seed=st.integers(0, 9),
-)
-def test_an_expansion_is_of_a_finished_rollout_at_a_turn_that_it_had(
-    name: str, turns: dict[tuple[int, ...], int], budget: int, round: int, seed: int
-) -> None:
-    group = FinishedRollouts(task_id="t", turns=turns, budget=budget, round=round, seed=seed)
-    expansions = KINDS[name].make().expand(group)
-    assert len(expansions) <= budget
-    assert all(1 <= each.turn <= turns[each.key] and each.reason for each in expansions)
-    assert list(expansions) == list(KINDS[name].make().expand(group))

@@ -25,7 +25,7 @@ def config(brancher: Part | None, initial: int | None = 4, **train: Any) -> Trai
 
 
 def test_what_works_survives_its_file() -> None:
-    for brancher in (Part("entropy"), Part("fixed_brancher:FixedBrancher", {"turns": [2, 3]}), Part("posthoc")):
+    for brancher in (Part("entropy"), Part("fixed_brancher:FixedBrancher", {"turns": [2, 3]}), Part("arpo")):
         wanted = config(brancher)
         assert from_mapping(TrainOnlineConfig, to_mapping(wanted)) == wanted
     config(Part("entropy"), credit=UNBIASED, loss=CONSTANT)
@@ -46,7 +46,7 @@ def test_what_works_survives_its_file() -> None:
             "share a part of one",
         ),
         (
-            lambda: config(Part("posthoc"), credit=UNBIASED, loss=CONSTANT),
+            lambda: config(Part("arpo"), credit=UNBIASED, loss=CONSTANT),
             "train.credit.leaf_weights",
             "biases path weights",
         ),

@@ -15,12 +15,12 @@ from fixed_brancher import FixedBrancher
 from turntree.core import parts, seeds
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import BranchDecision, Brancher, FinishedRollouts, ForkMoment
-from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
+from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
+from turntree.decide.branching.published import ArpoBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 
 VOCABULARY = 50
-RULES = ("entropy", "random", "arpo", "arpo_released", "posthoc")
+RULES = ("entropy", "random", "arpo", "arpo_released")
 
 
 def decided(brancher: Brancher, at: ForkMoment) -> BranchDecision:
@@ -320,36 +320,6 @@ def test_after_the_first_iteration_the_released_rule_keeps_some_other_questions_
         assert unknown.numbers["change"] == 0.0, "a slot that nobody had"
 
 
-# posthoc
-
-
-def finished(turns: dict[tuple[int, ...], int], *, budget: int = 99, seed: int = 0, round: int = 0) -> FinishedRollouts:
-    return FinishedRollouts(task_id="task", turns=turns, budget=budget, round=round, seed=seed)
-
-
-def test_posthoc_expands_every_independent_rollout_at_turns_drawn_uniformly_from_its_own() -> None:
-    brancher = PosthocBrancher(expansions=2)
-    drawn: dict[int, list[int]] = {0: [], 1: []}
-    for seed in range(500):
-        for expansion in brancher.expand(finished({(0,): 5, (1,): 2, (0, 1): 3}, seed=seed)):
-            drawn[expansion.key[0]].append(expansion.turn)
-            assert len(expansion.key) == 1
-    for sample, turns in ((0, 5), (1, 2)):
-        assert len(drawn[sample]) == 1000
-        for turn in range(1, turns + 1):
-            assert drawn[sample].count(turn) == pytest.approx(1000 / turns, abs=4 * math.sqrt(1000 / turns))
-
-
-def test_posthoc_goes_round_by_round_and_keeps_the_budget() -> None:
-    brancher = PosthocBrancher(expansions=2, rounds=2)
-    everybody = {(0,): 3, (1,): 3}
-    assert [len(brancher.expand(finished(everybody, round=n))) for n in range(4)] == [4, 4, 0, 0]
-    few = brancher.expand(finished(everybody, budget=3))
-    assert [expansion.key for expansion in few] == [(0,), (1,), (0,)], "one each before a second one"
-    assert brancher.expand(finished({})) == []
-    assert brancher.decide(moment([1.0], [1.0])) is None
-
-
 # configurations
 
 
@@ -364,8 +334,6 @@ def test_posthoc_goes_round_by_round_and_keeps_the_budget() -> None:
         ("random", {"rate": 1.5}, r"field 'brancher.rate': must be in \[0, 1\]"),
         ("entropy", {"beta": 0.0}, "field 'brancher.beta': must be above 0"),
         ("arpo_released", {"beta": -0.1}, "field 'brancher.beta': must be at least 0"),
-        ("posthoc", {"expansions": 0}, "field 'brancher.expansions'"),
-        ("posthoc", {"rounds": 0}, "field 'brancher.rounds'"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_in_one_line(rule: str, wrong: dict[str, Any], why: str) -> None:
@@ -378,7 +346,7 @@ def test_a_brancher_says_whether_its_branches_split_turns_and_whether_its_forks_
     built = {rule: registered(rule) for rule in RULES}
     assert [rule for rule in RULES if built[rule].splits_turns] == ["entropy", "random", "arpo"]
     assert not any(registered(rule, probe_tokens=1).splits_turns for rule in ("entropy", "random"))
-    assert [rule for rule in RULES if built[rule].biased] == ["arpo", "posthoc"]
+    assert [rule for rule in RULES if built[rule].biased] == ["arpo"]
     fork = decided(registered("random", probe_tokens=4, rate=1.0), moment([1.0], [1.0] * 4))
     assert fork.shared == 3
 

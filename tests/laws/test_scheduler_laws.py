@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fault_drill import Corridor, FaultPlan, Faulty
@@ -25,7 +25,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.protocols import Brancher, Environment, Gate, GateDecision, GroupProgress, StreamingEngine
 from turntree.core.tree import RolloutTree, StopReason
-from turntree.decide.branching.published import PosthocBrancher, ReleasedArpoBrancher
+from turntree.decide.branching.published import ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.env.local import LocalPool
@@ -46,7 +46,6 @@ BRANCHERS: dict[str, Callable[[], Brancher | None]] = {
     "random": lambda: RandomBrancher(rate=0.5, probe_tokens=2),
     "entropy": lambda: EntropyBrancher(vocabulary=len(TOKENIZER), probe_tokens=2, tau=0.5),
     "released": lambda: ReleasedArpoBrancher(vocabulary=len(TOKENIZER)),
-    "posthoc": lambda: PosthocBrancher(expansions=1),
 }
 
 
@@ -292,10 +291,6 @@ def without_costs(tree: RolloutTree) -> dict[str, Any]:
 
 @settings(max_examples=30)
 @given(WORLDS, WEATHERS)
-@example(
-    World(lengths=(1,), group_size=3, seed=0, brancher="posthoc", initial=1, refills=False),
-    Weather(1, None, 1, 0, 0),
-)
 def test_every_task_comes_back_exactly_once_with_named_endings(world: World, weather: Weather) -> None:
     played = play(world, weather)
     assert [group.index for group in played.groups] == list(range(len(world.lengths)))

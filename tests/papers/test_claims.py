@@ -105,7 +105,7 @@ CLAIMS: dict[str, tuple[str, str, str]] = {
     "in the paper; that Python leaves": (ARPO, "pilot", "token entropy spikes sharply"),
     "paper's models": (ARPO, "pilot", "greater uncertainty than Python numerical feedback"),
     "(paper, Branch(Z)": (ARPO, "design 1", "\\mathrm{Branch}(Z)"),
-    "(the paper's rule), `arpo_released`": (ARPO, "design 1", "is triggered to derive"),
+    "(the paper's rule) and `arpo_released`": (ARPO, "design 1", "is triggered to derive"),
     # others
     "papers' forms that differ": OURS,
     "papers' ablation": OURS,

@@ -39,8 +39,6 @@ from turntree.core.protocols import (
     BranchDecision,
     Brancher,
     Environment,
-    Expansion,
-    FinishedRollouts,
     ForkMoment,
     GateDecision,
     GroupProgress,
@@ -51,7 +49,7 @@ from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import across_starts, rloo
 from turntree.credit.credit import CreditRule
 from turntree.credit.scored import path_weighted
-from turntree.decide.branching.published import ArpoBrancher, PosthocBrancher, ReleasedArpoBrancher
+from turntree.decide.branching.published import ArpoBrancher, ReleasedArpoBrancher
 from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher, bounded
 from turntree.env.tasks import Replayed
 from turntree.rollout.groups import GrownGroup
@@ -65,9 +63,7 @@ BRANCHERS: dict[str, Callable[[], Brancher]] = {
     "fixed": lambda: FixedBrancher(turns=(2, 3)),
     "as printed": lambda: ArpoBrancher(vocabulary=VOCABULARY, probe_tokens=3, beta=1.0),
     "as released": lambda: ReleasedArpoBrancher(vocabulary=VOCABULARY),
-    "posthoc": lambda: PosthocBrancher(expansions=2),
 }
-FORKING = [name for name in BRANCHERS if name != "posthoc"]
 
 
 def settings(**others: Any) -> SchedulerConfig:
@@ -214,16 +210,11 @@ class Asked:
     rule: Brancher
     moments: list[ForkMoment] = field(default_factory=list[ForkMoment])
     decisions: list[BranchDecision | None] = field(default_factory=list["BranchDecision | None"])
-    finished: list[FinishedRollouts] = field(default_factory=list[FinishedRollouts])
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         self.moments.append(moment)
         self.decisions.append(self.rule.decide(moment))
         return self.decisions[-1]
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        self.finished.append(group)
-        return self.rule.expand(group)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -232,7 +223,7 @@ class Asked:
         pass
 
 
-@pytest.mark.parametrize("name", FORKING)
+@pytest.mark.parametrize("name", BRANCHERS)
 def test_a_brancher_is_asked_once_about_every_turn_after_a_tool_result_except_those_that_refills_say(name: str) -> None:
     asked = Asked(BRANCHERS[name]())
     groups, _, _ = play(asked)
@@ -251,7 +242,7 @@ def test_a_brancher_is_asked_once_about_every_turn_after_a_tool_result_except_th
     assert len(asked.moments) == expected
 
 
-@pytest.mark.parametrize("name", FORKING)
+@pytest.mark.parametrize("name", BRANCHERS)
 def test_a_brancher_is_shown_the_entropies_of_the_whole_turns_of_its_rollout(name: str) -> None:
     asked = Asked(BRANCHERS[name]())
     groups, _, _ = play(asked)
@@ -320,17 +311,13 @@ def test_a_brancher_that_exceeds_its_budget_is_refused() -> None:
 
 
 class Impossible(Brancher):
-    """Shares tokens that were not sampled, or expands a turn that was not played."""
+    """Shares tokens that were not sampled."""
 
-    def __init__(self, shared: int | None = None, expansion: tuple[tuple[int, ...], int] = ((0,), 1)) -> None:
-        self.shared, self.expansion = shared, expansion
+    def __init__(self, shared: int) -> None:
+        self.shared = shared
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
-        return None if self.shared is None else bounded(moment, 2, "all", {}, shared=self.shared)
-
-    def expand(self, group: FinishedRollouts) -> list[Expansion]:
-        key, turn = self.expansion
-        return [Expansion(key=key, turn=turn, reason="", numbers={})]
+        return bounded(moment, 2, "all", {}, shared=self.shared)
 
 
 @pytest.mark.parametrize(
@@ -338,9 +325,6 @@ class Impossible(Brancher):
     [
         (Impossible(shared=1000), "share 1000 of"),
         (Impossible(shared=-1), "share -1 of"),
-        (Impossible(expansion=((0,), 99)), r"expands rollout \(0,\) at turn 99, which it does not have"),
-        (Impossible(expansion=((7,), 2)), r"expands rollout \(7,\) at turn 2"),
-        (Impossible(expansion=((0,), 0)), "at turn 0"),
     ],
 )
 def test_a_fork_that_cannot_be_made_is_refused_by_the_name_of_the_field(brancher: Impossible, told: str) -> None:
@@ -419,26 +403,7 @@ def test_leaving_refills_out_changes_no_credit_under_path_weights_and_counts_wha
     assert len(asked_less.requests) < len(asked.requests)
 
 
-# posthoc
-
-
-def test_posthoc_forks_are_marked_as_biased_and_expansions_of_the_root_are_refills() -> None:
-    asked = Asked(PosthocBrancher(expansions=2))
-    groups, _, _ = play(asked)
-    expansions = {group.task_id: asked.rule.expand(group) for group in asked.finished}
-    for group in groups:
-        tree, drawn = group.tree, expansions[group.tree.task_id]
-        forks = [each for each in drawn if each.turn > 1]
-        assert len(drawn) == 5
-        assert len(tree.refills()) == 5 - len(forks)
-        assert tree.biased_forks() == tree.branch_points()
-        assert sum(len(tree.children(fork)) - 1 for fork in tree.branch_points()) == len(forks)
-        told = [decision for decision in tree.decisions if decision.action == "fork"]
-        assert Counter(d.numbers["turn"] for d in told) == Counter(float(each.turn) for each in forks)
-    assert any(group.tree.biased_forks() for group in groups)
-
-
-@pytest.mark.parametrize("name", FORKING)
+@pytest.mark.parametrize("name", BRANCHERS)
 def test_forks_under_way_are_not_marked_as_biased_and_say_why(name: str) -> None:
     for group in play(BRANCHERS[name]())[0]:
         tree = group.tree
@@ -450,55 +415,9 @@ def test_forks_under_way_are_not_marked_as_biased_and_say_why(name: str) -> None
             assert decision.numbers["shared"] == (len(tree[node].token_ids) if tree[node].sampled else 0)
 
 
-def test_what_posthoc_replays_is_counted_as_tool_calls() -> None:
-    asked = Asked(PosthocBrancher(expansions=2))
-    groups, _, _ = play(asked, 10)
-    expansions = {group.task_id: asked.rule.expand(group) for group in asked.finished}
-    for group in groups:
-        replayed = sum(each.turn - 1 for each in expansions[group.tree.task_id])
-        assert group.tree.cost.tool_calls == turns_spoken(group.tree) + replayed
+def test_a_fork_replays_nothing_where_an_environment_has_copies() -> None:
     for group in play(BRANCHERS["entropy"](), 10)[0]:
-        assert group.tree.cost.tool_calls == turns_spoken(group.tree), "a fork under way is a copy: nothing is replayed"
-
-
-def test_expansions_keep_the_cap_on_branched_leaves() -> None:
-    for group in play(PosthocBrancher(expansions=9), max_branched=2)[0]:
-        assert 8 - len(group.tree.starts()) <= 2
-
-
-@dataclass
-class Greedy:
-    """Asks for more leaves than there are, at the turn that it was told or at the root."""
-
-    turn: int
-    budgets: list[int] = field(default_factory=list[int])
-
-    def decide(self, moment: ForkMoment) -> BranchDecision | None:
-        return None
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        self.budgets.append(group.budget)
-        long = [key for key, turns in group.turns.items() if turns >= self.turn]
-        return [Expansion(key=key, turn=self.turn, reason="greed", numbers={}) for key in long * 9]
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        pass
-
-
-@pytest.mark.parametrize("most", [0, 2, None])
-@pytest.mark.parametrize("turn", [1, 2])
-def test_a_brancher_that_expands_more_than_its_budget_gets_its_budget(turn: int, most: int | None) -> None:
-    greedy = Greedy(turn)
-    budget = 5 if most is None else most
-    for group in play(greedy, max_branched=most)[0]:
-        tree = group.tree
-        assert len(tree.leaves()) == 8
-        assert sum(decision.actor == "brancher" for decision in tree.decisions) <= budget
-    assert all(0 < given <= budget for given in greedy.budgets), "it is asked only where it may add something"
-    assert bool(greedy.budgets) == (budget > 0)
+        assert group.tree.cost.tool_calls == turns_spoken(group.tree)
 
 
 # with gates and faults
@@ -513,7 +432,7 @@ class CutLate:
         return GateDecision(cut=True, reason="enough", numbers={}, final=True)
 
 
-@pytest.mark.parametrize("name", [name for name in FORKING if name != "as printed"])  # first come, first served
+@pytest.mark.parametrize("name", [name for name in BRANCHERS if name != "as printed"])  # first come, first served
 def test_a_cut_tree_is_the_same_however_far_its_branches_had_come(name: str) -> None:
     def trees(live: int) -> list[dict[str, Any]]:
         groups, _, _ = play(BRANCHERS[name](), 12, gate=CutLate(), max_live_rollouts=live)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from turntree.core.completion import Completion, Sampling
 from turntree.core.cost import Cost
 from turntree.core.messages import Message
-from turntree.core.protocols import Expansion, Observation
+from turntree.core.protocols import Observation
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.pool import Session
@@ -89,29 +89,6 @@ def knows(rollout: LiveRollout) -> dict[str, object]:
     """All that its next turn may depend on, and all that a gate or a brancher may see of it."""
     names = ("messages", "token_ids", "actions", "observations", "answers", "entropies", "stopped", "begun")
     return {**{name: getattr(rollout, name) for name in names}, "turns": rollout.turns}
-
-
-@given(turns=st.integers(2, 5), turn=st.integers(2, 5))
-def test_a_rollout_that_leaves_a_finished_one_knows_what_that_knew_before_the_turn(turns, turn) -> None:
-    turn = min(turn, turns)
-    played, then = group(), group()
-    before = then.rollouts[(1,)]
-    play(before, turn - 1, 1)
-    played.episodes[(1,)] = play(played.rollouts[(1,)], turns, 1)
-    played.endings[(1,)] = STOPPED
-    twin = played.expand(Expansion(key=(1,), turn=turn, reason="to see", numbers={"regret": 0.5}))
-    assert knows(twin) == knows(before)
-    assert [(n.turn, n.token_ids) for n in twin.tree.path(twin.leaf)] == [
-        (n.turn, n.token_ids) for n in before.tree.path(before.leaf)
-    ]
-    assert (twin.key, twin.forked_at, twin.just_forked, [*twin.nodes]) == ((1, 1), turn, True, [])
-    assert played.rollouts[(1, 1)] is twin and played.forked == [(1, 1)]
-    again = played.expand(Expansion(key=(1,), turn=turn, reason="to see", numbers={}))
-    assert again.key == (1, 2)
-    ((key, said), _) = played.decisions
-    assert (key, said.actor, said.action, said.reason) == ((1,), "brancher", "fork", "to see")
-    assert (said.node, said.saw) == (twin.origin, played.rollouts[(1,)].leaf)
-    assert said.numbers == {"turn": float(turn), "regret": 0.5}
 
 
 @given(turns=st.integers(0, 3), shared=st.integers(0, 1))

@@ -367,19 +367,6 @@ class ForkMoment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishedRollouts:
-    """What a brancher may see of a group whose rollouts have all ended: the number of turns of each, by key. `budget`
-    leaves may still be added by branching; `round` is how often the brancher was asked before."""
-
-    task_id: str
-    turns: Mapping[tuple[int, ...], int]
-    budget: int
-    round: int
-    seed: int
-    iteration: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class BranchDecision:
     """`branches` rollouts continue after the first `shared` tokens of the turn, the rollout itself included (1: no
     fork). Path weights stay unbiased if the decision used nothing after these tokens (docs/design/branching.md)."""
@@ -393,29 +380,13 @@ class BranchDecision:
         made_plain(self, branches=_whole, numbers=_known, shared=_whole)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expansion:
-    """One more rollout that shares the first `turn - 1` turns of the finished rollout `key` and samples turn `turn`
-    anew; with `turn` 1 it shares nothing but the task."""
-
-    key: tuple[int, ...]
-    turn: int
-    reason: str
-    numbers: dict[str, float]
-
-    def __post_init__(self) -> None:
-        made_plain(self, turn=_whole, numbers=_known)
-
-
 class Brancher(Protocol):
-    """Decides where a tree forks (ARPO, adaptive rollout; Tree-GRPO, expansion).
+    """Decides where a tree forks (ARPO, adaptive rollout). `--brancher` names it, registered or as module:object.
 
     `decide` is asked after every turn that follows a tool result and may fork (those of a refill may not, nor the first
-    turn of a new fork), also where the budget is spent. `expand` is asked whenever all rollouts of a group have ended
-    and leaves are missing (`rollout.scheduler`). Leaves that neither adds become fresh rollouts. `--brancher` names it,
-    registered or as module:object.
-    Decisions must depend only on their arguments and on earlier iterations, never on the order of the calls. A subclass
-    overrides what it needs; the base class does not expand finished trees and learns nothing.
+    turn of a new fork), also where the budget is spent. Leaves that no fork adds become fresh rollouts. Decisions must
+    depend only on their arguments and on earlier iterations, never on the order of the calls. A subclass overrides what
+    it needs; the base class learns nothing.
     """
 
     splits_turns: bool = False
@@ -433,9 +404,6 @@ class Brancher(Protocol):
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         """None: nothing to decide at this turn."""
         ...
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        return ()
 
     def state(self) -> dict[str, Any]:
         """A JSON value of what was learned from earlier iterations, for `restore`."""

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
 from turntree.core.config import FIXED, at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import call_part
 from turntree.core.labels import Rewards
 from turntree.core.protocols import (
     BranchDecision,
-    Brancher,
     Environment,
-    Expansion,
-    FinishedRollouts,
     ForkMoment,
     GateDecision,
     GroupProgress,
@@ -25,7 +21,6 @@ from turntree.core.protocols import (
 )
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.env.pool import Session
 from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged
 from turntree.rollout.rewards import RewardSum
 
@@ -187,13 +182,11 @@ class Group:
     started: int = 0  # independent rollouts that have been given a place
     refills: int = 0
     unfilled: int = 0
-    rounds: int = 0  # how often the brancher was asked to expand
     prompt_ids: tuple[int, ...] = ()
     opening: Observation | None = None  # what tells the task, once a rollout of the group has received it
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
     owed: defaultdict[Key, Cost] = field(default_factory=lambda: defaultdict(Cost))  # paid for, and not yet in a node
-    episodes: dict[Key, Session] = field(default_factory=dict[Key, Session])  # of rollouts that ended
     decisions: list[tuple[Key, Decision]] = field(default_factory=list[tuple[Key, Decision]])  # a group's key is ()
     asked: int = 0  # the last turn at which the gate was asked
     decision: GateDecision | None = None  # the gate's last
@@ -257,26 +250,6 @@ class Group:
             iteration=self.iteration,
         )
 
-    def expansions(self, brancher: Brancher | None) -> Sequence[Expansion]:
-        """What a brancher adds to rollouts that have all ended, within its budget. Censored ones are not expanded.
-        Raises `ConfigError` for a turn that a rollout does not have."""
-        finished = FinishedRollouts(
-            task_id=self.task.task_id,
-            turns={key: rollout.turns for key, rollout in sorted(self.rollouts.items()) if self._ended(key)},
-            budget=min(self.missing, self.branched - len(self.forked)),
-            round=self.rounds,
-            seed=self.seed,
-            iteration=self.iteration,
-        )
-        if brancher is None or not finished.budget:
-            return ()
-        found = call_part("brancher", brancher.expand, finished)[: finished.budget]
-        for one in found:
-            if not 1 <= one.turn <= max(1, finished.turns.get(one.key, 0)):
-                problem = f"expands rollout {one.key} at turn {one.turn}, which it does not have"
-                raise ConfigError(problem, field="brancher", hint="see FinishedRollouts.turns")
-        return found
-
     def fork(self, rollout: LiveRollout, completion: Completion, decision: BranchDecision) -> list[LiveRollout]:
         """The rollouts that leave `rollout`, which has said `completion`, and share the budget with it from now on."""
         left = rollout.budget - (decision.branches - 1)
@@ -285,17 +258,6 @@ class Group:
             each.budget = left // decision.branches + (number < left % decision.branches)
         self.rollouts |= {twin.key: twin for twin in twins}
         return twins
-
-    def expand(self, expansion: Expansion) -> LiveRollout:
-        """A rollout that leaves the finished one `expansion.key` before its turn `turn`. That turn was chosen among
-        those which the rollout turned out to have: the decision saw its end."""
-        finished, episode = self.rollouts[expansion.key], self.episodes[expansion.key]
-        twin = finished.revisit(episode.actions, episode.answers, expansion.turn)
-        self.rollouts[twin.key] = twin
-        numbers = {"turn": float(expansion.turn), **expansion.numbers}
-        fork = Decision("brancher", twin.origin, "fork", expansion.reason, numbers, saw=finished.leaf)
-        self.decisions.append((expansion.key, fork))
-        return twin
 
     def record(self, actor: str, key: Key | None, action: str, reason: str, numbers: dict[str, float]) -> None:
         """Record a decision about one rollout, or about the group (`key` None)."""

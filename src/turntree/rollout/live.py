@@ -160,28 +160,6 @@ class LiveRollout:
             forked_at=last.turn,
         )
 
-    def revisit(self, actions: Sequence[Message], answers: Sequence[Observation], turn: int) -> LiveRollout:
-        """A rollout that leaves this one, which is over, before its turn `turn` (at least 2). `actions` and `answers`
-        are its episode: `answers[0]` is the task, `answers[t]` what action t was answered."""
-        path = self.tree.path(self.leaf)
-        since = sum(len(node.token_ids) for node in path if node.turn >= turn)
-        told = list(answers[:turn])
-        messages = list(told[0].messages)
-        for action, answer in zip(actions, told[1:], strict=False):
-            messages += [action, *answer.messages]
-        self.forks += 1
-        return LiveRollout(
-            key=(*self.key, self.forks),
-            tree=self.tree,
-            leaf=next(node.id for node in reversed(path) if node.turn < turn),
-            messages=messages,
-            token_ids=self.token_ids[: len(self.token_ids) - since],
-            actions=self.actions[: turn - 1],
-            answers=told,
-            entropies=self.entropies[: turn - 1],
-            forked_at=turn,
-        )
-
     def append_answer(self, observation: Observation, prompt: tuple[int, ...], cost: Cost) -> None:
         """Append the environment's answer. `prompt` is that of the next turn, which begins with the tokens so far."""
         added, said = prompt[len(self.token_ids) :], {"messages": observation.messages, "metrics": observation.numbers}

@@ -230,20 +230,12 @@ class _Run:
                 self._done.append(group.grown(self._clock(), self._scheduler.rewards))
 
     def _complete(self, group: Group) -> None:
-        """All rollouts have ended, but the group is short of leaves: ask the brancher once more, then start fresh
-        rollouts, all at once (or leave them out)."""
-        expansions = group.expansions(self._scheduler.brancher)
-        group.rounds += 1
-        for expansion in expansions:
-            if expansion.turn > 1:
-                twin = group.expand(expansion)
-                session = self._scheduler.pool.fork(group.episodes[expansion.key], expansion.turn - 1)
-                self._places.queue(group, twin, session)
-        fresh = sum(expansion.turn == 1 for expansion in expansions) if expansions else group.missing
+        """All rollouts have ended, but the group is short of leaves: start fresh rollouts, all at once (or leave them
+        out)."""
         if self._config.refills is False:
-            group.unfilled += fresh
+            group.unfilled += group.missing
         else:
-            group.refills += fresh
+            group.refills += group.missing
         if group.started < group.wanted:
             self._places.refilling[group] = None
 
@@ -423,7 +415,6 @@ class _Turns:
     def end(self, place: Place, ending: Ending) -> None:
         self._places.release(place)
         place.group.endings[place.key] = ending
-        place.group.episodes[place.key] = place.session
         self.touched[place.group] = None
 
     def stop(self, group: Group) -> None:

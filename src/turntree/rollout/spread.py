@@ -21,8 +21,6 @@ from turntree.core.protocols import (
     BranchDecision,
     Brancher,
     Environment,
-    Expansion,
-    FinishedRollouts,
     ForkMoment,
     GateDecision,
 )
@@ -92,12 +90,8 @@ class Listening(Brancher):
         self.biased, self.prompt_wide = brancher.biased, brancher.prompt_wide
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
-        self.asked.append({"moment": dataclasses.asdict(moment)})
+        self.asked.append(dataclasses.asdict(moment))
         return self._brancher.decide(moment)
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        self.asked.append({"finished": {**vars(group), "turns": [[*each] for each in group.turns.items()]}})
-        return self._brancher.expand(group)
 
     def state(self) -> dict[str, Any]:
         return self._brancher.state()
@@ -190,15 +184,10 @@ class Spread:
 
     def learn(self) -> None:
         """The iteration is over: let the command's brancher learn what the workers' branchers saw of it."""
-        for asked in self._asked if self.brancher is not None else ():
+        for moment in self._asked if self.brancher is not None else ():
             assert self.brancher is not None
-            if (moment := asked.get("moment")) is not None:
-                entropies = tuple(tuple(turn) for turn in moment["entropies"])
-                self.brancher.decide(ForkMoment(**{**moment, "key": tuple(moment["key"]), "entropies": entropies}))
-            else:
-                finished = asked["finished"]
-                turns = {tuple(key): count for key, count in finished["turns"]}
-                self.brancher.expand(FinishedRollouts(**{**finished, "turns": turns}))
+            entropies = tuple(tuple(turn) for turn in moment["entropies"])
+            self.brancher.decide(ForkMoment(**{**moment, "key": tuple(moment["key"]), "entropies": entropies}))
         self._asked = []
 
 

@@ -367,7 +367,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
     """Stop groups mid-rollout: divergence (once their rollouts have converged on the same actions), random (the control
     of an experiment), or your own module:object."""
     brancher: Annotated[Part | None, Usual("entropy")] = None
-    """Fork episodes after tool results: entropy, random, arpo, arpo_released, posthoc, or a module:object."""
+    """Fork episodes after tool results: entropy, random, arpo, arpo_released, or a module:object."""
     filters: tuple[Part, ...] = ()
     """Skip tasks, or drop finished groups from the update: greso, dapo, or your own module:object (repeatable)."""
     estimator: Part | None = None
@@ -428,7 +428,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             problem = f"looks at the first {brancher.probe_tokens} tokens of turns that end at {longest}: none can fork"
             raise ConfigError(problem, field="brancher.probe_tokens", hint=f"set it to {longest} or less")
         if brancher.reads_entropies and self.device.carrier is not None:
-            hint = "use random or posthoc"
+            hint = "use random"
             raise ConfigError("decides by entropies, which the carrier does not tell", field="brancher", hint=hint)
         if brancher.splits_turns and self.train.loss.ratio == "action":
             problem = "'action' takes the ratio of whole turns, and branches share a part of one"

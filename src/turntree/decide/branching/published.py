@@ -1,15 +1,13 @@
-"""Rules of papers, for comparison: ARPO's as printed and as released, and Tree-GRPO's expansion of finished trees."""
+"""ARPO's rules, for comparison: as printed, and as released."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-from turntree.core import seeds
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError
-from turntree.core.protocols import BranchDecision, Brancher, Expansion, FinishedRollouts, ForkMoment
+from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 from turntree.decide.branching.rules import EntropyBrancher, bounded, drawn
 
 _TOKENS = 20
@@ -110,37 +108,3 @@ class ReleasedArpoBrancher(Brancher):
     def restore(self, state: dict[str, Any]) -> None:
         self._initial = {slot: (task, entropy) for slot, (task, entropy) in state["initial"].items()}
         self._first = state["first"]
-
-
-class PosthocBrancher(Brancher):
-    """Tree-GRPO: when all rollouts have ended, fork each one `expansions` times, in `rounds` rounds.
-
-    Each fork is before a turn drawn uniformly from the turns of the rollout (before the first turn: a fresh rollout).
-    The drawn turn depends on how long the rollout became, so path weights are biased; the tree records this
-    (`RolloutTree.biased_forks`).
-
-    Args:
-        expansions: Forks of each rollout.
-        rounds: Rounds of expansion.
-    """
-
-    biased = True
-
-    def __init__(self, *, expansions: int = 2, rounds: int = 1) -> None:
-        self.expansions, self.rounds = expansions, rounds
-        at_least(self, expansions=1, rounds=1)
-
-    def decide(self, moment: ForkMoment) -> BranchDecision | None:
-        return None
-
-    def expand(self, group: FinishedRollouts) -> Sequence[Expansion]:
-        if group.round >= self.rounds:
-            return ()
-        samples = sorted(key for key in group.turns if len(key) == 1)
-        found: list[Expansion] = []
-        for number in range(self.expansions):
-            for key in samples:
-                draw = seeds.generator(group.seed, "expand", group.task_id, *key, group.round, number)
-                turn = draw.randint(1, max(1, group.turns[key]))
-                found.append(Expansion(key=key, turn=turn, reason="drawn to be expanded", numbers={}))
-        return found[: group.budget]
