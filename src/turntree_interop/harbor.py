@@ -14,7 +14,6 @@ import io
 import json
 import re
 import tarfile
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from turntree.env.container_shell import KILLED, ContainerShell, Ran
 from turntree.env.container_tasks import ContainerTask, InContainers, Judged
 from turntree.env.tasks import TRAIN
 from turntree.run.files import tree_hash
+from turntree.run.jsonl import read_text, read_toml
 from turntree.traces.formats.row import (
     FAILED,
     SKIP,
@@ -252,10 +252,7 @@ def folders(root: str) -> list[Path]:
 
 def _harbor(folder: Path, strict: bool) -> ContainerTask:
     path = folder / "task.toml"
-    try:
-        told = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"is no TOML: {error}", path=str(path)) from error
+    told = read_toml(path)
     if told.get("steps"):
         raise InputError("has several steps, which are not played", path=str(path), field="steps")
     tables = ("environment", "verifier", "agent", "metadata")
@@ -277,7 +274,7 @@ def _harbor(folder: Path, strict: bool) -> ContainerTask:
     return ContainerTask(
         id=folder.name,
         kind=str(metadata["category"]) if metadata.get("category") else None,
-        instruction=_text(folder / "instruction.md"),
+        instruction=read_text(folder / "instruction.md"),
         image=_image(folder / "environment", environment.get("docker_image")),
         judge=tests.judge,
         folder=str(environment.get("workdir") or ""),
@@ -293,8 +290,8 @@ def _terminal_bench(folder: Path, strict: bool) -> ContainerTask:
 
     path = folder / "task.yaml"
     try:
-        told = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
         raise InputError(f"is no YAML: {' '.join(str(error).split())}", path=str(path)) from error
     if not isinstance(told, dict) or not isinstance(told.get("instruction"), str):
         raise InputError("is missing", path=str(path), field="instruction")
@@ -344,15 +341,8 @@ def _literal(told: Mapping[str, Any], path: Path) -> dict[str, str]:
     return given
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", path=str(path)) from error
-
-
 def _solution(path: Path) -> tuple[str, ...]:
-    return (path.read_text(),) if path.is_file() else ()
+    return (read_text(path),) if path.is_file() else ()
 
 
 def _image(folder: Path, name: str | None) -> Any:

@@ -56,13 +56,10 @@ def read_inspect(row: dict[str, Any]) -> ChatRow:
 
 def _cut(row: dict[str, Any]) -> set[str]:
     """The ids of the answers that a token limit ended: of the last call, and of every call that is among the events."""
-    events = row.get("events")
-    calls = [row, *(events if isinstance(events, list) else ())]
-    outputs = [call.get("output") for call in calls if isinstance(call, dict)]
-    choices = [output.get("choices") for output in outputs if isinstance(output, dict)]
-    answers = [choice for told in choices if isinstance(told, list) for choice in told if was_cut(choice)]
-    messages = [choice.get("message") for choice in answers]
-    return {message["id"] for message in messages if isinstance(message, dict) and isinstance(message.get("id"), str)}
+    events = [one for one in list_of(row, "events", "a list of events") if isinstance(one, dict)]
+    outputs = [object_of(call, "output") for call in (row, *events) if call is row or call.get("event") == "model"]
+    answers = [choice for output in outputs for choice in list_of(output, "choices", "a list of choices")]
+    return {str(object_of(answer, "message").get("id")) for answer in answers if was_cut(answer)} - {"None"}
 
 
 def _message(raw: dict[str, Any], chat: ChatRow, cut: set[str]) -> dict[str, Any]:

@@ -169,7 +169,9 @@ def micro_batches(
     batches += [[] for _ in range(-len(batches) % useful)]
     steps = [batches[start : start + useful] + [[]] * idle for start in range(0, len(batches), useful)]
     filled = [batch + [(batch[0].filler if batch else least)] * (size - len(batch)) for step in steps for batch in step]
-    return [_scaled(batch, len(filled) / divisor) for batch in filled]
+    factors = [sum(len(sample.at) for sample in batch) * len(filled) / divisor for batch in filled]
+    scaled = zip(filled, factors, strict=True)
+    return [[replace(sample, advantage=sample.advantage * factor) for sample in batch] for batch, factor in scaled]
 
 
 def _samples(row: Row) -> Iterator[_Sample]:
@@ -177,11 +179,6 @@ def _samples(row: Row) -> Iterator[_Sample]:
         if advantage:  # the divisor has counted the others
             at = tuple(place for place, one in enumerate(row.advantages) if one == advantage)
             yield _Sample(row, at, advantage, len(row))
-
-
-def _scaled(batch: Sequence[_Sample], factor: float) -> list[_Sample]:
-    tokens = sum(len(sample.at) for sample in batch)
-    return [replace(sample, advantage=sample.advantage * tokens * factor) for sample in batch]
 
 
 def _check_agree(sampling: Sampling, loss: LossConfig, args: Any, ahead: int) -> None:

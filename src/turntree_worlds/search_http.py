@@ -33,8 +33,7 @@ class RetrievalServer:
 
     def search(self, query: str, count: int = 5) -> list[Found]:
         asked = {"queries": [query], "topk": count, "return_scores": True}
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self.url, json.dumps(asked).encode(), headers)
+        request = urllib.request.Request(self.url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             read: Any = json.load(answer)
         result = read.get("result") if isinstance(read, dict) else None

@@ -6,14 +6,21 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Qwen3Config
 
-from turntree.stages.plan import advice
-from turntree.train.config import LoRAConfig
-from turntree.train.plan import Memory, Planned, memory
+from model_families import WITH_VISION, seeing_model
+from tiny_models import tiny_model, tiny_tokenizer
+from turntree.engine.checkpoint import load_model, save_model
+from turntree.stages.config import Device, TrainOnlineConfig
+from turntree.stages.plan import advice, asked, read_config
+from turntree.train.config import LoRAConfig, OnlineConfig
+from turntree.train.lora import add_adapter
+from turntree.train.plan import Memory, Planned, held, memory
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 2000}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
+TINY = OnlineConfig(groups=2, group_size=2, max_tokens=256, max_context=256)
 SMALL = ("--set", "train.max_tokens=256", "--set", "train.max_context=128", "--groups", 2)
 
 
@@ -62,9 +69,10 @@ def needing(plan: Planned) -> Memory:
     ],
 )
 def test_the_first_change_that_makes_a_run_fit_is_named(room: float, said: str) -> None:
-    asked = Planned(ranks=2, bfloat16=False, rows=1, context=8192)
-    lines = list(advice(asked, needing(asked), room, needing))
+    plan = Planned(ranks=2, bfloat16=False, rows=1, context=8192)
+    lines = list(advice(plan, needing(plan), room, needing))
     assert said in lines[-1] and len(lines) == (1 if room == 100 else 2)
+    assert "8 GPUs" not in lines[-1] or "4 GPUs" not in lines[-1]
 
 
 def test_a_dry_run_tells_the_plan_of_a_named_model(turntree, folder, tmp_path, monkeypatch) -> None:
@@ -78,3 +86,24 @@ def test_a_dry_run_tells_the_plan_of_a_named_model(turntree, folder, tmp_path, m
 def test_a_folder_without_a_config_is_refused_in_one_line(turntree, tmp_path) -> None:
     assert "has no config.json" in turntree.error("plan", tmp_path)
     assert "MODEL" in turntree.error("plan")
+
+
+@pytest.mark.parametrize("name", WITH_VISION)
+def test_a_model_that_also_sees_or_keeps_a_state_is_planned_whole_and_as_it_was_saved(name: str, tmp_path) -> None:
+    save_model(seeing_model(name).to(torch.bfloat16), tiny_tokenizer(), tmp_path / "model")
+    model = load_model(tmp_path / "model", dtype="auto")
+    config = TrainOnlineConfig(model=str(tmp_path / "model"), device=Device(dtype="auto"), train=TINY)
+    found = read_config(config.model)
+    planned = memory(found, asked(config, 1, str(found.dtype)))
+    assert planned.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert planned.weights == held([*model.parameters(), *model.buffers()]) < planned.masters
+
+
+def test_an_adapter_is_planned_as_an_adapter(tmp_path) -> None:
+    save_model(tiny_model(), tiny_tokenizer(), tmp_path / "base")
+    model = load_model(tmp_path / "base")
+    add_adapter(model, LoRAConfig(rank=4))
+    save_model(model, tiny_tokenizer(), tmp_path / "adapter")
+    config = TrainOnlineConfig(model=str(tmp_path / "adapter"), train=TINY)
+    planned = memory(read_config(config.model), asked(config, 1, "float32"))
+    assert planned.gradients == held(p for p in model.parameters() if p.requires_grad)

@@ -17,6 +17,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
     AcrossAnchors,
+    BatchStandardised,
     across_leaves,
     across_siblings,
     across_starts,
@@ -358,3 +359,7 @@ def test_remax_without_a_greedy_reward_trains_on_nothing() -> None:
     assert (dict(credit.nodes), credit.censored) == ({}, 1)
     with pytest.raises(ConfigError, match="one baseline"):
         CreditConfig(advantages="remax", comparison="starts").rule("tokens", per_rollout=False)
+
+
+def test_a_batch_of_equal_rewards_is_no_gradient_by_rounding() -> None:
+    assert BatchStandardised().over([0.7] * 12)([0.7] * 4) == [0.0] * 4

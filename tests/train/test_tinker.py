@@ -32,6 +32,7 @@ from turntree.core.tree import RolloutTree
 from turntree.credit.config import CreditConfig
 from turntree.engine.limits import Prices, TinkerConfig
 from turntree.engine.tinker import FateUnknown, TinkerAdapter, TinkerSession, _once_only
+from turntree.stages.carriers import most
 from turntree.stages.config import (
     Device,
     EpisodesCheckConfig,
@@ -39,6 +40,7 @@ from turntree.stages.config import (
     SFTCheckConfig,
     SFTStageConfig,
     TrainOnlineConfig,
+    TrainPivotConfig,
 )
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import evaluate
@@ -459,3 +461,28 @@ def test_settings_of_this_process_do_nothing_there(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         Device(carrier=Part("tinker"), **{name: value})
     assert error.value.field == f"device.{name}"
+
+
+@pytest.mark.parametrize("minibatch", [None, 1, 2])
+def test_trees_that_nothing_is_learned_from_are_counted_in_mini_batches_of_their_own_too(minibatch: int | None) -> None:
+    loss = LossConfig(kl_coefficient=0.0, old_logprobs="engine")
+    trees, credits = batch(5, loss)
+    nothing = Credit({}, rollout_tokens=0.0, rollouts=0.0, zero_variance=False, censored=4)
+    learner = here(ReinforcedConfig(loss=loss, minibatch=minibatch, optimizer=ADAM))
+    told, _ = learner.learn([*trees, *trees[:2]], [*credits, nothing, nothing])
+    assert (told["trees"], told["untrained_trees"]) == (5, 2)
+
+
+OWN: Any = {"states": "mixed", "environment": Part("household"), "teacher": Part("household")}
+
+
+@pytest.mark.parametrize("minibatch", [None, 1])
+def test_a_bill_before_the_run_is_the_most_that_it_can_come_to(minibatch: int | None) -> None:
+    train = OnlineConfig(groups=2, group_size=2, iterations=3, loss=LossConfig(kl_coefficient=0.1), minibatch=minibatch)
+    plain = most(TrainOnlineConfig(train=train))
+    refilled = most(TrainOnlineConfig(train=train, filters=(Part("dapo", {"refill_cap": 2.0}),)))
+    rows = 3 * 2 * 2 * train.max_context
+    assert plain is not None and plain.trained_tokens == rows * (1 if minibatch is None else 2)
+    assert refilled is not None and refilled.decoded_tokens == 3 * plain.decoded_tokens
+    expert, own = (most(TrainPivotConfig(pivots="p.jsonl", **more)) for more in ({}, OWN))
+    assert expert is not None and own is not None and own.decoded_tokens > expert.decoded_tokens

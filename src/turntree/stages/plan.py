@@ -12,6 +12,7 @@ from turntree.core import parts
 from turntree.core.config import from_mapping, is_url
 from turntree.core.errors import InputError, first_line
 from turntree.engine.limits import EngineConfig
+from turntree.run.files import read_json
 from turntree.stages.config import HF, SFTStageConfig, TrainOnlineConfig, TrainPivotConfig
 from turntree.train.config import LoRAConfig
 
@@ -38,7 +39,7 @@ def read_config(model: str) -> PreTrainedConfig:
         raise InputError("has no config.json", path=folder, hint="give a folder in Hugging Face format")
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False).get_text_config()
+            return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the boundary to foreign files
         raise InputError(f"cannot be read ({first_line(error)})", path=folder / "config.json") from error
 
@@ -56,7 +57,7 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
         ranks=ranks,
         bfloat16="bfloat16" in (saved if device.dtype == "auto" else device.dtype),
         frozen=device.frozen,
-        lora=device.lora,
+        lora=device.lora or _adapter(config.model),
         checkpointing=device.gradient_checkpointing,
         dense=device.name.startswith("cuda") and device.attention == "sdpa",
         referred=not imitates and train.loss.needs_reference_logprobs and not served,
@@ -66,6 +67,19 @@ def asked(config: Any, ranks: int, saved: str) -> Planned:
         context=context,
         branches=branches if masked else 1,
     )
+
+
+def _adapter(model: str) -> LoRAConfig | None:
+    """That of a folder which holds one."""
+    from turntree.engine.tokenizer import ADAPTER
+    from turntree.stages.policy import resolve
+
+    path = resolve(model, weights=False) / ADAPTER
+    if not path.is_file():
+        return None
+    held = read_json(path)
+    targets = held["target_modules"]
+    return LoRAConfig(rank=held["r"], targets=(targets,) if isinstance(targets, str) else tuple(targets))
 
 
 def _sampled(config: Any) -> tuple[int, int, int]:
@@ -120,7 +134,10 @@ def plan_lines(config: Any, ranks: int | None = None, gigabytes: float | None = 
     ranks = ranks or int(os.environ.get("WORLD_SIZE") or 1)
     found = read_config(model)
     plan = asked(config, ranks, str(found.dtype))
-    need = memory(found, plan)
+    try:
+        need = memory(found, plan)
+    except ValueError as error:  # no causal language model
+        raise InputError(first_line(error), field="model", hint="its memory cannot be planned here") from error
     lines = [*shown(need, plan), *_tokens(config, plan)]
     if gigabytes is not None:
         lines += advice(plan, need, gigabytes, lambda other: memory(found, other))

@@ -24,10 +24,18 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
+from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
+from turntree.engine.compatibility import check_window
 from turntree.pack.attention import set_tree_attention
 from turntree.pack.packing import PackedBatch, pack_ranks
 from turntree.train.config import LoRAConfig, OptimizerConfig
@@ -92,10 +100,14 @@ class Memory:
 
 def memory(config: PreTrainedConfig, asked: Planned) -> Memory:
     """What a rank needs to train a model of `config`."""
-    windows = batches(config.get_text_config().vocab_size, asked)  # real ones
     with torch.device("meta"):
         model = outline(config, asked)
         teacher = asked.reference and outline(asked.reference, replace(asked, lora=None, frozen=()))
+    try:
+        check_window(model, asked.tokens, field="max_tokens")
+    except InputError:  # its trees are trained chain by chain, or in rows
+        asked = replace(asked, branches=1)
+    windows = batches(config.get_text_config().vocab_size, asked)  # real ones
     with _group(asked.ranks) as group, warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # a copied model's
         for each in filter(None, (model, teacher)):
@@ -133,9 +145,14 @@ def memory(config: PreTrainedConfig, asked: Planned) -> Memory:
 
 def outline(config: PreTrainedConfig, asked: Planned) -> PreTrainedModel:
     """The policy as a run loads it. Raises `ValueError` for a config of which there is no causal language model."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        copy.deepcopy(config), dtype=torch.bfloat16 if asked.bfloat16 else torch.float32, attn_implementation="sdpa"
-    ).eval()
+    reads_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # else it sees, too
+    model: PreTrainedModel = (
+        (AutoModelForCausalLM if reads_text else AutoModelForImageTextToText)
+        .from_config(
+            copy.deepcopy(config), dtype=torch.bfloat16 if asked.bfloat16 else torch.float32, attn_implementation="sdpa"
+        )
+        .eval()
+    )
     freeze(model, asked.frozen)
     if asked.lora is not None:
         add_adapter(model, asked.lora)
