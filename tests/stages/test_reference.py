@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from completions_server import completion, serve
 from fake_tinker import FakeTinker
@@ -118,6 +119,27 @@ def test_the_start_for_a_reference_is_no_reference_and_another_policy_pulls(
         load_policy(str(each), Device()) for each in ("household", tmp_path / "taught" / "model", teacher)
     )
     assert divergence(taught, reference) < 0.95 * divergence(start, reference)
+
+
+def carried(folder: Path, layers: list[str]) -> str:
+    """A model over household's tokens whose trees are trained chain by chain; of full attention alone, at once."""
+    tokenizer = load_policy("household", Device()).tokenizer
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    heads: dict[str, Any] = {"num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 2048}
+    config = Lfm2Config(vocab_size=len(tokenizer), **shape, **heads, layer_types=layers, conv_L_cache=3)
+    save_model(Lfm2ForCausalLM(config).eval(), tokenizer, folder)
+    return str(folder)
+
+
+def test_a_reference_of_any_kind_that_is_trained_is_one(tmp_path: Path) -> None:
+    keeps_a_state = carried(tmp_path / "conv", ["conv", "full_attention"])
+    whole = carried(tmp_path / "whole", ["full_attention", "full_attention"])
+    train = replace(ONLINE.train, iterations=1, groups=2, max_turns=2)
+    for number, (model, reference) in enumerate([(keeps_a_state, keeps_a_state), (whole, keeps_a_state)]):
+        config = replace(ONLINE, model=model, reference=reference, count=2, train=train)
+        run_train_online(config, tmp_path / str(number))
+        assert (distances(tmp_path / str(number))[0] < 1e-6) == (model == reference)
 
 
 def test_a_reference_that_cannot_be_one_is_refused(teacher: Path, tmp_path: Path) -> None:

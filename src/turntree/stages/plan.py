@@ -78,7 +78,7 @@ def _adapter(model: str) -> LoRAConfig | None:
     if not path.is_file():
         return None
     held = read_json(path)
-    targets = held["target_modules"]
+    targets = held.get("target_modules") or "all-linear"
     return LoRAConfig(rank=held["r"], targets=(targets,) if isinstance(targets, str) else tuple(targets))
 
 
