@@ -11,14 +11,7 @@ from turntree.core.config import FIXED, at_least
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
-from turntree.core.protocols import (
-    BranchDecision,
-    Environment,
-    ForkMoment,
-    GateDecision,
-    GroupProgress,
-    Observation,
-)
+from turntree.core.protocols import BranchDecision, Environment, ForkMoment, GateDecision, GroupProgress, Observation
 from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged

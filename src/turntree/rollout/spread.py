@@ -17,13 +17,7 @@ from typing import Any
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
-from turntree.core.protocols import (
-    BranchDecision,
-    Brancher,
-    Environment,
-    ForkMoment,
-    GateDecision,
-)
+from turntree.core.protocols import BranchDecision, Brancher, Environment, ForkMoment, GateDecision
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.rollout.accounting import Usage
