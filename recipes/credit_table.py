@@ -27,14 +27,14 @@ from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
     AcrossAnchors,
+    Advantages,
     across_siblings,
     across_starts,
     mean_centred,
     rloo,
-    within_and_across_trees,
 )
 from turntree.credit.credit import CreditRule, hard, hard_dedup
-from turntree.credit.scored import LeafWeighting, path_weighted
+from turntree.credit.scored import LeafWeighting, ScoredTree, path_weighted
 
 # The toy: states are the tokens sampled so far, tokens are bits; P[state] is the probability of a one.
 P = {(): 0.4, (0,): 0.5, (1,): 0.7, (0, 0): 0.9, (0, 1): 0.45, (1, 0): 0.15, (1, 1): 0.55}
@@ -295,6 +295,19 @@ def refills_weigh_one(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting
     forks = set(tree.branch_points())
     paths = [[len(tree.children(node.id)) for node in tree.path(leaf) if node.id in forks] for leaf in leaves]
     return LeafWeighting(tuple(math.prod(1 / children for children in path) for path in paths))
+
+
+def within_and_across_trees(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
+    """Tree-GRPO: the advantage among the leaves of the same start plus that among all leaves (in the paper z-scores).
+
+    Among two leaves of a start a z-score is always +-1, however close they are.
+    """
+    found = advantages(scored.rewards)
+    for start in scored.tree.starts():
+        inside = scored.below.get(start, ())
+        for i, a in zip(inside, advantages([scored.rewards[i] for i in inside]), strict=True):
+            found[i] += a
+    return scored.at_trained(found)
 
 
 def divided_by_starts(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:

@@ -43,6 +43,8 @@ def read_agentbench(row: dict[str, Any]) -> ChatRow:
     chat.messages = each_object(history, lambda said: [_message(said, chat)])
     if any(isinstance(message, dict) and message.get(ACT) for message in chat.messages):
         chat.rule, chat.domain = "bash", "terminal"
+    if row.get("error") or output.get("status") in ("unknown", "task error"):  # of the environment or its judge
+        chat.drop_turns()
     return chat
 
 

@@ -23,6 +23,7 @@ from turntree.traces.formats.row import (
     role_of,
     text_of,
     told_by,
+    was_cut,
     words,
 )
 
@@ -146,7 +147,7 @@ class _Thread:
 def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
     """A message of the API's: its text and calls, or the results that it brings, each a message of its own."""
     content = message.get("content")
-    cut = {"weight": 0} if message.get("stop_reason") == "max_tokens" else {}
+    cut = {"weight": 0} if was_cut(message) else {}
     if isinstance(content, str) or content is None:
         return [{"role": role, "content": content, RESPONSE: message.get("id"), **cut}]
     if not isinstance(content, list):

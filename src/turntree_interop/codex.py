@@ -33,6 +33,10 @@ from turntree.traces.formats.row import (
 _DOMAIN = "software engineering"
 _LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _EXIT = re.compile(r"(?:(?!Output:).*\n){0,4}?(?:Exit code:|Process exited with code) (\d{1,9})[ \t]*(?:\n|\Z)")
+_FAILED = re.compile(  # calls that were refused, stopped, or not made
+    r"(Wall time: .*\n)?aborted( by user)?\s*\Z|(exec command|patch) rejected|apply_patch verification failed"
+    r"|failed to parse function arguments|unsupported call: |(exec_command|write_stdin) failed\b"
+)
 # messages of the user that Codex writes itself begin so, and begin no turn
 _CONTEXT = re.compile(
     r"\s*(?:# AGENTS\.md instructions|<(?:environment_context|user_instructions|user_shell_command|skill|turn_aborted"
@@ -125,6 +129,8 @@ def _failed_in(text: Any) -> bool | None:
         return None
     if (told := _EXIT.match(text)) is not None:
         return int(told[1]) > 0
+    if _FAILED.match(text):
+        return True
     try:
         return failed_exit(parse_object(text)) if text.startswith("{") else None
     except InputError:

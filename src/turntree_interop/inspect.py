@@ -18,9 +18,9 @@ from turntree.traces.formats.row import (
     object_of,
     text_of,
     told_by,
+    was_cut,
     words,
 )
-from turntree_interop.observed import was_cut
 
 _SAMPLE_KEYS = words(
     "id epoch input choices target description sandbox files setup messages output scores metadata store events "
@@ -49,7 +49,7 @@ def read_inspect(row: dict[str, Any]) -> ChatRow:
     count_unknown(row, _SAMPLE_KEYS, "", chat.ignored)
     cut = _cut(row)
     chat.messages = each_object(list_of(row, "messages", "a list of messages"), lambda raw: [_message(raw, chat, cut)])
-    if row.get("error"):
+    if row.get("error") or row.get("invalidation"):
         chat.drop_turns()
     return chat
 

@@ -17,9 +17,10 @@ from turntree.traces.formats.row import (
     part_of,
     text_of,
     told_by,
+    was_cut,
     words,
 )
-from turntree_interop.observed import Observed, from_text, was_cut
+from turntree_interop.observed import Observed, from_text
 
 _KEYS = words(
     "id name start_time end_time run_type extra error serialized events inputs outputs reference_example_id "

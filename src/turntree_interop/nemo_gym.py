@@ -44,7 +44,7 @@ from turntree.logs.rows import (
     text_within,
 )
 from turntree.run.jsonl import write_lines
-from turntree.traces.formats.row import part_of
+from turntree.traces.formats.row import part_of, was_cut
 from turntree.verify.matching import most_pairs
 from turntree.verify.texts import terminus_in
 from turntree_interop.rows import columns
@@ -147,7 +147,8 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
     Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused` where nothing says which
     rollouts belong together."""
     masked = row.get("mask_sample") or part_of(row, "instance_config").get("mask_sample")
-    stop = text(row, "_ng_failure_class") or ("masked" if masked else None)
+    failed = part_of(row, "response").get("status") == "failed"
+    stop = text(row, "_ng_failure_class") or ("masked" if masked else "failed" if failed else None)
     response: Any = row.get("response")
     if response is None and stop:
         response = {"output": []}  # a failure beside the collection may have none
@@ -169,6 +170,7 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
             tokens=count(part_of(response, "usage"), "output_tokens") or None,  # some write 0 for what is not counted
             characters=sum(map(len, actions)),
             stop=stop,
+            completed=False if was_cut(response) else None,
         ),
         iteration=iteration,
         facts=facts_of(row, uuid=row.get("uuid"), task=row.get("task"), **asked),

@@ -11,7 +11,17 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.run.identity import fingerprint
 from turntree.run.jsonl import parse_json
-from turntree.traces.formats.row import FAILED, SKIP, ChatRow, call_of, chat_tools, count_unknown, words
+from turntree.traces.formats.row import (
+    FAILED,
+    SKIP,
+    ChatRow,
+    call_of,
+    chat_tools,
+    count_unknown,
+    part_of,
+    was_cut,
+    words,
+)
 
 # of a message of OpenAI's or LangChain's, as text, as `{lc, kwargs}`, or as Langfuse writes it
 _MESSAGE_KEYS = words(
@@ -67,7 +77,9 @@ class Observed:
         message = message["kwargs"] if isinstance(message.get("kwargs"), dict) else message
         count_unknown(message, _MESSAGE_KEYS, "messages[].", self.ignored)
         role, content = message.get("role") or message.get("type"), message.get("content")
-        calls = message.get("tool_calls")
+        calls = message.get("tool_calls") or part_of(message, "additional_kwargs").get("tool_calls")
+        if message.get("invalid_tool_calls") and isinstance(calls, list | None):  # a turn is not the one without them
+            calls = [*(calls or ()), *message["invalid_tool_calls"]]
         if isinstance(content, list) and calls:  # Anthropic's blocks say the calls again
             content = [part for part in content if not (isinstance(part, dict) and part.get("type") == "tool_use")]
         told: dict[str, Any] = {"role": _ROLES.get(str(role), role), "content": content}
@@ -117,12 +129,6 @@ def _name(message: Any) -> str:
     """Equal messages, equal names, however nothing is written."""
     said = cast("dict[str, Any]", message).items() if isinstance(message, dict) else None
     return fingerprint(str(message) if said is None else {key: value for key, value in said if value})
-
-
-def was_cut(told: Any) -> bool:
-    """Whether an object tells that the token limit ended an answer."""
-    reasons = [told.get("finish_reason"), told.get("stop_reason")] if isinstance(told, dict) else []
-    return any(str(reason).lower() in ("length", "max_tokens", "model_length") for reason in reasons)
 
 
 def from_text(value: Any) -> Any:

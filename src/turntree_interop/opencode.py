@@ -48,7 +48,10 @@ def read_opencode(row: dict[str, Any]) -> ChatRow:
         rule="tool_calls",
     )
     count_unknown(row, ("info", "messages"), "", chat.ignored)
-    for raw in list_of(row, "messages", "a list of {info, parts}"):
+    rows, undone = list_of(row, "messages", "a list of {info, parts}"), object_of(info, "revert").get("messageID")
+    end = next((i for i, raw in enumerate(rows) if undone and part_of(raw, "info").get("id") == undone), len(rows))
+    chat.left_out["abandoned_branch"] += sum(part_of(raw, "info").get("role") == "assistant" for raw in rows[end:])
+    for raw in rows[:end]:
         if not isinstance(raw, dict) or not isinstance(raw.get("info"), dict) or not isinstance(raw.get("parts"), list):
             chat.messages.append(BrokenMessage("holds an item that is not {info, parts}", field="messages"))
             continue
@@ -74,7 +77,7 @@ def _opencode_message(info: dict[str, Any], parts: list[Any], chat: ChatRow) -> 
             return [*found, BrokenMessage("has a part that is not an object", turn=role == "assistant", field="parts")]
         kind = part.get("type")
         unread = count_unknown(part, _PART_KEYS, "parts[].", chat.ignored)
-        if kind == "text" and isinstance(part.get("text"), str):
+        if kind == "text" and isinstance(part.get("text"), str) and not part.get("ignored"):  # else no model saw it
             turn["content"] = "\n".join(text for text in (turn["content"], part["text"]) if text)
         elif kind == "tool":
             state = part_of(part, "state")
@@ -92,7 +95,7 @@ def _opencode_message(info: dict[str, Any], parts: list[Any], chat: ChatRow) -> 
             chat.ignored[f"parts[] of type {kind}"] += 1
             if kind == "step-finish" and part.get("reason") == "length":  # the token limit cut it
                 turn["weight"] = 0
-    if info.get("finish") == "length":
+    if info.get("finish") == "length" or info.get("error"):  # cut, or aborted
         turn["weight"] = 0
     close()
     return found

@@ -52,6 +52,7 @@ from turntree.traces.formats.row import (
     outcome,
     text_of,
     told_by,
+    was_cut,
     words,
 )
 
@@ -400,6 +401,7 @@ Try to be helpful and always follow the policy. Always make sure you generate va
 {policy}
 </policy>"""
 _SPEAKER = re.compile(r"^(system|user|assistant|tool): ", re.MULTILINE)
+_FAULTS = words("infrastructure_error user_error unexpected_error")  # tau2 writes a reward of 0 for them, too
 _RUN_KEYS = words("task_id trial reward info traj")
 _SIMULATION_KEYS = words(
     "id task_id trial messages reward_info environment_info termination_reason timestamp start_time end_time duration "
@@ -469,6 +471,8 @@ def _read_simulation(row: dict[str, Any], info: dict[str, Any], system_prompt: P
         content = policy if plain else _AGENT_PROMPT.format(policy=policy)
         chat.messages.insert(0, {"role": "system", "content": content})
     count_unknown(row, _SIMULATION_KEYS, "", chat.ignored)
+    if row.get("termination_reason") in _FAULTS:
+        chat.drop_turns()
     return chat
 
 
@@ -476,6 +480,8 @@ def _messages(row: dict[str, Any], chat: ChatRow) -> list[Any]:
     """One message, none for what the simulated user did alone, several for the results of parallel calls."""
     count_unknown(row, _MESSAGE_KEYS, "messages[].", chat.ignored)
     message: dict[str, Any] = {"role": row.get("role"), "content": row.get("content")}
+    if row.get("role") == "assistant" and was_cut(row.get("raw_data")):
+        message["weight"] = 0
     if isinstance(row.get("tool_messages"), list):
         return each_object(row["tool_messages"], lambda one: _messages(one, chat))
     if row.get("role") == "tool":

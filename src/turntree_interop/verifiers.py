@@ -298,8 +298,12 @@ def read_record(row: dict[str, Any]) -> ChatRow:
         chat.messages += each_object(said, lambda raw, part=part: [_said(raw, f"{part}[].", chat)])
     if row.get("error"):
         chat.drop_turns()
-    if row.get("is_truncated") and chat.messages and role_of(chat.messages[-1]) == "assistant":
-        chat.messages[-1] = cast("dict[str, Any]", chat.messages[-1]) | {"weight": 0}  # the token limit ended it
+    if row.get("is_truncated"):  # the token limit ended a turn: the steps say which, else it may be any
+        turns = [i for i, message in enumerate(chat.messages) if role_of(message) == "assistant"]
+        steps = [isinstance(step, dict) and step.get("is_truncated") for step in list_of(row, "trajectory", "a list")]
+        known = len(steps) == len(turns)
+        for turn in (turn for place, turn in enumerate(turns) if not known or steps[place]):
+            chat.messages[turn] = cast("dict[str, Any]", chat.messages[turn]) | {"weight": 0}
     return chat
 
 

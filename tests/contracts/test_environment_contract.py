@@ -144,42 +144,9 @@ def walked(pool: LocalPool, *words: str) -> Session:
     return session
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2])
-@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
-def test_a_fork_of_an_earlier_state_knows_nothing_of_what_came_after_it(
-    pool: LocalPool, steps: int, closed: bool
-) -> None:
-    session = walked(pool, "on", "left", "right")
-    if closed:
-        pool.close(session)
-    twin = pool.fork(session, steps)
-    assert [action.content for action in twin.actions] == ["on", "left"][:steps]
-    assert len(twin.answers) == steps + 1
-    pool.step(twin, said("back"))
-    answer = one(pool)
-    assert content(answer) == " ".join([*["on", "left"][:steps], "back"])
-    assert answer.calls == steps + 1, "it is rebuilt by replay, and what is replayed is counted"
-    assert [action.content for action in session.actions] == ["on", "left", "right"]
-    pool.close(twin)
-    if not closed:
-        pool.close(session)
-
-
-def test_a_fork_after_all_steps_is_a_fork_of_where_the_session_stands(pool: LocalPool) -> None:
-    session = walked(pool, "on", "left")
-    twins = [pool.fork(session, 2), pool.fork(session)]
-    for twin in twins:
-        pool.step(twin, said("right"))
-    assert [content(answer) for answer in answers(pool, 2).values()] == ["on left right"] * 2
-    pool.step(session, said("back"))
-    assert content(one(pool)) == "on left back"
-    for each in (session, *twins):
-        pool.close(each)
-
-
 def test_a_fork_of_a_fork_goes_on_by_itself(pool: LocalPool) -> None:
-    session = walked(pool, "on", "left")
-    twin = pool.fork(session, 1)
+    session = walked(pool, "on")
+    twin = pool.fork(session)
     pool.step(twin, said("right"))
     one(pool)
     second = pool.fork(twin)
@@ -309,10 +276,10 @@ def test_numbers_of_array_libraries_become_plain_ones_that_json_can_write(pool: 
         observation = one(pool).observation
         found = getattr(observation, field)
         assert json.dumps(found) == ('{"steps": 0.5}' if field == "metrics" else "0.5")
-    twin = pool.fork(session, 1)
+    pool.close(session)
+    twin = pool.fork(session)  # of what is closed there is no copy: it is replayed
     pool.step(twin, said("reward nothing"))
     assert (answer := one(pool).observation) is not None and answer.reward is None, "and a replay agrees with them"
-    pool.close(session)
     pool.close(twin)
 
 

@@ -24,7 +24,6 @@ from turntree.credit.comparisons import (
     grpo_advantages,
     mean_centred,
     rloo,
-    within_and_across_trees,
 )
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule, hard, hard_dedup
@@ -126,15 +125,6 @@ def test_a_branch_that_lost_its_siblings_is_no_branch(forked: Forked) -> None:
     assert credit.redistributed == pytest.approx(2 / 3)
 
 
-def test_tree_grpo_adds_z_scores_within_and_across_trees(forked: Forked) -> None:
-    """Rewards 1, 0 | 0 | 1: across all leaves +-1, within the tree of a +-1 on top, nothing within a single leaf."""
-    f = forked
-    exact = CreditRule(comparison=within_and_across_trees, advantages=lambda r: grpo_advantages(r, eps=0.0))
-    assert net(exact(f.tree, f.rewards)) == approx(
-        {f.a: 0.0, f.a1: 2.0, f.a2: -2.0, f.b: -1.0, f.b1: -1.0, f.c: 1.0, f.c1: 1.0}
-    )
-
-
 def test_gigpo_adds_what_a_step_gained_over_the_steps_taken_at_the_same_state(forked: Forked) -> None:
     """All first turns saw the task (returns 1/4, 0 and 1/2 at discount 1/2), all second turns saw (8); each sampling
     event is one member of its group, however many leaves lie below it."""
@@ -233,7 +223,6 @@ FLAT = {
     "starts": {"comparison": across_starts},
     "starts, path weights": {"comparison": across_starts, "leaf_weights": path_weighted},
     "siblings, path weights": {"comparison": across_siblings, "leaf_weights": path_weighted},
-    "trees": {"comparison": within_and_across_trees},
     "anchors of no weight": {"comparison": AcrossAnchors(step_weight=0.0)},
     "hard": {"attribution": hard},
     "hard_dedup": {"attribution": hard_dedup},

@@ -14,7 +14,7 @@ import pytest
 from turntree.core.labels import Rewards
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import across_siblings, across_starts, grpo_advantages, mean_centred, rloo
-from turntree.credit.config import GIGPO, TREE_GRPO
+from turntree.credit.config import GIGPO
 from turntree.credit.credit import CreditRule, hard_dedup
 from turntree.credit.scored import path_weighted
 
@@ -90,11 +90,10 @@ def test_a_fork_decided_on_tokens_that_its_children_do_not_share_biases_path_wei
     [
         CreditRule(advantages=rloo),
         CreditRule(advantages=rloo, attribution=hard_dedup),
-        TREE_GRPO,
         GIGPO,
         CreditRule(advantages=rloo, leaf_weights=path_weighted),  # baseline of all leaves: the configuration refuses it
     ],
-    ids=["soft", "hard_dedup", "trees", "anchors", "path_weighted with the leaves as baseline"],
+    ids=["soft", "hard_dedup", "anchors", "path_weighted with the leaves as baseline"],
 )
 def test_other_estimators_are_biased_on_branched_groups(toy, rule) -> None:
     assert measured(toy, "random, after the tool result", rule).bias > 0.02

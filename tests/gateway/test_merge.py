@@ -25,7 +25,6 @@ from turntree.credit.comparisons import (
     across_siblings,
     across_starts,
     rloo,
-    within_and_across_trees,
 )
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
@@ -236,7 +235,7 @@ def test_a_merged_tree_is_kept_on_disk_with_its_parts() -> None:
 # refusals
 
 
-@pytest.mark.parametrize("comparison", [across_starts, across_siblings, within_and_across_trees, AcrossAnchors()])
+@pytest.mark.parametrize("comparison", [across_starts, across_siblings, AcrossAnchors()])
 def test_comparisons_that_read_forks_as_the_samplers_are_refused(comparison: Comparison) -> None:
     found = merged([agent_with_everything().session(1.0), agent_with_everything("s1", 1).session(0.0, 1)])
     with pytest.raises(ConfigError, match="branches that were not drawn"):

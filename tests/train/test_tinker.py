@@ -473,7 +473,7 @@ def test_trees_that_nothing_is_learned_from_are_counted_in_mini_batches_of_their
     assert (told["trees"], told["untrained_trees"]) == (5, 2)
 
 
-OWN: Any = {"states": "mixed", "environment": Part("household"), "teacher": Part("household")}
+OWN: Any = {"pivots": "p.jsonl", "states": "mixed", "environment": Part("household"), "teacher": Part("household")}
 
 
 @pytest.mark.parametrize("minibatch", [None, 1])
@@ -484,5 +484,4 @@ def test_a_bill_before_the_run_is_the_most_that_it_can_come_to(minibatch: int | 
     rows = 3 * 2 * 2 * train.max_context
     assert plain is not None and plain.trained_tokens == rows * (1 if minibatch is None else 2)
     assert refilled is not None and refilled.decoded_tokens == 3 * plain.decoded_tokens
-    expert, own = (most(TrainPivotConfig(pivots="p.jsonl", **more)) for more in ({}, OWN))
-    assert expert is not None and own is not None and own.decoded_tokens > expert.decoded_tokens
+    assert most(TrainPivotConfig(pivots="p.jsonl")) is not None and most(TrainPivotConfig(**OWN)) is None

@@ -127,19 +127,6 @@ def across_siblings(scored: ScoredTree, advantages: Advantages) -> dict[int, lis
     return {node: [at[node]] * len(scored.below[node]) for node in scored.trained}
 
 
-def within_and_across_trees(scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
-    """Tree-GRPO: the advantage among the leaves of the same start plus that among all leaves (in the paper z-scores).
-
-    Among two leaves of a start a z-score is always +-1, however close they are.
-    """
-    found = advantages(scored.rewards)
-    for start in scored.tree.starts():
-        inside = scored.below.get(start, ())
-        for i, a in zip(inside, advantages([scored.rewards[i] for i in inside]), strict=True):
-            found[i] += a
-    return scored.at_trained(found)
-
-
 def last_observation(tree: RolloutTree, node: Node) -> Hashable:
     """What the policy saw last before it sampled `node`: the tokens of the given node above it. Where a fork split the
     turn, the part after the fork shares its state with its siblings only."""

@@ -15,7 +15,6 @@ from turntree.credit.comparisons import (
     grpo_advantages,
     mean_centred,
     rloo,
-    within_and_across_trees,
 )
 from turntree.credit.credit import CreditRule, GreedyBaseline, hard, soft
 from turntree.credit.scored import path_weighted, unit_weights
@@ -31,7 +30,6 @@ ADVANTAGES: dict[str, Advantages] = {
 Normalizer = Literal["tokens", "rollouts", "constant"]
 
 # for --estimator turntree.credit.config:NAME
-TREE_GRPO = CreditRule(comparison=within_and_across_trees)
 GIGPO = CreditRule(comparison=AcrossAnchors())
 
 

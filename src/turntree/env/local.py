@@ -58,13 +58,13 @@ class LocalPool:
         """A new episode of `environment`, which must not be used otherwise from now on. Computes nothing yet."""
         return Session(environment)
 
-    def fork(self, session: Session, steps: int | None = None) -> Session:
-        """A second session that goes on from where `session` stands, or stood after `steps` steps.
+    def fork(self, session: Session) -> Session:
+        """A second session that goes on from where `session` stands.
 
         Where the environment cannot be forked, the twin is rebuilt by replay at its first call, as in worker
         processes; what is wrong with that is then the fault of this call alone."""
-        twin, held = session.twin(steps), self._held.get(session)
-        if held is not None and len(twin.answers) == len(session.answers):
+        twin, held = session.twin(), self._held.get(session)
+        if held is not None:
             with contextlib.suppress(EnvironmentFault):
                 self._held[twin] = call_foreign(held.fork)
         return twin

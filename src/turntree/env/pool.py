@@ -27,10 +27,9 @@ class Session:
     actions: list[Message] = field(default_factory=list[Message])
     answers: list[Observation] = field(default_factory=list[Observation])
 
-    def twin(self, steps: int | None = None) -> Session:
-        """The same episode up to now, or up to `steps` steps."""
-        answers = self.answers[: None if steps is None else steps + 1]
-        return Session(self.environment, self.actions[:steps], answers)
+    def twin(self) -> Session:
+        """The same episode up to now."""
+        return Session(self.environment, self.actions[:], self.answers[:])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,10 +92,10 @@ class ProcessPool(LocalPool):
         """Raises `InputError` for an environment that cannot be pickled."""
         return self._seat(Session(environment), _pickled(environment))
 
-    def fork(self, session: Session, steps: int | None = None) -> Session:
+    def fork(self, session: Session) -> Session:
         """By replay: the twin may then live in any worker."""
         seat = self._seats.get(session)
-        return self._seat(session.twin(steps), seat.source if seat else _pickled(session.environment))
+        return self._seat(session.twin(), seat.source if seat else _pickled(session.environment))
 
     def close(self, session: Session) -> int:
         seat = self._seats.pop(session)

@@ -68,11 +68,14 @@ class ServingConfig:
 
 
 class Refused(TurntreeError):
-    """A request that is answered with an error in OpenAI's form: HTTP status, type, code, the parameter at fault."""
+    """A request that is answered with an error in OpenAI's form: HTTP status, type, code, the parameter at fault.
+    `limit` tells the one of the session that it ran into, if that is why."""
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, code: str | None = None, param: str | None = None, limit: str = ""
+    ) -> None:
         super().__init__(message[:_LONGEST])  # it may quote what an agent sent
-        self.status, self.code, self.param = status, code, param and param[:_LONGEST]
+        self.status, self.code, self.param, self.limit = status, code, param and param[:_LONGEST], limit
 
     @property
     def kind(self) -> str:

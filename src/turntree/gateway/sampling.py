@@ -45,14 +45,6 @@ class EngineFailed(TurntreeError):
     """The engine itself failed: no request can be answered any more."""
 
 
-class NoRoom(Refused):
-    """A prompt that leaves no room for an answer: `limit` says so in a few words."""
-
-    def __init__(self, limit: str, message: str) -> None:
-        super().__init__(400, message, code=CONTEXT, param="messages")
-        self.limit = limit
-
-
 class EngineDriver:
     """Drives `engine` until `close`. Nobody else may use the engine until then."""
 
@@ -272,8 +264,9 @@ class Sampler:
                     guide = RequestGuide(partial(self._read, call), asked.stop, restriction, listener)
                 await self._sample(session, call, asked, guide)
                 return call
-        except NoRoom as refused:
-            session.ran_into(StopReason.MAX_TOKENS, refused.limit)
+        except Refused as refused:
+            if refused.limit:
+                session.ran_into(StopReason.MAX_TOKENS, refused.limit)
             raise
         finally:
             self._waiting -= 1
@@ -315,9 +308,10 @@ class Sampler:
         longest = min(sampling.max_tokens, room, asked.max_tokens or room)
         return replace(sampling, max_tokens=longest)
 
-    def _no_room(self, size: str) -> NoRoom:
+    def _no_room(self, size: str) -> Refused:
         limit = f"the prompt has {size}, and the context holds {self.max_context} tokens"
-        return NoRoom(limit, _NO_ROOM.format(self.max_context, CONTEXT, limit))
+        message = _NO_ROOM.format(self.max_context, CONTEXT, limit)
+        return Refused(400, message, code=CONTEXT, param="messages", limit=limit)
 
     def count(self, session: LiveSession, asked: Ask) -> int:
         """The tokens of the prompt that a request would have. Raises `Refused`."""

@@ -227,8 +227,8 @@ class AgentPool(LocalPool):
     def open(self, environment: Any) -> Episode:
         return self._kept(Episode(environment.another()))
 
-    def fork(self, session: Episode, steps: int | None = None) -> Episode:
-        twin, agent = session.twin(steps), session.environment
+    def fork(self, session: Episode) -> Episode:
+        twin, agent = session.twin(), session.environment
         assert isinstance(agent, SteppedAgent)
         return self._kept(Episode(agent.another(), twin.actions, twin.answers))
 

@@ -14,15 +14,12 @@ from turntree.train.config import ReinforcedConfig
 
 
 def most(config: Any) -> Cost | None:
-    """The most tokens of a run, without its held-out checks; None where they depend on files. A run stays far below it
-    where its prompts are shorter than the longest that it allows."""
-    if isinstance(config, TrainPivotConfig):
+    """The most tokens of a run, without its held-out checks; None where they depend on files, or on what searches find.
+    A run stays far below it where its prompts are shorter than the longest that it allows."""
+    if isinstance(config, TrainPivotConfig) and config.states == "expert":
         train = config.train
         rollouts, new, longest = train.steps * train.step_rollouts, train.sampling.max_tokens, train.max_tokens
-        searched = 0 if config.states == "expert" else _searched(config)  # turns, each of one prompt
-        sampled = Cost(
-            prefilled_tokens=(rollouts + searched) * (longest - new), decoded_tokens=(rollouts + searched) * new
-        )
+        sampled = Cost(prefilled_tokens=rollouts * (longest - new), decoded_tokens=rollouts * new)
         return sampled + _trained(train, rollouts * longest)
     if isinstance(config, TrainOnlineConfig):
         train = config.train
@@ -38,14 +35,6 @@ def most(config: Any) -> Cost | None:
         rollouts, new = config.limit * config.profile.rollouts, config.profile.sampling.max_tokens
         return Cost(prefilled_tokens=rollouts * (config.profile.max_path - new), decoded_tokens=rollouts * new)
     return None
-
-
-def _searched(config: TrainPivotConfig) -> int:
-    """Turns that searches of own states play and profile."""
-    own = config.own
-    searches = 1 + ((config.train.steps - 1) // own.refresh if own.refresh else 0)
-    played = own.tasks * own.max_turns
-    return searches * (played + own.rollouts * min(played, own.candidates or played))
 
 
 def _trained(train: ReinforcedConfig, tokens: int) -> Cost:
@@ -64,7 +53,7 @@ def told(config: Any) -> list[str]:
         return []
     cost = most(config)
     if cost is None:
-        return ["the bill depends on the files that it reads, and is not estimated"]
+        return ["the bill depends on what it reads or searches, and is not estimated"]
     bill = Prices(**asked).bill(cost)
     counts = {
         "prompt": cost.prefilled_tokens + cost.scored_tokens,

@@ -27,8 +27,11 @@ from turntree.traces.formats.row import (
     needs,
     object_of,
     outcome,
+    part_of,
+    role_of,
     text_of,
     told_by,
+    was_cut,
     words,
 )
 
@@ -36,7 +39,7 @@ PROMPTS = ("problem_statement", "prompt", "instruction", "instructions", "task_d
 _ROW_KEYS = words(
     "responses_create_params response reward success resolved uuid trajectory_id instance_id domain environment_name "
     "expected_action expected_answer metadata agent_ref category instance_config _ng_task_index _ng_rollout_index "
-    "harness declared_tools threshold "
+    "harness declared_tools threshold mask_sample _ng_failure_class "
     # of the published Pivot-v1 data sets
     "pass_rate pass_rate_total pass_rate_passed scenario num_unique_actions meta_info source_trajectory_uid "
     "pivot_agent_turn_index"
@@ -95,6 +98,11 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
             if isinstance(message, dict) and message.get("role") == "assistant":
                 message |= acts_in(joined_text(message["content"], Counter()))
     count_unknown(row, _ROW_KEYS | profiled, "", chat.ignored)
+    response = part_of(row, "response")
+    if row.get("mask_sample") or row.get("_ng_failure_class") or response.get("status") == "failed":
+        chat.drop_turns()
+    elif was_cut(response) and role_of((chat.messages or [None])[-1]) == "assistant":
+        chat.messages[-1] |= {"weight": 0}
     return chat
 
 

@@ -69,7 +69,9 @@ class ChatRow:
     ignored: Counter[str] = field(default_factory=Counter[str])
 
     def drop_turns(self) -> None:
-        """Of a rollout that failed: no turn of it is a demonstration."""
+        """Of a rollout that failed: no turn of it is a demonstration, and nothing says what it is worth."""
+        self.success = None
+        self.meta.pop("reward", None)
         self.left_out["rollout_failed"] += sum(role_of(message) == "assistant" for message in self.messages)
         self.messages = [message for message in self.messages if role_of(message) != "assistant"]
 
@@ -89,6 +91,7 @@ class Told:
 
 
 _TOLD = "turntree_told"
+_LIMITS = ("length", "max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded")
 
 
 def told_by(row: WhyNot | None = None, *, session: WhyNot | None = None, general: bool = False) -> Callable[[F], F]:
@@ -190,6 +193,14 @@ def text_of(row: Mapping[str, Any], keys: Iterable[str]) -> str | None:
         if value not in (None, ""):
             return str(value)
     return None
+
+
+def was_cut(told: Any) -> bool:
+    """Whether an object tells, in the words of some provider, that the token limit ended an answer."""
+    row = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    reasons = [row.get(key) for key in ("finish_reason", "stop_reason", "stopReason", "done_reason")]
+    reasons.append(part_of(row, "incomplete_details").get("reason"))
+    return any(str(reason).lower() in _LIMITS for reason in reasons)
 
 
 def failed_exit(told: Any) -> bool | None:
