@@ -223,7 +223,7 @@ class _Run:
             if group not in self._groups:
                 continue
             self._ask_gate(group)
-            while group.ended and group.missing and group.cut is None:  # again where leaves are left out: none starts
+            if group.ended and group.missing and group.cut is None:
                 self._complete(group)
             if group.over:
                 del self._groups[group]

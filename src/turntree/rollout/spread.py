@@ -178,10 +178,10 @@ class Spread:
 
     def learn(self) -> None:
         """The iteration is over: let the command's brancher learn what the workers' branchers saw of it."""
-        for moment in self._asked if self.brancher is not None else ():
-            assert self.brancher is not None
-            entropies = tuple(tuple(turn) for turn in moment["entropies"])
-            self.brancher.decide(ForkMoment(**{**moment, "key": tuple(moment["key"]), "entropies": entropies}))
+        if (brancher := self.brancher) is not None:
+            for moment in self._asked:
+                entropies = tuple(tuple(turn) for turn in moment["entropies"])
+                brancher.decide(ForkMoment(**{**moment, "key": tuple(moment["key"]), "entropies": entropies}))
         self._asked = []
 
 
