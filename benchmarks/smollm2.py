@@ -27,6 +27,7 @@ import argparse
 import copy
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -56,7 +57,6 @@ from turntree.engine.hf import HFEngine
 from turntree.pack.attention import set_tree_attention
 from turntree.pack.head import head_logits, token_scores
 from turntree.pack.packing import flat_batches, pack
-from turntree.stages.models import smollm2_file
 from turntree.train.optimizer import Optimizer, OptimizerConfig
 from turntree.train.update import update_step
 
@@ -150,9 +150,12 @@ def llama_sides(case: Turns, vocabulary: int) -> dict[str, Callable[[], object]]
 
     asked = case.given(vocabulary, 0)
     sizes = {"sequences": case.sequences, "prompt": case.prompt, "new": case.new, "threads": torch.get_num_threads()}
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "smollm2"))
+    from convert import gguf_file  # noqa: PLC0415
+
     with tempfile.TemporaryDirectory() as folder:
-        whole = LlamaServer(in_float32(smollm2_file(), Path(folder, "float32.gguf")), **sizes)
-    servers = {"llama": whole, "llama_q4": LlamaServer(smollm2_file(), **sizes)}
+        whole = LlamaServer(in_float32(gguf_file(), Path(folder, "float32.gguf")), **sizes)
+    servers = {"llama": whole, "llama_q4": LlamaServer(gguf_file(), **sizes)}
     return {name: partial(server.siblings, asked) for name, server in servers.items()}
 
 
@@ -204,7 +207,7 @@ def head(model: PreTrainedModel, rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Engine and packed update at 135 M parameters.")
-    parser.add_argument("--model", metavar="FOLDER", help="of `turntree models get smollm2` (default: random weights)")
+    parser.add_argument("--model", metavar="FOLDER", help="of `recipes/smollm2/convert.py` (default: random weights)")
     parser.add_argument("--states", type=int, default=2, help="of an update (default %(default)s)")
     parser.add_argument("--case", choices=("siblings", "update", "passes"), help="only this one")
     parser.add_argument("--llama", action="store_true", help="siblings against llama.cpp's server, too")

@@ -5,7 +5,7 @@ a folder of its own: import, cut to a length that a CPU can bear, a warm start o
 policy that never succeeds has no pivot), profile and select on others, then SFT and three kinds of reinforcement on
 LoRA adapters (random turns, exact match, PivotRL), and the acceptance of all at turns of held-out traces.
 
-  --model     a pretrained policy, for example what `turntree models get smollm2` writes; without it a tiny one (1 M)
+  --model     a pretrained policy, for example what `recipes/smollm2/convert.py` writes; without it a tiny one (1 M)
   --smoke     a handful of everything, to see that it runs and what it costs
   --plan      list the stages, and run none;  --only PATTERN ('tau2/*', '*/accept.*') runs some
   --table     print the tables of what is there

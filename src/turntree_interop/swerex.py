@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import tempfile
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from turntree.env.loop import run
 _KINDS = ("Modal", "Daytona", "Fargate", "Docker")  # what begins anew for every shell
 _START_SECONDS, _ANSWER_SECONDS, _DISK_SECONDS = 600.0, 60.0, 600.0  # the last: no command's limit bounds our own work
 _MOST = 8 << 20  # bytes of an output that are sent
+_ROOT = {"", *(f"{user}{group}" for user in ("0", "root") for group in ("", ":0", ":root"))}
 # What a program leaves running must not hold the pipes that the server reads to their end: they are nameless files.
 _RUN = r"""
 cd / && d=$(mktemp -d) && exec 3>"$d/1" 4>"$d/2" 5<"$d/1" 6<"$d/2" && rm -r "$d" || exit
@@ -44,6 +46,9 @@ for p in /proc/[0-9]*; do
 done
 true
 """
+# What of a system is in an image. A disk of layers gives what is changed a birth of its own.
+_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib")
+_LISTED = "find / -maxdepth 1 -name 'lib*' -print0 | xargs -0 sh -c 'find /usr /bin /sbin \"$@\" -print0' sh | gzip"
 # What was changed since a time, each with the time of its birth (0: the disk does not tell).
 _CHANGED = r"""
 find / \( -path /proc -o -path /sys -o -path /dev \) -prune -o -newerct "@$1" -print0 |
@@ -66,6 +71,7 @@ class SwerexContainers(ContainerProvider):
         self._make: Any = getattr(package("swerex.deployment.config", "swerex"), f"{deployment}DeploymentConfig")
         self._options = dict(options or {})
         self._shells: dict[int, SwerexShell] = {}
+        self._systems: dict[str, frozenset[str]] = {}
         self._config("debian")
 
     def _config(self, image: str) -> Any:
@@ -98,6 +104,13 @@ class SwerexContainers(ContainerProvider):
         self.count("started")
         return self._config(image).get_deployment()
 
+    def system(self, image: str, listed: Callable[[], bytes]) -> frozenset[str]:
+        """The paths of an image's programs and libraries; `listed` asks a shell that has just begun."""
+        if image not in self._systems:
+            paths = gzip.decompress(listed()).decode("utf-8", "surrogateescape")
+            self._systems[image] = frozenset(paths.split("\0"))
+        return self._systems[image]
+
     def ended(self, shell: SwerexShell) -> None:
         self._shells.pop(id(shell), None)
 
@@ -116,6 +129,9 @@ class SwerexShell(ContainerShell):
             try:
                 self._asked(self._container.start(), _START_SECONDS)
                 begun = self._told(["bash", "-c", "date +%s.%N; printf '%s ' /proc/[0-9]*; pwd"]).decode()
+                if self._user not in _ROOT:  # whom runuser refuses could not be told from a command that fails
+                    self._told(["runuser", "-u", self._user, "--", "true"])
+                self._system = self._host.system(self._base.image, lambda: self._told(["bash", "-c", _LISTED]))
             except EnvironmentFault:
                 self.close()
                 raise
@@ -143,7 +159,7 @@ class SwerexShell(ContainerShell):
     ) -> tuple[Heard, str | None, int | None]:
         most = seconds or self.limits.seconds
         pairs = [f"{name}={value}" for name, value in {**self._environment, **environment}.items()]
-        other = ["runuser", "-u", user, "--"] if user not in ("", "0", "root") else []
+        other = [] if user in _ROOT else ["runuser", "-u", user, "--"]
         started = time.monotonic()
         program = ["env", *pairs, *other, *words]
         said = self._executed(["bash", "-c", _RUN, "bash", f"{most:g}", str(_MOST), *program], most)
@@ -184,7 +200,10 @@ class SwerexShell(ContainerShell):
             self.ready()
             told = self._told(["bash", "-c", _CHANGED, "bash", self._begun]).decode("utf-8", "surrogateescape")
             rows = (row.split(" ", 1) for row in told.split("\0") if row)
-            return {path: int(int(born) >= int(float(self._begun))) for born, path in rows}
+            return {path: self._kind(path, int(born)) for born, path in rows}
+
+    def _kind(self, path: str, born: int) -> int:
+        return int(path not in self._system if path.startswith(_SYSTEM) else born >= int(float(self._begun)))
 
     def state(self) -> dict[str, Any]:
         folders = 'for path; do [ -d "$path" ] && printf "%s:" "$path" && ls -A "$path"; done; true'

@@ -176,7 +176,7 @@ class VerifiersGame:
             before = len(self._prompt) + 1
             self._prompt = _normal(await environment.get_prompt_messages(state))
             new = tuple(_message(message) for message in self._prompt[before:])
-            if state.get("final_env_response") is None and not await environment.is_completed(state):
+            if state.get("final_env_response") is None:  # else the library asks the model once more
                 self._check()
                 return Observation(new or (Message("user", ""),), done=False)
             await environment.is_completed(state)
@@ -190,7 +190,10 @@ class VerifiersGame:
         await self._cleaned()
         self._check()
         with _errors() as errors:
-            await environment.rubric.score_rollout(state)
+            try:
+                await environment.rubric.score_rollout(state)
+            finally:
+                await environment.rubric.cleanup(state)
         if errors:
             raise EnvironmentFault(errors[0])
         reward = given_number("reward", state["reward"])

@@ -7,12 +7,15 @@ import sys
 
 import pytest
 
+from turntree.cli.common import finish
 from turntree.cli.config import stage_commands
 from turntree.cli.main import cli
 from turntree.cli.options import default_text, key_of
 from turntree.core import parts
 from turntree.core.config import Part, defaults, nested, overlaid, section_of, to_value
+from turntree.core.errors import InputError
 from turntree.core.keys import argument_meanings, keys, option_meanings
+from turntree.core.progress import notice
 from turntree.train.config import LossConfig, PivotConfig
 
 STAGES = dict(stage_commands(cli))
@@ -262,3 +265,11 @@ def test_a_field_that_is_called_name_does_not_make_a_section_a_part(stage):
             plain = defaults(cls)
             after = overlaid(overlaid(plain, one, cls), two, cls)
             assert after == overlaid(overlaid(plain, two, cls), one, cls), other
+
+
+def test_what_data_says_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    finish({}, None, ["1 unknown key \x1b[31mred\x1b]0;title\x07", "zwei\tWörter"])
+    notice("of a tool: \x1b[2J")
+    told = capsys.readouterr()
+    assert told.out == "1 unknown key \\x1b[31mred\\x1b]0;title\\x07\nzwei\tWörter\n"
+    assert "\x1b" not in told.err + str(InputError("has \x1b[31m", field="a"))

@@ -448,10 +448,30 @@ def test_what_a_killed_run_leaves_the_next_one_removes(host):
 
 
 @containers
-def test_a_shell_that_cannot_be_kept_censors_the_episode(shell):
-    """Its folder and variables would be lost in silence."""
-    with pytest.raises(EnvironmentFault):
-        shell.run("big=$(head -c 1100000 /dev/zero | tr '\\0' a); cd /usr")
+@pytest.mark.parametrize("size", [1_100_000, 6_000_000])
+def test_what_a_shell_cannot_keep_is_told_and_it_stays_as_it_was(shell, size):
+    """A fault would let a rollout that fails censor itself; in silence its folder and variables would be lost."""
+    shell.run("cd /usr; x=1")
+    assert "of more than 1,000,000 bytes" in str(shell.run(f"big=$(head -c {size} /dev/zero | tr '\\0' a); cd /"))
+    assert shell.run('echo "$PWD $x ${#big}"').output == "/usr 1 0\n"
+
+
+@containers
+def test_a_shell_is_counted_in_bytes_and_shows_nothing_of_ours(shell):
+    for command in ("export LANG=C.UTF-8", "x=$(printf '中%.0s' $(seq 60000))", "unset x"):
+        assert shell.run(command).code == 0
+    assert shell.run('echo "$#:$1"').output == "0:\n"
+
+
+@containers
+def test_an_image_that_the_daemon_refuses_and_a_folder_that_is_none_are_named(host, base):
+    with pytest.raises(InputError) as error:
+        host.image("My Image:1")
+    assert error.value.field == "image"
+    task = task_in(host, base, missing="/nowhere")
+    with pytest.raises(EnvironmentFault, match="/nowhere"):
+        task.reset()
+    assert not [each for each in host.made()[0] if each["Labels"][LABEL] == host.owner] or gone(host)
 
 
 @containers
@@ -473,9 +493,9 @@ def test_what_is_no_text_in_a_task_is_refused(tmp_path, key):
 # episodes
 
 
-def task_in(host, base, **more):
+def task_in(host, base, missing="", **more):
     task = ContainerTask(
-        id="a", instruction="make /app/done", image=lambda _: base.image, folder="/app", setup="mkdir /app",
+        id="a", instruction="make /app/done", image=lambda _: base.image, folder=missing or "/app", setup="mkdir /app",
         judge=lambda shell: checked_by(shell, "test -f /app/done"), gold=("echo yes > done",), **more,
     )  # fmt: skip
     arguments = {"task": task, "host": host}

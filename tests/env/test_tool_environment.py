@@ -18,6 +18,7 @@ import pytest
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, is_of_the_machine
 from turntree.core.messages import Message, ToolCall
+from turntree.env.adapted import Scored
 from turntree.env.check import check_environment
 from turntree.env.local import LocalPool
 from turntree.env.pool import Session
@@ -514,3 +515,62 @@ def test_a_failure_of_a_server_is_no_answer_of_a_tool(error: Exception, censored
     wrapped = RuntimeError("the tool failed")
     wrapped.__cause__ = error
     assert is_of_the_machine(wrapped) is censored
+
+
+class Board(Counter):
+    def reset(self, **_: object) -> list[dict[str, str]]:
+        return [{"type": "text", "text": "Count "}, {"type": "text", "text": "on."}]
+
+
+def test_text_parts_are_their_text_as_for_trl() -> None:
+    assert ToolEnvironment(Board, task_id="a").reset() == (Message("user", "Count on."),)
+
+
+def test_a_fork_that_is_a_replay_keeps_nobody_waiting_and_is_counted() -> None:
+    made: list[int] = []
+
+    def counter() -> Counter:
+        made.append(1)
+        return Counter()
+
+    pool = LocalPool()
+    session = pool.open(ToolEnvironment(counter, task_id="a", arguments={"goal": 9}))
+    pool.reset(session)
+    pool.poll(60)
+    for _ in range(3):
+        pool.step(session, calling("add", number=1))
+        pool.poll(60)
+    begun, twin = len(made), pool.fork(session)
+    assert len(made) == begun, "the fork replays in its own call"
+    pool.step(twin, calling("add", number=2))
+    (answered,) = pool.poll(60)
+    assert answered.observation is not None and answered.observation.messages[0].content == "The counter says 5."
+    assert answered.calls == 4
+
+
+def test_a_reward_function_sees_the_answer_that_ended_the_episode() -> None:
+    seen: list[list[str]] = []
+
+    def judge(completions: list[list[dict[str, str]]], **_: object) -> list[float]:
+        seen.append([message["role"] for message in completions[0]])
+        return [1.0]
+
+    class Ending(Counter):
+        done = False
+
+        def add(self, number: int) -> str:
+            """Add.
+
+            Args:
+                number: What.
+            """
+            self.done = True
+            return "done"
+
+    environment = Scored(ToolEnvironment(Ending, task_id="a", arguments={"goal": 3}), judge, {})
+    environment.reset()
+    assert environment.step(calling("add", number=1)).done
+    other = Scored(begun(), judge, {})
+    other.reset()
+    assert other.step(Message("assistant", "so")).done
+    assert seen == [["assistant", "tool"], ["assistant"]]

@@ -3,7 +3,7 @@
 The suite drives the OpenAI SDK. `make test-agents` installs the other frameworks and sets TURNTREE_AGENTS to their
 interpreter, and TURNTREE_NODE_AGENTS to the folder of the commands that come from npm. A random policy makes no tool
 calls, so the shapes of agents are driven by a script that does, and the log-probabilities by a model. With
-TURNTREE_AGENTS_MODEL (the folder of a pretrained policy with a chat template, as `turntree models get smollm2` makes
+TURNTREE_AGENTS_MODEL (the folder of a pretrained policy with a chat template, as `recipes/smollm2/convert.py` makes
 it) that policy drives the frameworks too.
 """
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from household_players import generate_games
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import TurnState
 from turntree.decide.gates.signals import prefix_edit_distance_mean
 from turntree.env.tasks import open_tasks
 from turntree.logs.groups import action_text
 from turntree.render.tool_calls import parse_message
-from turntree_worlds.household.environment import REACT, HouseholdEnvironment
+from turntree_worlds.household.demonstrator import teacher
+from turntree_worlds.household.environment import REACT, HouseholdEnvironment, state_at
 from turntree_worlds.household.experts import shortest_plan
+from turntree_worlds.household.verifier import HouseholdVerifier
 from turntree_worlds.household.world import NOTHING_HAPPENS
 
 GAME = next(iter(generate_games(3, 1))).parse()
@@ -69,3 +74,23 @@ def test_the_prompt_is_one_key_of_the_environment() -> None:
     environment = parts.resolve("environments", Part("household", {"prompt": "react"}))
     with open_tasks(environment, {"test": 1}) as opened:
         assert opened.of("test")[0].reset()[0].content == REACT
+
+
+@pytest.mark.parametrize("prompt", ["react", "react_admissible"])
+def test_teacher_verifier_and_replay_read_a_turn_as_the_prompt_does(prompt: str) -> None:
+    environment = HouseholdEnvironment(GAME, prompt=prompt)
+    (_, task) = environment.reset()
+    source = {"name": "household", "task_id": GAME.id, "prompt": prompt}
+    bare, first = Message("assistant", "look"), Message("assistant", said("look"))
+    history = [task, bare, *environment.step(bare).messages, first, *environment.step(first).messages]
+    label = teacher(environment, history)
+    assert isinstance(label, Message)
+    state = TurnState("t", 2, tuple(history), label, (), environment=source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("turntree_worlds.household.environment.build_game", lambda _: GAME)
+        assert state_at(state).key() == environment.state(), "the history is replayed as it was played"
+        judged = HouseholdVerifier()
+        assert judged.judge(state, label).reward == 1.0
+        command = Message("assistant", label.content.removeprefix("Action: "))
+        assert judged.judge(state, command).reward == 0.0, "what the environment answers with nothing earns nothing"
+    assert environment.step(label).metrics["invalid"] == 0.0

@@ -177,3 +177,24 @@ def test_a_dockerfile_is_refused_with_what_to_do(tmp_path):
     with SwerexContainers(limits=ContainerLimits()) as host, pytest.raises(InputError) as error:
         host.build(tmp_path, uuid.uuid4().hex)
     assert error.value.hint
+
+
+def test_a_user_that_the_container_lacks_is_a_fault_and_root_has_its_other_names(service):
+    with SwerexContainers(limits=ContainerLimits(seconds=20, output_chars=1000)) as host:
+        for user in ("root:root", "0:0"):
+            assert host.shell(Snapshot("debian:12"), folder="", user=user, environment={}).run("id -u").output == "0\n"
+        with pytest.raises(EnvironmentFault):
+            host.shell(Snapshot("debian:12"), folder="", user="nobody-there", environment={}).run("true")
+
+
+def test_a_changed_program_of_the_system_is_told_from_a_new_one_whatever_its_birth(shell):
+    """A disk of layers gives a file that is changed a birth of its own."""
+    shell.ready()
+    known = {path for path in shell._system if path.startswith("/usr/bin/")}
+    assert "/usr/bin/env" in known
+    assert [shell._kind(path, born) for path in ("/usr/bin/env", "/usr/bin/new-one") for born in (0, 2**40)] == [
+        0,
+        0,
+        1,
+        1,
+    ]

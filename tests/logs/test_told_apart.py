@@ -16,7 +16,7 @@ from turntree.audit.audit import AuditConfig, run_audit
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.logs.read import open_log
-from turntree.logs.rows import FACTS
+from turntree.logs.rows import FACTS, step_of
 
 NAMED = {
     "generic": ("prompt", "gold_answer", "data_source", "agent"),
@@ -260,3 +260,21 @@ def test_what_is_no_text_in_an_observation_or_an_action_keeps_two_of_them_apart(
     assert len({rollout.actions for rollout in group.rollouts}) == len(parts) and ("",) not in [
         rollout.actions for rollout in group.rollouts
     ]
+
+
+def test_groups_of_one_name_in_several_files_are_said_with_and_without_a_step(tmp_path):
+    for step in ({}, {"iteration": 3}):
+        for name, reward in (("a", 0.0), ("b", 1.0)):
+            rows = [{"group": f"g{n}", "reward": reward} | step for n in range(3) for _ in range(2)]
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        log = open_log([tmp_path / "a.jsonl", tmp_path / "b.jsonl"], Part("generic"))
+        assert len(list(log)) == 6
+        assert any("lie in several files" in note for note in log.report.notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "step"),
+    [("4711/rollouts/rollout_0.jsonl", None), ("2026/12.jsonl", 12), ("step_7/x/a.jsonl", 7), ("30/step_2.jsonl", 2)],
+)
+def test_a_folder_that_is_a_number_is_no_step(tmp_path, path, step):
+    assert step_of(tmp_path / path) == step

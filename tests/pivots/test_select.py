@@ -1,6 +1,7 @@
 """Selection: Eq. 5 exactly, every candidate counted once, mastered kinds kept by anchors."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -185,3 +186,11 @@ def test_whatever_is_dropped_is_counted_once(candidates, duplicates):
     selection = select(candidates, SelectConfig(per_duplicate=duplicates))
     assert sum(selection.counts.values()) == len(candidates)
     assert selection.counts.get("pivot", 0) == len(selection.rows)
+
+
+@pytest.mark.parametrize("given", [{"anchor_share": 0.9}, {"max_per_kind": 0.01}, {"weight": "variance"}])
+def test_a_blind_draw_refuses_what_it_would_not_do(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        SelectConfig(rule="random", **given)
+    assert error.value.field == next(iter(given))
+    SelectConfig(rule="random", anchor_share=0, max_per_kind=1)

@@ -147,7 +147,8 @@ def test_looks_end_with_all_rollouts():
 
 
 def test_equal_fractional_rewards_have_no_variance():
-    assert class_of([0.1] * 3, 0.6) is Class.SUCCEED
+    assert class_of([0.7] * 3, 0.6) is Class.SUCCEED
+    assert class_of([0.1] * 3, 0.6) is Class.FAIL, "the policy has not mastered what is rewarded by a tenth"
 
 
 @pytest.mark.parametrize("bad", [{"confidence": 0.5}, {"threshold": 0.0}, {"first": 0}, {"step": 0}, {"audit": 1.5}])

@@ -222,3 +222,10 @@ def test_real_spans_equal_themselves_reformatted_and_no_other(shared_data):
     assert len({words_of(gold) for gold in golds}) == len(golds)
     for gold in golds:
         assert equal(f"  {gold.lower()} .", gold, "span"), gold
+
+
+@pytest.mark.parametrize("given", ["5 m", "5 s", "5 g", "5 m/s^2", "5 m²", "5 °C", "5 C"])
+def test_a_number_may_have_a_unit_of_one_letter(given):
+    assert equal(given, "5", "number") is True
+    assert equal(given.replace("5", "6"), "5", "number") is False
+    assert equal("5 x", "5", "number") is False, "that is no unit"

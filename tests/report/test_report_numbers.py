@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from run_directories import candidate, candidates
+from run_directories import candidate, candidates, write_profile
 
 from turntree.report import wording
-from turntree.report.figures import kinds_by_mean, moving_mean, series
+from turntree.report.figures import Curve, kinds_by_mean, lines, moving_mean, series, style
 from turntree.report.html import choose
-from turntree.report.results import Estimate, mean_rho
+from turntree.report.read import Table, read_run
+from turntree.report.results import Estimate, lambda_preview, mean_rho, threshold
+from turntree.run.artifacts import PROFILE
 
 
 @pytest.mark.parametrize(
@@ -74,3 +78,20 @@ def test_the_moving_mean_is_centred_and_keeps_a_line_as_it_is() -> None:
 def test_rho_of_a_run_is_all_flat_tokens_over_all_unique_ones() -> None:
     assert mean_rho([{"rho": 2.0, "trained_tokens": 100}, {"rho": 4.0, "trained_tokens": 300}]) == 3.5
     assert mean_rho([{"step": 0}]) is None
+
+
+def test_an_adaptive_profile_is_shown_at_the_lambda_that_it_was_made_for(tmp_path: Path) -> None:
+    write_profile(tmp_path)
+    header, rows = PROFILE.read(tmp_path / "profile.jsonl")
+    header["config"]["profile"] = {**header["config"].get("profile", {}), "adaptive": {"threshold": 0.3}}
+    run = replace(read_run(tmp_path), profile=Table(header, rows))
+    assert threshold(run) == 0.3
+    assert [row["threshold"] for row in lambda_preview(run)] == [0.3]
+
+
+def test_a_line_has_the_colour_of_its_arm_in_every_chart(tmp_path: Path) -> None:
+    names = [f"arm{n}" for n in range(6)]
+    assert len({style(name, names) for name in names}) == len(names)
+    what = Curve("loss", "Loss", "loss")
+    chart = lines(what, {"arm0": [], "arm1": [(1.0, 2.0), (2.0, 1.0)]})
+    assert chart is None or style("arm1", ["arm0", "arm1"])[0].lower() in chart.svg.lower()

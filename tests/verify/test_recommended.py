@@ -19,7 +19,7 @@ from turntree.render.tool_calls import parse_message
 from turntree.stages.score import read_actions
 from turntree.verify.paper import Paper
 from turntree.verify.recommended import Recommended
-from turntree.verify.texts import calls_in, form_of, last_block, plain, shell_fences
+from turntree.verify.texts import calls_in, form_of, last_block, same_text, shell_fences
 
 
 def act(*calls: ToolCall, text: str = "") -> Message:
@@ -527,7 +527,7 @@ BLOCKS = {
 def test_the_last_block_of_a_swe_agent_is_its_command(case: str) -> None:
     shown, tried, worth = BLOCKS[case]
     assert reward(shown, tried, domain="swe") == worth
-    message = float(plain(shown.content) == plain(tried.content))
+    message = float(same_text(shown.content, tried.content))
     elsewhere = None if "<function=" in shown.content else message  # a mark without its end
     assert reward(shown, tried) == elsewhere, "elsewhere a block is something that a message shows"
     declared = {"type": "function", "function": {"name": "ls"}}
@@ -591,3 +591,17 @@ def test_tags_are_found_in_one_pass() -> None:
 def test_fences_are_found_in_one_pass() -> None:
     assert shell_fences("a\n```bash\nls\n```\n```sh\npwd\n```\n```python\nx\n```\n") == ["ls\n", "pwd\n"]
     assert shell_fences("```sh\n" * 300_000) == []  # quadratic once: minutes for 2 MB
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Done: 5  files.", "done: 5 files.", True),
+        ("```py\nif a:\n    f()\ng()\n```", "```py\nif a:\n    f()\n    g()\n```", False),
+        ("```py\nn = 1\n```", "```py\nN = 1\n```", False),
+        ("```py\nn = 1 \n```\n", "```py\nn = 1\n```", True),
+        ('so {"keystrokes": "ls"}', 'so {"keystrokes": "LS"}', False),
+    ],
+)
+def test_text_that_may_hold_code_is_compared_as_it_is_written(one: str, other: str, same: bool) -> None:
+    assert same_text(one, other) is same is same_text(other, one)

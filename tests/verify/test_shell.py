@@ -436,3 +436,9 @@ def test_a_long_script_is_compared_as_text_and_what_was_read_of_it_is_not_kept()
     before = _remembered.cache_info().currsize
     assert Script.of("echo " + "a" * 5_000).parsed
     assert _remembered.cache_info().currsize == before
+
+
+@pytest.mark.parametrize("option", ["--include", "--exclude-dir"])
+def test_braces_that_make_several_words_are_not_quoted_ones(option: str) -> None:
+    assert not same(f"grep -rn foo {option}=*.{{js,ts}} .", f"grep -rn foo {option}='*.{{js,ts}}' .")
+    assert same(f"grep -rn foo {option}=*.py .", f"grep -rn foo {option}='*.py' .")

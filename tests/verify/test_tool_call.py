@@ -52,9 +52,12 @@ class TestNumbers:
         for one, other in itertools.permutations([1, True]):
             assert reward({"x": one}, {"x": other}, {"x": schema}) in (0.0, None)
 
-    def test_numbers_without_a_declared_type_are_compared_as_written(self) -> None:
-        assert reward({"x": 1}, {"x": 1.0}, {"x": {}}) == 0.0
-        assert reward({"x": 1}, {"x": 1}, {"x": {}}) == 1.0
+    @pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"enum": [1, 2]}, {"type": "array"}])
+    def test_numbers_without_a_declared_type_are_compared_by_value_too(self, schema: dict[str, Any]) -> None:
+        kind = schema.get("type")
+        one, other = ({"a": 1}, {"a": 1.0}) if kind == "object" else ([1], [1.0]) if kind == "array" else (1, 1.0)
+        assert reward({"x": one}, {"x": other}, {"x": schema}) == 1.0
+        assert reward({"x": 1}, {"x": 1.5}, {"x": {}}) == 0.0
 
     def test_a_number_is_not_its_text(self) -> None:
         assert reward({"x": 1}, {"x": "1"}, {"x": {"type": ["integer", "string"]}}) == 0.0

@@ -1,5 +1,7 @@
 """Bugs in generated packages: the reverse edit earns the reward, and nothing that only looks like it does."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,3 +132,11 @@ def test_a_fork_edits_its_own_files(swe):
     told(twin, "str_replace", **repair(environment))
     assert twin.step(call("submit")).success
     assert not environment.step(call("submit")).success
+
+
+def test_no_bug_to_train_on_is_a_bug_of_a_held_out_task(sandbox):
+    edits = {
+        split: {str(bugs.generated(split, number, sandbox).gold[2].arguments) for number in range(40)}
+        for split in ("train", "dev", "test")
+    }
+    assert all(edits[one].isdisjoint(edits[other]) for one, other in itertools.combinations(edits, 2))

@@ -321,6 +321,11 @@ def test_tasks_of_a_file_are_judged_by_answer_and_check(tmp_path, sandbox):
         ({"instruction": "x", "answer": 3}, "is not str"),
         ({"instruction": "x", "answers": "3"}, "'answers': is not known"),
         ({"instruction": "x", "answer": "3", "files": {"../up": "x"}, "setup": "true"}, "below the scratch folder"),
+        *(
+            ({"instruction": "x", "answer": "3", "files": {path: "x"}}, "below the scratch folder")
+            for path in ("./a.txt", "/app/a.txt", "a//b.txt", "d/")
+        ),
+        ({"instruction": "x", "answer": "3", "files": {"a": "x", "a/b": "y"}}, "which is no folder"),
         ({"instruction": "x", "answer": "3", "files": {"a": 3}}, "is not a file"),
         ({"instruction": "x", "answer": "3", "files": {"a": "x" * 20 * 2**20}, "setup": "true"}, "too little room"),
     ],

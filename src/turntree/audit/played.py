@@ -105,7 +105,7 @@ def numbered(group: LoggedGroup) -> LoggedGroup:
             actions=number(rollout.actions),
             observations=None if rollout.observations is None else number(rollout.observations),
             characters=sum(map(len, rollout.actions[rollout.shared_turns :]))
-            if rollout.characters is None and rollout.actions
+            if rollout.characters is None and rollout.turns is not None
             else rollout.characters,
             stop=None if rollout.stop is None else sys.intern(rollout.stop),
             suspect=rollout.suspect or _suspect(rollout),

@@ -13,7 +13,7 @@ import click
 
 from turntree.cli.options import JSON, Read, results
 from turntree.core import parts
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, printable
 from turntree.core.verdict import most_frequent
 from turntree.run.files import write_json
 
@@ -92,7 +92,7 @@ def finish(result: dict[str, Any], json_path: str | None, lines: list[str]) -> N
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
         return
     for line in lines:
-        print(line, file=sys.stderr if json_path == "-" else results(), flush=True)
+        print(printable(line), file=sys.stderr if json_path == "-" else results(), flush=True)
     if json_path == "-":
         print(json.dumps(result, indent=2), file=results(), flush=True)
     elif json_path is not None:

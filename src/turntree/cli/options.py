@@ -336,7 +336,7 @@ def _parameter(name: str, target: str | Read, known: Mapping[str, Key]) -> click
 def default_text(key: Key) -> str:
     """The help text of a key's default; empty for a default that is off or empty."""
     if key.required:
-        return f"[required with {key.off}]" if key.off else "[required]"
+        return f"[required with other keys of {key.off}]" if key.off else "[required]"
     if key.default is None or key.default is False or key.default in ({}, [], ""):
         return ""
     value = ",".join(map(str, key.default)) if isinstance(key.default, list) else key.default

@@ -70,7 +70,10 @@ def evaluate(config: EvaluateConfig, out: Path | None, json_path: str | None) ->
 
 def _told(row: dict[str, Any]) -> str:
     """Success, and what the domain counted for itself."""
-    counted = [f"{value:.1%} {name.removesuffix('_share')}" for name, value in row.items() if name.endswith("_share")]
+    own = {name.removesuffix("_share"): value for name, value in row.items() if name.endswith("_share")}
+    counted = [
+        f"{value:.1%} {name}" if 0 <= value <= 1 else f"{value:.4g} {name} a step" for name, value in own.items()
+    ]
     judged = [f"{name} {value:.3f}" for name, value in row.get("rewards", {}).items() if value is not None]
     for name, key in (("pass@", "pass_at_k"), ("pass^", "pass_hat_k")):
         judged += [f"{name}{k} {value:.1%}" for k, value in row.get(key, {}).items() if k == str(len(row[key]))]

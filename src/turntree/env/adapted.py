@@ -138,7 +138,8 @@ class Scored(Task):
 
     def step(self, action: Message) -> Observation:
         observation: Observation = self._inner.step(action)
-        self._said = (*self._said, action, *(() if observation.done else observation.messages))
+        told = [message for message in observation.messages if message.role == "tool" or not observation.done]
+        self._said = (*self._said, action, *told)
         columns = {key: [value] for key, value in self._row.items() if key != "prompt"}
         given = awaited(
             self._reward(

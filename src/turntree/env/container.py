@@ -236,14 +236,13 @@ class ContainerHost(ContainerProvider):
     def image(self, name: str) -> str:
         """The id of an image by name, which is pulled where the daemon lacks it. Raises `InputError`."""
         try:
-            return self.client.images.get(name).id
-        except self.docker.errors.ImageNotFound:
+            with contextlib.suppress(self.docker.errors.ImageNotFound):
+                return self.client.images.get(name).id
             notice(f"pulling the image {name}")
-        try:
             return self.client.images.pull(name).id
         except self.docker.errors.DockerException as error:
             said = " ".join(str(error).split())[-200:]
-            raise InputError(f"cannot be pulled: {said}", field="image", hint=f"check the name {name!r}") from error
+            raise InputError(f"cannot be had: {said}", field="image", hint=f"check the name {name!r}") from error
 
     def build(self, folder: Path, tag: str) -> str:
         """The id of the image of a folder with a Dockerfile, which is built where the daemon has no image `tag` (name

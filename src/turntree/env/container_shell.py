@@ -20,7 +20,7 @@ _FLOOD = 8 << 20  # bytes of output after which a command is stopped
 _KILL_SECONDS = 5.0  # until a command that was killed has ended
 _COUNTS = 3  # of a layer's bytes, where files vanish while the daemon counts them
 KILLED = 128 + 9  # the exit code of what the kernel killed, as for memory
-_STATE_CHARS, _ARGUMENT = 1_000_000, 100_000  # of a shell; the kernel takes 128 KiB an argument
+_STATE_BYTES, _ARGUMENT = 1_000_000, 25_000  # of a shell; characters: the kernel takes 128 KiB an argument
 # Runs a program between its process group's id and its exit code, without which whoever listens to standard error has
 # not heard all. Bash would read BASH_ENV once more.
 _FRAMED = r"""echo "$$" >&2; "$@"; printf '\n#%d\n' "$?" >&2"""
@@ -55,6 +55,7 @@ trap "$__turntree_save" EXIT
 __turntree_command=$1
 shift
 printf -v __turntree_state %s "$@"
+set --
 eval "$__turntree_state" >/dev/null 2>&1
 eval "$__turntree_command"
 { eval "$__turntree_save"; } 2>/dev/null
@@ -127,12 +128,12 @@ class ContainerShell:
             words = ["bash", "--norc", "--noprofile", "-c", _WRAPPER, "bash", command, *pieces]
             heard, stopped, code = self._watched(words, self._user, seconds, {})
             found = _SAVED.fullmatch(heard.error.decode("utf-8", "replace"))
+            stopped = _TOO_LARGE if len(heard.error) > _STATE_BYTES else stopped
             if found is None or stopped:
                 self.background = stopped != _RESTARTED
             else:
-                self._state = _bounded(found[1])
-                ours = {"/proc/1", f"/proc/{found[2]}", f"/proc/{found[3]}"}
-                self.background = not ours.issuperset(found[4].split(" "))
+                self._state = found[1]
+                self.background = not {"/proc/1", *(f"/proc/{found[n]}" for n in (2, 3))} >= {*found[4].split(" ")}
             return Ran(heard.text(), code, stopped)
 
     def script(
@@ -344,6 +345,7 @@ _SAVED = re.compile(r"(?:\d+\n)?(.*)#\d+ (\d+) (\d+) ([^\n]*)\n(?:\n#\d+\n)?", r
 _FRAME = re.compile(rb"\n#(\d+)\n\Z")
 SLOW, LOUD, _LARGE = "took too long", "wrote too much", "filled its disk"
 _RESTARTED = "did not end, and every process was ended"
+_TOO_LARGE = f"left variables and functions of more than {_STATE_BYTES:,} bytes, and the shell's are those before it"
 
 
 class Heard:
@@ -356,7 +358,7 @@ class Heard:
     def take(self, data: bytes, is_error: bool) -> None:
         if is_error:
             self.error += data
-            del self.error[4 * _STATE_CHARS : -16]
+            del self.error[2 * _STATE_BYTES : -16]
             return
         self.total += len(data)
         room = 4 * self._half - len(self._first)  # bytes, of which a character has at most four
@@ -414,9 +416,3 @@ class _Watch:
             except BaseException as error:
                 self.problem = error if isinstance(error, EnvironmentGone) else EnvironmentFault(str(error))
                 return
-
-
-def _bounded(state: str) -> str:
-    if len(state) > _STATE_CHARS:
-        raise EnvironmentFault(f"the shell's variables and functions have more than {_STATE_CHARS:,} characters")
-    return state

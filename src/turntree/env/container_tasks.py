@@ -34,7 +34,7 @@ from turntree.env.local import LocalPool
 from turntree.env.tasks import TaskSet, contents, must_be_held_out
 from turntree.env.tool_environment import ToolEnvironment
 
-_LONGEST = 100_000  # characters of a command: the kernel takes 128 KiB
+_LONGEST = 100_000  # bytes of a command: the kernel takes 128 KiB
 _MINUTES = 600.0  # for scripts that set a task up and judge it, in seconds
 
 
@@ -65,21 +65,28 @@ class ContainerTask:
     _base: list[Snapshot] = field(default_factory=list[Snapshot])  # the image after `setup`, once it is known
 
     def shell(self, host: ContainerProvider) -> ContainerShell:
-        """A new shell at the start of the task. Raises `EnvironmentFault` where the setup fails."""
+        """A new shell at the start of the task. Raises `EnvironmentFault` where the setup fails, or leaves no folder to
+        start in."""
         with self._lock:
             if not self._base:
-                self._base.append(Snapshot(self.image(host)))
-                if self.setup:
-                    with contextlib.closing(self._started(host, folder="", setup=self.setup)) as shell:
-                        self._base[:] = [shell.base() or self._base[0]]
+                first = Snapshot(self.image(host))
+                if self.setup or self.folder:
+                    with contextlib.closing(self._started(host, first, folder="", setup=self.setup)) as shell:
+                        if self.folder and shell.script(["test", "-d", self.folder], seconds=_MINUTES).code != 0:
+                            raise EnvironmentFault(f"task {self.id!r} begins in {self.folder!r}, which is no folder")
+                        first = (shell.base() if self.setup else None) or first
+                self._base.append(first)
         kept = self._base[0].depth > 0  # the image after the setup
-        return self._started(host, folder=self.folder, setup="" if kept else self.setup)
+        return self._started(host, self._base[0], folder=self.folder, setup="" if kept else self.setup)
 
-    def _started(self, host: ContainerProvider, folder: str, setup: str) -> ContainerShell:
-        shell = host.shell(self._base[0], folder=folder, user=self.user, environment=self.environment)
-        if setup and (ran := shell.script(["bash", "-c", setup], seconds=_MINUTES)).code != 0:
+    def _started(self, host: ContainerProvider, base: Snapshot, folder: str, setup: str) -> ContainerShell:
+        shell = host.shell(base, folder=folder, user=self.user, environment=self.environment)
+        try:
+            if setup and (ran := shell.script(["bash", "-c", setup], seconds=_MINUTES)).code != 0:
+                raise EnvironmentFault(f"the setup of task {self.id!r} failed: {ran}")
+        except BaseException:
             shell.close()
-            raise EnvironmentFault(f"the setup of task {self.id!r} failed: {ran}")
+            raise
         return shell
 
     def messages(self) -> tuple[Message, ...]:
@@ -107,9 +114,10 @@ class ContainerTools:
         Args:
             command: The command, or several lines of them.
         """
-        if "\0" in command or len(command) > _LONGEST:
-            return f"error: a command has at most {_LONGEST} characters, and not the character NUL"
-        return str(self._shell.run(command.encode("utf-8", "replace").decode()))
+        script = command.encode("utf-8", "replace")
+        if b"\0" in script or len(script) > _LONGEST:
+            return f"error: a command has at most {_LONGEST} bytes, and not the character NUL"
+        return str(self._shell.run(script.decode()))
 
     def submit(self) -> str:
         """Say that the task is done. This ends it."""

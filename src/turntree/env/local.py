@@ -13,6 +13,7 @@ from turntree.core.foreign import EnvironmentFault, EnvironmentGone, call_foreig
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.env.pool import Answer, Session, checked, replay, start
+from turntree.env.recorded import Recorded
 
 
 class LocalPool:
@@ -65,8 +66,10 @@ class LocalPool:
         processes; what is wrong with that is then the fault of this call alone."""
         twin, held = session.twin(), self._held.get(session)
         if held is not None:
-            with contextlib.suppress(EnvironmentFault):
-                self._held[twin] = call_foreign(held.fork)
+            with contextlib.suppress(EnvironmentFault):  # a replay would keep everybody waiting
+                forked = call_foreign(held.copied if isinstance(held, Recorded) else held.fork)
+                if forked is not None:
+                    self._held[twin] = forked
         return twin
 
     def reset(self, session: Session) -> None:

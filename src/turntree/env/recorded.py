@@ -63,15 +63,26 @@ class Recorded(Task):
         return observation
 
     def fork(self) -> Self:
-        copied = None if self._held is None else self._copied()
-        twin: Any = copy.copy(self)
+        if (copied := self.copied()) is not None:
+            return copied
+        twin: Any = self._twin()
+        deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
+        return twin
+
+    def copied(self) -> Self | None:
+        """A fork without a replay; None where there is none."""
+        held = None if self._held is None else self._copied()
+        if held is None:
+            return None
+        twin = self._twin()
+        twin._hold(held)
+        twin._actions, twin._answers = list(self._actions), list(self._answers)
+        return twin
+
+    def _twin(self) -> Self:
+        twin = copy.copy(self)
         twin._held = twin._closing = None
-        if copied is None:
-            twin._actions, twin._answers = [], []
-            deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
-        else:
-            twin._hold(copied)
-            twin._actions, twin._answers = list(self._actions), list(self._answers)
+        twin._actions, twin._answers = [], []
         return twin
 
     def _hold(self, held: Any) -> None:

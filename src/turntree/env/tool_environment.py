@@ -34,13 +34,13 @@ import inspect
 import json
 import random
 import typing
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, call_part, is_of_the_machine, reason_of
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, joined_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.verdict import succeeded
@@ -214,6 +214,7 @@ def _opening(prompt: tuple[Message, ...], told: str | None) -> tuple[Message, ..
 
 
 def _text(value: Any) -> str:
+    value = joined_text(value, Counter())  # of a list of text parts
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_jsonable)
 
 

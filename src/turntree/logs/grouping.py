@@ -35,7 +35,8 @@ def by_rows(
         yield from grouped(_noted(read_each(read, parsed(path, report), path, report), here), path, report)
         if not before.isdisjoint(here):
             report.note(
-                "rollouts of one group and iteration lie in several files, each of which was read as a group of its own"
+                "groups of one name lie in several files, and each file was read as groups of its own: where they are "
+                "one group, put its rollouts into one file, or give every step an `iteration`"
             )
         before |= here
 
@@ -64,10 +65,9 @@ def read_each(
 
 
 def _noted(rows: Iterable[LoggedRow], here: set[int]) -> Iterator[LoggedRow]:
-    """The rows; the groups of those that name their iteration are remembered as numbers."""
+    """The rows; their groups are remembered as numbers."""
     for row in rows:
-        if row.iteration is not None:
-            here.add(hash((row.iteration, row.group)))
+        here.add(hash((row.iteration, row.group)))
         yield row
 
 

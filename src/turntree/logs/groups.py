@@ -58,8 +58,8 @@ class LoggedRollout:
 
     @property
     def turns(self) -> int | None:
-        """The turns that were sampled for it."""
-        return len(self.actions) - self.shared_turns or None
+        """The turns that were sampled for it; None of a log without turns."""
+        return None if not self.actions and self.turn_tokens is None else len(self.actions) - self.shared_turns
 
     @property
     def generated_tokens(self) -> int | None:

@@ -17,7 +17,7 @@ from turntree.core.messages import each_key_once
 from turntree.logs.groups import LARGEST, LoggedRollout
 from turntree.run.identity import digest
 from turntree.run.jsonl import read_lines
-from turntree.run.opening import parquet_rows
+from turntree.run.opening import parquet_lines
 
 
 class RowRefused(Exception):
@@ -82,11 +82,7 @@ def split(text: str, separator: str | None) -> tuple[tuple[str, ...], tuple[str,
 
 def read_rows(path: Path) -> Iterator[tuple[int, bytes]]:
     """The lines of a log, those of a table (Parquet) as JSON, with their numbers from 1. Raises `InputError`."""
-    if path.suffix != ".parquet":
-        yield from read_lines(path)
-        return
-    for number, row in enumerate(parquet_rows(path), start=1):
-        yield number, json.dumps(row, default=str).encode()
+    return enumerate(parquet_lines(path), start=1) if path.suffix == ".parquet" else read_lines(path)
 
 
 def parse_row(line: bytes | str) -> dict[str, Any]:
@@ -219,15 +215,16 @@ def items(row: Mapping[str, Any], name: str, kind: type = object, *, needed: boo
     return cast("list[Any]", value)
 
 
-_STEP = re.compile(r"(?:^|_)step_?(\d+)|^(\d+)$")
+_STEP = re.compile(r"(?:^|_)step_?(\d+)")
 
 
 def step_of(path: Path) -> int | None:
-    """The step that the folders of a log, or its own name, tell: step_3, global_step_40_evals, or a number alone."""
-    for name in (path.name.split(".")[0], *(folder.name for folder in path.absolute().parents[:3])):
-        if found := _STEP.search(name):
-            return int(found[1] or found[2])
-    return None
+    """The step that the folders of a log, or its own name, tell: step_3, global_step_40_evals; as a name of a file also
+    a number alone (a folder's may be a date or a job)."""
+    name = path.name.split(".")[0]
+    found = map(_STEP.search, (name, *(folder.name for folder in path.absolute().parents[:3])))
+    told = [name] if name.isdecimal() else [each[1] for each in found if each]
+    return int(told[0]) if told else None
 
 
 def named_prompt(prompt: str) -> str:

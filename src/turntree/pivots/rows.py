@@ -38,8 +38,8 @@ class Class(StrEnum):
 
     PIVOT = "pivot"  # mixed rewards, mean below lambda
     EASY = "mixed but easy"  # mixed rewards, mean of at least lambda
-    SUCCEED = "all succeed"  # the same reward above zero everywhere
-    FAIL = "all fail"
+    SUCCEED = "all succeed"  # the same reward everywhere, of at least lambda
+    FAIL = "all fail"  # the same reward everywhere, below lambda
     UNJUDGED = "unjudged"  # fewer than two rewards
 
 
@@ -65,7 +65,7 @@ def class_of_moments(mean_and_variance: tuple[float, float] | None, threshold: f
         return Class.UNJUDGED
     mean, variance = mean_and_variance
     if variance == 0:
-        return Class.SUCCEED if mean > 0 else Class.FAIL
+        return Class.SUCCEED if mean >= min(threshold, 1.0) else Class.FAIL
     return Class.PIVOT if mean < threshold else Class.EASY
 
 

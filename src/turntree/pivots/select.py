@@ -62,8 +62,9 @@ class SelectConfig(BalanceConfig):
         if not 0 < self.threshold <= 1.01:
             raise ConfigError("is outside (0, 1]", field="threshold", hint="0.6 is usual, and 1 keeps every mean")
         super().__post_init__()
-        if self.rule == "random" and self.weight != "equal":
-            raise ConfigError("does not go with rule random, which draws blindly", field="weight", hint="use equal")
+        for name, none in (("weight", "equal"), ("anchor_share", 0), ("max_per_kind", 1)):
+            if self.rule == "random" and getattr(self, name) not in (none, getattr(SelectConfig, name)):
+                raise ConfigError("does not go with rule random, which draws blindly", field=name, hint="leave it out")
         if self.per_duplicate < 0:
             raise ConfigError("must not be negative", field="per_duplicate", hint="0 means no limit")
 

@@ -40,7 +40,7 @@ ARMS = {
     "own": ("#CC79A7", "v"),
     "grpo": ("#D55E00", "D"),
 }
-OTHERS = (("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"))
+OTHERS = (("#E69F00", "P"), ("#56B4E9", "X"), ("#000000", "*"), ("#8B5A2B", "p"), ("#7B3294", "h"), ("#1B7837", "d"))
 
 PIXELS = 1.4  # the most pixels on the page per point of the figure: 10-point text is 14 pixels high
 
@@ -221,14 +221,14 @@ def lines(what: Curve, drawn: Mapping[str, Points], *, x: str = "training step",
     """The lines by name over `x`, which the legend of the page tells apart; None where none has a point. Long ones get
     a moving mean, with the raw values faint behind it. `name` keeps the ids of the figure apart, where its key is no
     name of one."""
-    drawn = {name: points for name, points in drawn.items() if points}
+    names, drawn = list(drawn), {name: points for name, points in drawn.items() if points}
     if not drawn or not can_draw():
         return None
     with drawing(name or f"{what.key}-{x}".replace(" ", "-"), *what.size) as (figure, made):
         axes = figure.add_subplot()
         for line, points in drawn.items():
             at, values = zip(*points, strict=True)
-            tint, shape = style(line, list(drawn))
+            tint, shape = style(line, names)
             if len(values) >= 4 * SMOOTHING:
                 axes.plot(at, values, color=tint, linewidth=0.9, alpha=0.3)
                 axes.plot(at, moving_mean(values), color=tint, linewidth=2)

@@ -173,6 +173,11 @@ def _branching(arms: Sequence[Arm]) -> dict[str, Any]:
 # the profile
 
 
+def _each(counts: Sequence[int]) -> str:
+    fewest, most = min(counts), max(counts)
+    return f"{most} rollouts each" if fewest == most else f"{fewest} to {most} rollouts each ({sum(counts):,} in all)"
+
+
 def _profile(run: Run) -> dict[str, Any]:
     if run.profile is None or not run.profile.rows:
         return {}
@@ -186,7 +191,7 @@ def _profile(run: Run) -> dict[str, Any]:
         "chart": figures.reward_means(rows, threshold),
         "kinds": figures.kinds_by_mean(rows, threshold),
         "classes": dict(sorted(Counter(classify(row, threshold) for row in rows).items())),
-        "rollouts": max(row["rollouts"] for row in rows),
+        "rollouts": _each([row["rollouts"] for row in rows]),
         "candidates": len(rows),
         "policy": header["policy_hash"],
         "verifier": header["verifier"],
@@ -257,7 +262,7 @@ def _example(row: Row, trace: Trace | None, path: Path) -> dict[str, Any]:
         "observation": _clipped(message_text(history[-1])) if history else "",
         "demonstration": _clipped(message_text(trace.labels.get(row["turn"]) or trace.messages[at])),
         "samples": sum(action["count"] for action in actions),
-        "successes": sum(action["count"] for action in actions if action["reward"]),
+        "successes": sum(action["count"] for action in actions if action["reward"] == 1.0),
         "actions": actions[:ACTIONS],
         "more_actions": len(actions[ACTIONS:]),
         "more_samples": sum(action["count"] for action in actions[ACTIONS:]),

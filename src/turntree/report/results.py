@@ -246,15 +246,23 @@ def mean_rho(metrics: Sequence[Row]) -> float | None:
 
 
 def threshold(run: Run) -> float:
-    """The lambda of the run's selection; without one the default of `turntree select`."""
-    return float(run.pivots.header["config"]["threshold"] if run.pivots else SelectConfig().threshold)
+    """The lambda of the run's selection; without one that of its profile, or the default of `turntree select`."""
+    return float(run.pivots.header["config"]["threshold"] if run.pivots else _settled_at(run) or SelectConfig.threshold)
+
+
+def _settled_at(run: Run) -> float | None:
+    """The one lambda that an adaptive profile serves."""
+    adaptive = run.profile.header["config"]["profile"].get("adaptive") if run.profile else None
+    return None if adaptive is None else adaptive["threshold"]
 
 
 def lambda_preview(run: Run) -> list[Row]:
     """What each lambda keeps, as the selection recorded it, else computed from the profile."""
     if run.pivots is not None and run.pivots.header["summary"].get("preview"):
         return list(run.pivots.header["summary"]["preview"])
-    return list(preview(run.profile.rows, THRESHOLDS)) if run.profile is not None else []
+    settled = _settled_at(run)
+    thresholds = THRESHOLDS if settled is None else (settled,)
+    return list(preview(run.profile.rows, thresholds)) if run.profile is not None else []
 
 
 def disagreements(run: Run) -> list[str]:

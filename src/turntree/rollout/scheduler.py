@@ -121,7 +121,7 @@ class _Run:
         self._turns = _Turns(scheduler, self._places)
         self._groups: dict[Group, None] = {}  # in order of their begin
         self._done: deque[GrownGroup] = deque()
-        self._away = 0.0  # seconds that the caller took: it may label what it is given, which is no rollout's time
+        self._away = 0.0  # seconds of the caller, rewards and gate: what is in flight has no part in them
 
     def groups(self) -> Iterator[GrownGroup]:
         """Every group, as soon as it is over."""
@@ -140,7 +140,7 @@ class _Run:
                 return
 
     def _clock(self) -> float:
-        """The time by which rollouts and groups are limited: without what the caller took."""
+        """The time by which rollouts and groups are limited: without what was no rollout's."""
         return self._scheduler.clock() - self._away
 
     def abandon(self) -> None:
@@ -227,7 +227,9 @@ class _Run:
                 self._complete(group)
             if group.over:
                 del self._groups[group]
+                judging = self._scheduler.clock()
                 self._done.append(group.grown(self._clock(), self._scheduler.rewards))
+                self._away += self._scheduler.clock() - judging
 
     def _complete(self, group: Group) -> None:
         """All rollouts have ended, but the group is short of leaves: start fresh rollouts, all at once (or leave them
@@ -250,7 +252,8 @@ class _Run:
                 return
             started = self._scheduler.clock()
             decision = checked_decision(call_part("gate", gate.decide, progress), progress)
-            self._usage.gate_seconds += self._scheduler.clock() - started
+            took = self._scheduler.clock() - started
+            self._usage.gate_seconds, self._away = self._usage.gate_seconds + took, self._away + took
             group.decided = all(progress.finished) or (decision is not None and (decision.final or decision.cut))
             if decision is None:
                 continue

@@ -151,8 +151,9 @@ class Candidate:
             raise ValueError("has a cost below zero")
         if self.successes + self.unjudged > self.rollouts:
             raise ValueError(f"counts more than its {self.rollouts} rollouts")
-        if (self.reward_mean is None) != (self.unjudged == self.rollouts):
-            raise ValueError("has a reward_mean exactly where a rollout was judged")
+        judged = self.rollouts - self.unjudged
+        if judged != 1 and (self.reward_mean is None) != (judged == 0):  # of one reward nothing follows
+            raise ValueError("has a reward_mean exactly where rollouts were judged")
         absent = [value is None for value in (self.demonstrated, self.state, self.reference, self.samples)]
         if any(absent) != all(absent):
             raise ValueError("holds demonstrated, state, reference and samples together or not at all")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import lzma
 import os
 import stat
@@ -107,6 +108,11 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
         except Exception as error:  # the boundary to foreign code, which has errors of its own
             problem = f"is not a Parquet file that can be read ({type(error).__name__}: {str(error)[:200]})"
             raise InputError(problem, path=path, hint="copy it again") from error
+
+
+def parquet_lines(path: Path) -> Iterator[bytes]:
+    """The rows of a Parquet file as JSON, in which a date or bytes are text."""
+    return (json.dumps(row, default=str).encode() for row in parquet_rows(path))
 
 
 def _descriptor(path: Path) -> int:

@@ -269,11 +269,13 @@ def _rows(config: ProfileStageConfig, chosen: Collection[int], skipped: Counter[
 def _rewards(trace: Trace, path: str) -> list[float] | None:
     """The rewards of the rollouts behind a pass rate: `pass_rate_passed` (or the rate times their number) of
     `pass_rate_total`, else the recorded `rewards`. Raises `InputError` for values that are no pass rate."""
-    rate, total, rewards = (trace.meta.get(key) for key in ("pass_rate", "pass_rate_total", "rewards"))
+    keys = ("pass_rate", "pass_rate_total", "rewards", "pass_rate_passed")
+    rate, total, rewards, passed = (trace.meta.get(key) for key in keys)
+    total, passed = (int(n) if isinstance(n, float) and n.is_integer() else n for n in (total, passed))
     if total is None and rewards is None:
         return None
     if isinstance(rate, int | float) and type(total) is int and 1 <= total <= MOST_ROLLOUTS and 0 <= rate <= 1:
-        passed = trace.meta.get("pass_rate_passed", round(rate * total))
+        passed = round(rate * total) if passed is None else passed
         if type(passed) is int and 0 <= passed <= total:
             return [1.0] * passed + [0.0] * (total - passed)
     elif (

@@ -14,7 +14,7 @@ from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Part, from_mapping, to_mapping, to_value
 from turntree.core.cost import NO_COST
-from turntree.core.errors import InputError
+from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import action_kind
 from turntree.core.progress import notice
@@ -167,6 +167,9 @@ def _given(
             _require_profiled_alike(config, header, policy)
         verifier = chosen_verifier(config.verifier, header, config.pivots)
         traces, split = config.traces or str(header["traces"]), str(header["split"])
+        if config.check.states and split != "train":
+            problem = f"would be looked at in the turns that are trained on: the pivots are of split {split or 'all'!r}"
+            raise ConfigError(problem, field="check.states", hint="profile the split train, or set it to 0")
         hashes = {"pivots_hash": file_hash(Path(config.pivots)), "traces_hash": str(header["traces_hash"])}
     else:
         assert config.verifier is not None  # the configuration refuses it without one

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.run.jsonl import decode, read_chunks, read_lines, write_lines
-from turntree.run.opening import members_of, most_unpacked, opened, parquet_rows, unpacks_too_far
+from turntree.run.jsonl import decode, read_chunks, read_lines
+from turntree.run.opening import members_of, most_unpacked, opened, parquet_lines, unpacks_too_far
 from turntree.traces.documents import document_info, document_rows, parsed
 
 NAMES = (".json", ".jsonl", ".traj", ".txt", ".ndjson")  # of the files that a folder or an archive is searched for
@@ -145,7 +145,8 @@ def _table(path: Path) -> Iterator[SourceFile]:
     """The rows of a Parquet file as JSON lines."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.jsonl"
-        write_lines(file, parquet_rows(path))
+        with file.open("wb") as lines:
+            lines.writelines(line + b"\n" for line in parquet_lines(path))
         yield SourceFile(file, path)
 
 

@@ -95,7 +95,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
             **({} if self.parts.brancher is None else {"branching": branch_figures(grown, made)}),
             **self._staleness(groups),
             "groups_dropped": dict(Counter(group.dropped[1] for group in groups if group.dropped)),
-            "prompts_skipped": dict(Counter(dict(self.service.skipped).values())),
+            "prompts_skipped": dict(Counter(why for _, why in self.service.skipped)),
             "spent": self.cost.counts(),
             "trees": dataclasses.asdict(self.account),
             "timing": {

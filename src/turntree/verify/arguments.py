@@ -68,7 +68,7 @@ class ArgumentRules:
         return canonical_json(self.normal(arguments))
 
     def normal(self, arguments: Any) -> Any:
-        """The arguments with defaults filled in, and declared numbers by value."""
+        """The arguments with defaults filled in, and numbers by value."""
         return self._normal(arguments, [self._schema])
 
     def _normal(self, value: Any, schemas: Sequence[Any]) -> Any:
@@ -81,9 +81,7 @@ class ArgumentRules:
         if isinstance(value, list):
             items = cast("list[Any]", value)
             return [self._normal(item, _of_item(applied, i)) for i, item in enumerate(items)]
-        if isinstance(value, float) and value.is_integer() and any(_numeric(schema) for schema in applied):
-            return int(value)
-        return value
+        return int(value) if isinstance(value, float) and value.is_integer() else value
 
     def _applied(self, schema: Any, value: Any, depth: int) -> Iterator[dict[str, Any]]:
         """The schema objects that describe `value`: itself, what it refers to, and the alternatives that fit."""
@@ -241,12 +239,6 @@ def _of_item(applied: Sequence[dict[str, Any]], index: int) -> list[Any]:
         first: Any = schema.get("prefixItems", items if isinstance(items, list) else [])
         found.append(first[index] if index < len(first) else items)
     return found
-
-
-def _numeric(schema: dict[str, Any]) -> bool:
-    declared: Any = schema.get("type")
-    names = cast("list[Any]", declared) if isinstance(declared, list) else [declared]
-    return "integer" in names or "number" in names
 
 
 def _one_line(text: str, limit: int = 160) -> str:

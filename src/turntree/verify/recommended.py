@@ -46,7 +46,7 @@ from turntree.verify.matching import perfect_matching
 from turntree.verify.shell.commands import path
 from turntree.verify.shell.script import Script
 from turntree.verify.strict import canonical_json, unreadable
-from turntree.verify.texts import TERMINUS, Form, calls_in, form_of, plain
+from turntree.verify.texts import TERMINUS, Form, calls_in, form_of, plain, same_text
 from turntree.verify.tool_call import Unjudgeable, declared
 from turntree.verify.user import Chained, build_verifier
 
@@ -186,7 +186,7 @@ class Recommended(Chained):
         text = answer_text(action)
         if not text:
             return 0.0, "an empty message", ""
-        if plain(text) == plain(answer_text(shown)):
+        if same_text(text, answer_text(shown)):
             return 1.0, "the same text", ""
         if self._messages == "any":
             return 1.0, "a message", ""

@@ -13,6 +13,7 @@ from turntree.core.messages import Message, ToolCall, answer_text
 from turntree.core.protocols import TurnState
 from turntree.verify.kinds import COMMAND, PATH, QUERY, TEXTS, URL
 
+_CODE = re.compile(r"```|~~~|<code|[{}]")
 _FENCE = re.compile(r"^```(bash|sh|shell|mswea_bash_command)?[ \t]*(?:\n|\Z)", re.MULTILINE)
 _OTHER_VALUE = ("<super>", "<sub>", "<fraction>")  # of compatibility: ten squared is not 102
 _BLOCK = re.compile(r"^```(\S*)[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
@@ -42,6 +43,15 @@ def plain(text: str) -> str:
     kept = text if text.isascii() else "".join(map(_compatible, text))
     text = unicodedata.normalize("NFC", kept).translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"'})
     return " ".join(text.casefold().split())
+
+
+def same_text(one: str, other: str) -> bool:
+    """By `plain`; what may hold code (a fence, a tag, braces) as it is written, but for spaces at the ends of lines."""
+    if not _CODE.search(one + other):
+        return plain(one) == plain(other)
+    return [line.rstrip() for line in one.strip().splitlines()] == [
+        line.rstrip() for line in other.strip().splitlines()
+    ]
 
 
 def _compatible(character: str) -> str:

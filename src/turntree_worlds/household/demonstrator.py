@@ -74,7 +74,8 @@ def teacher(environment: Environment, history: Sequence[Message]) -> Message | s
     if not isinstance(environment, HouseholdEnvironment):
         return "not a household game"
     try:
-        return Message("assistant", next_exploring_action(environment.world))
+        command = next_exploring_action(environment.world)
+        return Message("assistant", command if environment.prompt == "plain" else f"Action: {command}")
     except UnreachableGoal:
         return "goal out of reach"
 

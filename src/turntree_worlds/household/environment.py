@@ -63,7 +63,7 @@ class HouseholdEnvironment:
 
     def __init__(self, game: Game, state: State | None = None, *, prompt: Prompt = "plain", way: int = 0) -> None:
         self._game = game
-        self._prompt: Prompt = prompt
+        self.prompt: Prompt = prompt
         self._state = state if state is not None else game.reset()
         self._way = way  # commands of the shortest way from the start to the goal (0: not looked for yet)
 
@@ -82,16 +82,15 @@ class HouseholdEnvironment:
 
     def reset(self) -> tuple[Message, ...]:
         self._state = self._game.reset()
-        system = () if self._prompt == "plain" else (Message("system", REACT),)
-        return (*system, Message("user", self._told(self._game.intro)))
+        system = () if self.prompt == "plain" else (Message("system", REACT),)
+        return (*system, Message("user", told_as(self.prompt, self._state, self._game.intro)))
 
     def step(self, action: Message) -> Observation:
-        if self._prompt != "plain" and not action.tool_calls:  # of a renderer without the tool format `react`
-            action = parse_message(answer_text(action), "react")
-            action = action if action.tool_calls else Message("assistant")
+        action = read_as(self.prompt, action)
         result, calls = self._state.step(command_of(action)), action.tool_calls
         called: dict[str, Any] = {"tool_call_id": calls[0].id, "name": calls[0].name} if calls else {}
-        answer = (Message("tool" if calls else "user", self._told(result.observation), **called),)
+        told = told_as(self.prompt, self._state, result.observation)
+        answer = (Message("tool" if calls else "user", told, **called),)
         metrics = {"invalid": float(result.observation == NOTHING_HAPPENS)}  # an impossible command
         self._way, left = self._way or distance(self._game.reset()) or 1, distance(self._state)
         progress = 0.0 if left is None else max(0.0, 1 - left / self._way)
@@ -101,12 +100,26 @@ class HouseholdEnvironment:
         return self._state.key()
 
     def fork(self) -> HouseholdEnvironment:
-        return HouseholdEnvironment(self._game, self._state.fork(), prompt=self._prompt, way=self._way)
+        return HouseholdEnvironment(self._game, self._state.fork(), prompt=self.prompt, way=self._way)
 
-    def _told(self, observation: str) -> str:
-        if self._prompt != "react_admissible":
-            return observation
-        return f"{observation}\nAdmissible actions: {', '.join(self._state.admissible())}"
+
+def read_as(prompt: Prompt, action: Message) -> Message:
+    """A turn as it is read under a prompt; that of ReAct needs no renderer with the tool format `react`."""
+    if prompt == "plain" or action.tool_calls:
+        return action
+    action = parse_message(answer_text(action), "react")
+    return action if action.tool_calls else Message("assistant")
+
+
+def told_as(prompt: Prompt, state: State, observation: str) -> str:
+    if prompt != "react_admissible":
+        return observation
+    return f"{observation}\nAdmissible actions: {', '.join(state.admissible())}"
+
+
+def prompt_of(turn: TurnState) -> Prompt:
+    """The prompt under which a recorded game was played."""
+    return (turn.environment or {}).get("prompt", "plain")
 
 
 def command_of(action: Message) -> str:
@@ -170,11 +183,11 @@ def _file(path: str) -> dict[str, Game]:
 def state_at(turn: TurnState) -> State:
     """The game's state just before a demonstrated turn, by replaying the demonstration. Raises `InputError` when the
     observations of the trace differ from those of the game: then it is another game."""
-    state = build_game(turn.environment).reset()
+    state, prompt = build_game(turn.environment).reset(), prompt_of(turn)
     for action, answer in zip(turn.history, turn.history[1:], strict=False):
         if action.role != "assistant":
             continue
-        observation = state.step(command_of(action)).observation
+        observation = told_as(prompt, state, state.step(command_of(read_as(prompt, action))).observation)
         if answer.role in ("user", "tool") and answer.content != observation:
             raise InputError(
                 f"trace {turn.trace_id!r} does not fit its game: after {action.content!r} it says {answer.content!r}, "

@@ -26,7 +26,7 @@ from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verify.tool_call import Remembered
 from turntree_worlds.household.distance import distance
-from turntree_worlds.household.environment import command_of, state_at
+from turntree_worlds.household.environment import command_of, prompt_of, read_as, state_at
 from turntree_worlds.household.world import State, parse_command
 
 INVALID = "invalid"
@@ -134,6 +134,7 @@ class HouseholdVerifier(TurnVerifier):
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Raises `InputError` where the trace names no game; a command of the policy never raises."""
+        action = read_as(prompt_of(state), action)
         if action.tool_calls and not command_of(action):
             return Verdict(0.0, "a tool call is not a command", INVALID)
         rebuilt = self._states.of(state, lambda: state_at(state))

@@ -26,6 +26,7 @@ from turntree_worlds.qa.quantities import (
     equal_quantities,
     equal_with_colons,
     has_colons,
+    marked,
     read_number,
     read_quantity,
     split_unit,
@@ -50,6 +51,8 @@ def equal(given: str, gold: str, answer_type: AnswerType) -> bool | None:
         return same_span(given, gold)
     if answer_type == "list":
         return _equal_lists(given, gold)
+    if answer_type == "number":
+        given, gold = marked(given), marked(gold)
     quantities = read_quantity(given), read_quantity(gold)
     if any(each is not None and each.unit for each in quantities):  # beside a unit, a letter is one
         given, gold = (re.sub(r"(?<=\d)\s*([A-Za-z])$", r"\\text{\1}", text.strip()) for text in (given, gold))

@@ -241,10 +241,17 @@ def _ends(text: str) -> bool:
     return re.search(r"[\w)\]}|!.]\s*$", re.sub(rf"{_SPACE}+$", "", text)) is not None
 
 
-def are_units(text: str) -> bool:
+def are_units(text: str, shortest: int = 2) -> bool:
     """Whether a text is known units only. A single letter behind a number may be a variable."""
-    words = re.sub(r"\^\{?-?\d\}?", "", text).replace("/", " ").replace(".", "").split()
-    return any(len(word) > 1 for word in words) and all(_known(word) or word in _JOINING for word in words)
+    words = re.sub(r"\^\{?-?\d\}?|°", "", text).replace("/", " ").replace(".", "").split()
+    return any(len(word) >= shortest for word in words) and all(_known(word) or word in _JOINING for word in words)
+
+
+def marked(text: str) -> str:
+    """A number whose unit is told from a variable, which no number has: `5 m` as `5 \\text{m}`."""
+    found = re.search(r"(?<=\d)\s*(°?[A-Za-z][A-Za-z./ ]*(?:\^\{?-?\d\}?)?)$", unified(text).strip())
+    unit = found is not None and are_units(found[1], shortest=1)
+    return rf"{found.string[: found.start()]}\text{{{found[1]}}}" if found and unit else text
 
 
 def _known(word: str) -> tuple[str, str] | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import _ast
 import _signal  # type: ignore[import-not-found]
 import _socket
+import atexit
 import marshal
 import os
 import random
 import resource
 import sys
+import types
 
 _NAME = "<program>"
 _LINK = 3  # the same number in every box, since programs see it
@@ -81,6 +83,9 @@ def _run_python(source: str) -> int:
     except BaseException as error:
         _show(error, source)
         code = 1
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -103,7 +108,9 @@ def _show(error: BaseException, source: str) -> None:
 def _execute(source: str) -> None:
     tree: _ast.Module = compile(source, _NAME, "exec", _ast.PyCF_ONLY_AST)  # type: ignore[assignment]
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
-    space = {"__name__": "__main__", "__builtins__": __builtins__}
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    space = module.__dict__
+    space.update(__builtins__=__builtins__, exit=sys.exit, quit=sys.exit)
     exec(compile(tree, _NAME, "exec"), space)
     if isinstance(last, _ast.Expr):
         value = eval(compile(_ast.Expression(last.value), _NAME, "eval"), space)

@@ -26,6 +26,7 @@ _CHANGES = {
     "+=": "=", "append": "remove", "0": "1", "1": "0", "2": "3", "3": "2", "None": "0",
 }  # fmt: skip
 _TRIES = 40
+_PLACES, _OWN = 5, {"train": (0, 2, 4), "dev": (3,), "test": (1,)}  # no split has a bug of another one
 _TESTS = "python3 -m unittest 2>&1 | tail -n 20"
 _ASK = """import sys
 sys.path.insert(0, "/tmp")
@@ -50,7 +51,7 @@ def generated(split: str, number: int, sandbox: Sandbox) -> Task:
     due = _values(sandbox, package, whole, probes)
     for _ in range(_TRIES):
         path = rng.choice(sorted(modules))
-        changed, edit = _with_bug(modules[path], rng)
+        changed, edit = _with_bug(modules[path], rng, _OWN[split])
         found = _values(sandbox, package, {**whole, path: changed}, probes)
         wrong = [place for place, (one, other) in enumerate(zip(due, found, strict=True)) if one != other]
         if len(wrong) >= 2:
@@ -84,11 +85,12 @@ def _named(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def _with_bug(text: str, rng: random.Random) -> tuple[str, tuple[str, str]]:
-    """The text with one token changed, and the edit (old, new) that repairs it."""
+def _with_bug(text: str, rng: random.Random, own: Sequence[int]) -> tuple[str, tuple[str, str]]:
+    """The text with one token changed, of those whose places belong to the split, and the edit (old, new) that repairs
+    it."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     sites = [token for token in tokens if token.string in _CHANGES]
-    site = rng.choice(sites)
+    site = rng.choice([token for place, token in enumerate(sites) if place % _PLACES in own])
     lines = text.splitlines(keepends=True)
     row, (start, end) = site.start[0] - 1, (site.start[1], site.end[1])
     whole = lines[row]

@@ -18,6 +18,7 @@ from turntree.core.errors import InputError
 from turntree.run.identity import fingerprint
 from turntree.run.jsonl import located
 from turntree.traces.sources import source_rows
+from turntree_worlds.sandboxes.folder import checked
 from turntree_worlds.sandboxes.limits import File, Files
 from turntree_worlds.sandboxes.sandbox import Sandbox
 from turntree_worlds.workbench.tasks import BASH, Task, commands, run
@@ -80,6 +81,7 @@ def _task(row: dict[str, Any], default_id: str, sandbox: Sandbox) -> Task | None
     if row.get("answer") is None and row.get("check") is None:
         raise InputError("says nothing to judge by", hint="give an answer or a check")
     files: Files = {name: _file(name, value) for name, value in row.get("files", {}).items()}
+    checked(files, sandbox.config.limits)
     if row.get("setup"):
         done = run(sandbox, BASH + shlex.quote(row["setup"]), files)
         if done.failed or done.files is None:

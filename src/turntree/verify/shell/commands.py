@@ -192,6 +192,9 @@ def _arguments(command: Command, words: list[Word], folder: str | None, piped: b
     return _sorted(command, options, piped), _operands(command, operands, given, folder, piped)
 
 
+_BRACES = (("g", "{"), ("g", "}"))  # make several words of one
+
+
 def _long(command: Command, word: Word, left: list[Word], options: Options) -> bool:
     """`--name`, `--name=value`; also where the value is for the shell: `--include=*.py`."""
     start, rest = (word, ()) if isinstance(word, str) else (word[0][1], word[1:])
@@ -201,7 +204,7 @@ def _long(command: Command, word: Word, left: list[Word], options: Options) -> b
         return False
     if takes_value and not equals:
         value = left.pop(0)
-    elif all(part[0] in "tg" for part in rest):  # no file is called by it: GNU tools get it as it is written
+    elif all(part[0] in "tg" and part[:2] not in _BRACES for part in rest):  # no file is called by it: GNU tools get it
         value += "".join(part[1] for part in rest)
     else:
         value = (value, *rest)

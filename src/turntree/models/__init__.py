@@ -1,1 +1,0 @@
-"""Policies that come with the package (weights and model cards only)."""
