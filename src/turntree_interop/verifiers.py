@@ -193,7 +193,8 @@ class VerifiersGame:
             try:
                 await environment.rubric.score_rollout(state)
             finally:
-                await environment.rubric.cleanup(state)
+                if (cleanup := getattr(environment.rubric, "cleanup", None)) is not None:  # not of older versions
+                    await cleanup(state)
         if errors:
             raise EnvironmentFault(errors[0])
         reward = given_number("reward", state["reward"])

@@ -84,17 +84,18 @@ def test_a_damaged_line_is_named(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("kind", ["lost", "moved", "twice", "binary"])
+@pytest.mark.parametrize("kind", ["lost", "changed", "moved", "twice", "binary"])
 def test_a_wave_that_is_not_where_it_was_written_is_noticed(tmp_path, kind):
     path = tmp_path / "p.waves"
     fill(path, [{"n": n} for n in range(3)])
     head, *waves = path.read_bytes().splitlines(keepends=True)
     damaged = {
         "lost": [waves[0], waves[2]],
+        "changed": [waves[0], waves[1].replace(b'"n": 1', b'"n": 5'), waves[2]],
         "moved": [waves[1], waves[0], waves[2]],
         "twice": [waves[0], waves[0], waves[1], waves[2]],
         "binary": [waves[0], b"\xff\xfe\n", waves[2]],
     }[kind]
     path.write_bytes(head + b"".join(damaged))
-    with pytest.raises(InputError, match=r"p\.waves:[234]: is "), open_log(path, IDENTITY):
+    with pytest.raises(InputError, match=r"p\.waves:[23]: is .*pass --overwrite"), open_log(path, IDENTITY):
         pass

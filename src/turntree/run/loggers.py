@@ -18,6 +18,7 @@ import importlib.util
 import inspect
 import json
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,23 +167,31 @@ class TensorBoard:
     package = "tensorboard"
 
     def __init__(self, run: RunInfo) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.plugins.text.summary_v2 import text_pb  # pyright: ignore[reportMissingImports]
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter  # pyright: ignore[reportMissingImports]
 
         folder = run.folder / "tensorboard"
         if not run.resumed:  # of a run that was overwritten
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
-        self._writer = SummaryWriter(str(folder))
+        self._writer = EventFileWriter(str(folder))
         if not run.resumed:
-            self._writer.add_text("config", f"```\n{json.dumps(dict(run.config), indent=2)}\n```")
+            self._add(text_pb("config", f"```\n{json.dumps(dict(run.config), indent=2)}\n```"), 0)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
+        from tensorboard.plugins.scalar.summary_v2 import scalar_pb  # pyright: ignore[reportMissingImports]
+
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            self._add(scalar_pb(name, float(value)), step)
         self._writer.flush()  # a killed run has sent what it logged
 
     def close(self) -> None:
         self._writer.close()
+
+    def _add(self, summary: Any, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportMissingImports]
+
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
 
 
 class _Tracked:

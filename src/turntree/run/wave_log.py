@@ -3,13 +3,15 @@
 A stage that works in waves of fixed membership and order appends each wave when it is done. A killed process loses only
 its unfinished wave, which is replayed, so a deterministic stage ends with the same artifact.
 
-Lines are numbered. Laws (tests): a wave is in the log whole or not at all; waves are read back in the order in which
-they were appended; a log is opened again by the same identity only, and by one process at a time.
+Every line carries a checksum over itself and the line before, so that a line that was changed, lost or moved is
+noticed when the log is opened. Laws (tests): a wave is in the log whole or not at all; waves are read back in the order
+in which they were appended; a log is opened again by the same identity only, and by one process at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,28 +19,30 @@ from typing import IO, Any
 
 from turntree.core.errors import InputError
 from turntree.run.files import json_line, parse_line, writing
-from turntree.run.identity import locked, require_same
+from turntree.run.identity import digest, locked, require_same
 
-SCHEMA = "turntree.waves/3"
+SCHEMA = "turntree.waves/2"
+_CHECK = "check"
 
 
 class WaveLog:
     """One line with the identity of the run, then one line per finished wave. `finished` counts the waves."""
 
     def __init__(self, path: Path, handle: IO[bytes]) -> None:
-        self.path, self.finished, self._handle = path, 0, handle
+        self.path, self.finished = path, 0
+        self._handle, self._last = handle, ""  # checksum of the last line
 
     def append(self, wave: dict[str, Any]) -> None:
         """Add a finished wave; it is on disk when this returns."""
+        self._write(wave)
         self.finished += 1
-        self._write({"number": self.finished, "wave": wave})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The finished waves in order, one at a time. Raises `InputError` for a line that is not JSON."""
+        """The finished waves in order, one at a time."""
         with self.path.open("rb") as handle:
             for number, line in enumerate(handle, start=1):
                 if number > 1:
-                    yield parse_line(line, self.path, number)["wave"]
+                    yield _parsed(line, self.path, number)[0]
 
     def remove(self) -> None:
         """Delete the waves: the stage that needed them is finished."""
@@ -50,16 +54,18 @@ class WaveLog:
         for line in self._handle:
             if not line.endswith(b"\n"):
                 break
-            value, hint = parse_line(line, self.path, held + 1), "pass --overwrite to start anew"
-            if not held:
-                if value.get("schema") != SCHEMA:
-                    problem = f"is {value.get('schema')!r}, not {SCHEMA!r}"
-                    raise InputError(problem, path=self.path, line=1, field="schema", hint=hint)
-                require_same(value.get("identity"), identity, self.path)
-            elif value.get("number") != held:
-                raise InputError("is not where it was written", path=self.path, line=held + 1, hint=hint)
             whole += len(line)
             held += 1
+            value, check = _parsed(line, self.path, held)
+            if held == 1:
+                if value.get("schema") != SCHEMA:
+                    problem, hint = f"is {value.get('schema')!r}, not {SCHEMA!r}", "pass --overwrite to start anew"
+                    raise InputError(problem, path=self.path, line=1, field="schema", hint=hint)
+                require_same(value.get("identity"), identity, self.path)
+            self._last = _checksum(self._last, value)
+            if check != self._last:
+                problem = "is damaged, or lines before it are missing"
+                raise InputError(problem, path=self.path, line=held, hint="pass --overwrite to start anew")
         self._handle.truncate(whole)
         self._handle.seek(whole)
         if not held:
@@ -67,10 +73,14 @@ class WaveLog:
         self.finished = max(0, held - 1)
 
     def _write(self, value: dict[str, Any]) -> None:
+        # What will be read: NaN could be written and never be read, and two halves of a character are read as one
+        value = json.loads(json_line(value, allow_nan=False))
+        check = _checksum(self._last, value)
         with writing(self.path):
-            self._handle.write(json_line(value, allow_nan=False).encode())
+            self._handle.write(json_line({**value, _CHECK: check}).encode("utf-8"))
             self._handle.flush()
             os.fsync(self._handle.fileno())
+        self._last = check
 
 
 @contextlib.contextmanager
@@ -88,3 +98,16 @@ def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -
         log = WaveLog(path, handle)
         log._resume(identity)
         yield log
+
+
+def _checksum(last: str, value: dict[str, Any]) -> str:
+    return digest((last + json_line(value)).encode("utf-8"))
+
+
+def _parsed(line: bytes, path: Path, number: int) -> tuple[dict[str, Any], Any]:
+    """The object of a line without its checksum, and the checksum."""
+    try:
+        value = parse_line(line.decode("utf-8"), path, number)
+    except UnicodeDecodeError as error:
+        raise InputError("is not text", path=path, line=number, hint="pass --overwrite to start anew") from error
+    return value, value.pop(_CHECK, None)
