@@ -217,9 +217,8 @@ class Recipe:
         self.book.run(profiled)
         chosen: dict[str, Stage] = {}
         for arm, rule in (("pivot", "pivots"), ("random", "random")):
-            command = words(
-                "select", profiled.result, "--rule", rule, "--threshold", 1.0, "--max-per-kind", self.settings.cap
-            )
+            cap = self.settings.cap if rule == "pivots" else 1
+            command = words("select", profiled.result, "--rule", rule, "--threshold", 1.0, "--max-per-kind", cap)
             command += words("--anchor-share", 0, "--per-duplicate", 0, "--out", f"{rule}.jsonl")
             chosen[arm] = Stage(rule, f"{rule}.jsonl", command, (profiled,))
             self.book.run(chosen[arm])
