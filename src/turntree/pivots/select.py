@@ -77,6 +77,12 @@ class Selection:
     counts: Mapping[str, int]
 
 
+def settled_at(header: Row) -> float | None:
+    """The one lambda that an adaptive profile serves; None of one of fixed K, which serves every lambda."""
+    adaptive = header["config"]["profile"].get("adaptive")
+    return None if adaptive is None else adaptive["threshold"]
+
+
 def is_mixed(row: Row) -> bool:
     """Reward variance above zero: some rollouts succeeded, some failed."""
     return row["reward_var"] is not None and row["reward_var"] > 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.pivots.select import THRESHOLDS, SelectConfig, preview
+from turntree.pivots.select import THRESHOLDS, SelectConfig, preview, settled_at
 from turntree.report.read import Arm, Row, Run, reading
 from turntree.report.wording import count, label, percent, plural, points, span
 from turntree.run.folder import HELD_OUT, RunDirectory
@@ -247,20 +247,15 @@ def mean_rho(metrics: Sequence[Row]) -> float | None:
 
 def threshold(run: Run) -> float:
     """The lambda of the run's selection; without one that of its profile, or the default of `turntree select`."""
-    return float(run.pivots.header["config"]["threshold"] if run.pivots else _settled_at(run) or SelectConfig.threshold)
-
-
-def _settled_at(run: Run) -> float | None:
-    """The one lambda that an adaptive profile serves."""
-    adaptive = run.profile.header["config"]["profile"].get("adaptive") if run.profile else None
-    return None if adaptive is None else adaptive["threshold"]
+    settled = settled_at(run.profile.header) if run.profile else None
+    return float(run.pivots.header["config"]["threshold"] if run.pivots else settled or SelectConfig.threshold)
 
 
 def lambda_preview(run: Run) -> list[Row]:
     """What each lambda keeps, as the selection recorded it, else computed from the profile."""
     if run.pivots is not None and run.pivots.header["summary"].get("preview"):
         return list(run.pivots.header["summary"]["preview"])
-    settled = _settled_at(run)
+    settled = settled_at(run.profile.header) if run.profile else None
     thresholds = THRESHOLDS if settled is None else (settled,)
     return list(preview(run.profile.rows, thresholds)) if run.profile is not None else []
 

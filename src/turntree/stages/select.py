@@ -11,7 +11,7 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.pivots.rows import Class, Stop
-from turntree.pivots.select import THRESHOLDS, SelectConfig, preview, select
+from turntree.pivots.select import THRESHOLDS, SelectConfig, preview, select, settled_at
 from turntree.run.artifacts import PIVOTS, PROFILE, policy_of
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated")
@@ -33,17 +33,16 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
     for row in stream:
         rows.append({key: row[key] for key in KEPT if key in row})  # the actions stay on disk
         unsettled += row.get("stop") == Stop.OPEN
-    adaptive = header["config"]["profile"].get("adaptive")  # None: of fixed K, which serves every threshold
-    settled_at = None if adaptive is None else adaptive["threshold"]
-    if settled_at is not None and settled_at != config.threshold:
+    settled = settled_at(header)
+    if settled is not None and settled != config.threshold:
         raise InputError(
-            f"was made for lambda {settled_at:g}: its rollouts stopped where that was settled",
+            f"was made for lambda {settled:g}: its rollouts stopped where that was settled",
             path=profile,
             field="threshold",
-            hint=f"select with --threshold {settled_at:g}, or profile for {config.threshold:g} (see --reuse)",
+            hint=f"select with --threshold {settled:g}, or profile for {config.threshold:g} (see --reuse)",
         )
     selection = select(rows, config)
-    table = preview(rows, THRESHOLDS if settled_at is None else (settled_at,))
+    table = preview(rows, THRESHOLDS if settled is None else (settled,))
     if not selection.rows:
         for line in previewed(table):
             notice(line)
