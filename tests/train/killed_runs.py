@@ -1,6 +1,8 @@
 """Runs in processes of their own that die by SIGKILL, and what they leave behind.
 
-The processes are forked from a server that has imported the stages and run nothing, so a start costs no import.
+The processes are forked from a server that has imported the stages and run nothing, so a start costs no import. The
+server looks for what it imports where its environment says, not where this process does (before Python 3.13), and passes
+over what it does not find.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from turntree.core.errors import InputError
 
@@ -52,6 +57,9 @@ def artifacts(out: Path) -> dict[str, Any]:
 
 
 def _start(stage: Stage, out: Path, operation: int = 0) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
     process = SERVER.Process(target=_work, args=(stage, out, operation))
     process.start()
     return process
