@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from turntree.core.labels import Rewards
-from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.comparisons import (
     AcrossAnchors,
@@ -85,7 +85,6 @@ class Start:
     call: int
     shared_probe: bool
     answers: tuple[tuple[int, int], ...]
-    saw_below: bool = False  # the fork was decided by a token that only one of its children has
 
     @property
     def tokens(self) -> int:
@@ -143,7 +142,7 @@ def at_the_probe(draw: Draw) -> Start:
     incumbent = answer(draw, call)
     if not torn(call, incumbent[0]):
         return Start(call, False, (incumbent,))
-    return Start(call, False, tuple(sorted((incumbent, answer(draw, call)))), saw_below=True)
+    return Start(call, False, tuple(sorted((incumbent, answer(draw, call)))))
 
 
 def branchings() -> dict[str, Branching]:
@@ -232,8 +231,6 @@ def as_tree(chosen: Sequence[Start], refills: Sequence[Start] = ()) -> tuple[Rol
             leaf = sampled(tree, fork, *(end[1:] if tree[fork].sampled else end))
             tree.stop(leaf, StopReason.COMPLETED)
             verdicts[leaf] = Verdict(float((start.call, *end) in WINS), "toy")
-        if start.saw_below:
-            tree.record(Decision("toy", fork, "fork", "the incumbent is torn", saw=tree.children(fork)[0]))
     return tree, Rewards(verdicts)
 
 

@@ -90,8 +90,7 @@ class Growth(RuleBasedStateMachine):
     @rule(data=st.data(), number=st.floats(-1, 1))
     def decide(self, data, number) -> None:
         node = data.draw(st.integers(0, len(self.seen) - 1))
-        saw = data.draw(st.none() | st.integers(0, len(self.seen) - 1))
-        self.tree.record(Decision("brancher", node, "fork", "torn", {"entropy": number}, saw))
+        self.tree.record(Decision("brancher", node, "fork", "torn", {"entropy": number}))
 
     @precondition(lambda self: len(self.seen) > 0)
     @rule(data=st.data())
@@ -151,14 +150,6 @@ class Growth(RuleBasedStateMachine):
         for node in self.tree:
             below_a_start = any(n.sampled for n in self.tree.path(node.id))
             assert (node.id in forks) == (below_a_start and len(self.tree.children(node.id)) > 1)
-
-    @invariant()
-    def a_fork_is_biased_iff_its_decision_saw_more_than_its_history(self) -> None:
-        biased = set(self.tree.biased_forks())
-        for fork in self.tree.branch_points():
-            history = {node.id for node in self.tree.path(fork)}
-            saw = {d.saw for d in self.tree.decisions if d.node == fork and d.saw is not None}
-            assert (fork in biased) == bool(saw - history)
 
     @invariant()
     def the_cost_of_the_tree_is_that_of_its_nodes_each_once(self) -> None:
@@ -227,7 +218,6 @@ def test_a_node_that_does_not_exist_is_an_error_everywhere(missing: int) -> None
         lambda: tree.stop(missing, StopReason.COMPLETED),
         lambda: tree.add(missing, NodeKind.OBSERVATION, ()),
         lambda: tree.record(Decision("gate", missing, "stop", "")),
-        lambda: tree.record(Decision("brancher", 0, "fork", "", saw=missing)),
     ):
         with pytest.raises(ValueError, match=f"has no node {missing}"):
             use()
@@ -239,22 +229,18 @@ def test_the_fan_out_of_a_prompt_is_no_fork_and_a_refill_is_marked_where_it_star
     first, second, third = (tree.add(prompt, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (2, 3, 4))
     tree.mark_refill(third)
     seen = tree.add(first, NodeKind.OBSERVATION, (5,)).id
-    ends = [tree.add(seen, NodeKind.COMPLETION, (t,), logprobs=(0.0,)).id for t in (6, 7)]
+    for token in (6, 7):
+        tree.add(seen, NodeKind.COMPLETION, (token,), logprobs=(0.0,))
     assert tree.starts() == (first, second, third) and tree.refills() == {third}
-    assert tree.branch_points() == (seen,) and tree.biased_forks() == ()
-    for history in (None, first, seen):
-        tree.record(Decision("brancher", seen, "fork", "torn after the tool result", saw=history))
-        assert tree.biased_forks() == ()
-    tree.record(Decision("brancher", seen, "fork", "the incumbent was torn", saw=ends[0]))
-    assert tree.biased_forks() == (seen,)
+    assert tree.branch_points() == (seen,)
 
 
-def test_a_tree_written_before_decisions_said_what_they_saw_can_be_read() -> None:
+def test_a_tree_written_when_decisions_had_one_field_more_can_be_read() -> None:
     tree = RolloutTree("task")
     tree.add(None, NodeKind.PROMPT, (1,))
     tree.record(Decision("gate", 0, "stop", "converged"))
     value = tree.to_json()
-    del value["decisions"][0]["saw"]
+    value["decisions"][0] = value["decisions"][0] | {"saw": None}
     assert RolloutTree.from_json(value).decisions == tree.decisions
 
 

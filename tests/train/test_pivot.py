@@ -12,6 +12,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
+from turntree.credit.config import CreditConfig
 from turntree.engine.hf import HFEngine
 from turntree.render.template import ChatRenderer
 from turntree.rollout.local import render
@@ -144,6 +145,15 @@ def test_a_group_with_one_reward_has_nothing_to_compare_and_is_not_trained_on(tr
     done = train(["single"] * 4, keep=lambda step, groups, credits: kept.extend(credits))
     assert [row["trained_groups"] for row in done.rows] == [0] and kept == [None] * 4
     assert done.rows[0]["censored"] == 4 * (GROUP - 1)
+
+
+def test_a_baseline_over_the_batch_is_that_of_what_is_trained_on(train) -> None:
+    kept = []
+    credit = CreditConfig(advantages="reinforce_pp")
+    train(["single", "chance", "chance", "chance"], credit=credit, keep=lambda step, groups, all: kept.extend(all))
+    trained = [node for labels in kept if labels is not None for node in labels.nodes.values()]
+    assert None in kept and any(node.positive for node in trained)
+    assert sum(node.positive + node.negative for node in trained) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_what_checks_cost_is_kept_apart(train) -> None:

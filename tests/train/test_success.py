@@ -94,6 +94,13 @@ def test_a_look_at_few_tasks_is_not_the_best():
     assert found is not None and found.step == 5
 
 
+def test_a_task_that_is_censored_makes_no_look_the_best():
+    start, same = Look(0, {"a": 1.0, "b": 1.0, "c": 0.0}, {}), {"a": 1.0, "b": 1.0}
+    tasks = {f"t{i}": 1.0 for i in range(30)}
+    found = best([Look(0, start.outcomes | tasks, {}), Look(5, same | tasks, {}), Look(9, same | tasks, {})])
+    assert found is not None and found.step == 0
+
+
 def test_tasks_without_an_outcome_count_for_nothing():
     start = Look(0, {"a": 1.0, "b": 0.0}, {})
     assert best([Look(0, {}, {}), Look(4, {}, {})]) is None

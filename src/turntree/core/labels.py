@@ -70,8 +70,7 @@ class Credit:
     `rollout_tokens` and `rollouts` are the normalisers of the flat objective: the sum of w_i times the trained tokens
     of rollout i (each unique trained token once under `hard_dedup`), and the sum of w_i. `zero_variance`: all leaves
     with a weight had the same reward. `redistributed`: the leaf weight that censored branches gave to their siblings.
-    `uncounted`: the scored leaves without weight (refills under path weights). `biased_forks`: the number of branch
-    points that were chosen by what was sampled below them.
+    `uncounted`: the scored leaves without weight (refills under path weights).
     """
 
     nodes: Mapping[int, NodeCredit]
@@ -81,7 +80,6 @@ class Credit:
     censored: int = 0
     uncounted: int = 0
     redistributed: float = 0.0
-    biased_forks: int = 0
 
     @property
     def teaches(self) -> bool:

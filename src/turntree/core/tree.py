@@ -104,8 +104,7 @@ class Decision:
     """A branch or gate decision, or what an agent decided about a call: what was decided, why, and the numbers it was
     based on.
 
-    A fork is recorded at its branch point, a refill at the start that it added. `saw` is the deepest node whose tokens
-    or outcome the decision depended on, where that node is below `node`.
+    A fork is recorded at its branch point, a refill at the start that it added.
     """
 
     actor: str
@@ -113,7 +112,6 @@ class Decision:
     action: str
     reason: str
     numbers: dict[str, float] = field(default_factory=dict[str, float])
-    saw: int | None = None
 
 
 class RolloutTree:
@@ -235,8 +233,6 @@ class RolloutTree:
 
     def record(self, decision: Decision) -> None:
         self._check(decision.node)
-        if decision.saw is not None:
-            self._check(decision.saw)
         self._decisions.append(decision)
 
     def _check(self, node: int) -> None:
@@ -315,15 +311,6 @@ class RolloutTree:
         """The nodes at or below a start with several children: where sampling forked."""
         return tuple(node for node, below in enumerate(self._sampled) if below and len(self._children[node]) > 1)
 
-    def biased_forks(self) -> tuple[int, ...]:
-        """The branch points that were chosen by what was sampled below them (`Decision.saw`).
-
-        Path weights are unbiased only where every fork was decided from the history up to it.
-        """
-        forks = set(self.branch_points())
-        seen = {(each.node, each.saw) for each in self._decisions if each.node in forks and each.saw is not None}
-        return tuple(sorted({node for node, saw in seen if all(above.id != saw for above in self.path(node))}))
-
     def path(self, node: int) -> tuple[Node, ...]:
         """The nodes from the root down to `node`."""
         self._check(node)
@@ -362,6 +349,7 @@ class RolloutTree:
         for node in value["roles"]:
             tree.mark_refill(int(node))
         for row in value["decisions"]:
+            row.pop("saw", None)  # of earlier versions: always null
             tree.record(Decision(**row))
         for node, told in value.get("routes", {}).items():
             tree._routes[tree[int(node)].id] = tuple(told)

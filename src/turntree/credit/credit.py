@@ -127,7 +127,6 @@ class CreditRule:
             censored=len(rewards.verdicts) - len(scored),
             uncounted=len(scored) - len(facts.leaves),
             redistributed=weighting.redistributed,
-            biased_forks=len(tree.biased_forks()),
         )
 
     def _check_parts(self, tree: RolloutTree) -> None:

@@ -101,8 +101,8 @@ def path_weighted(tree: RolloutTree, leaves: Sequence[int]) -> LeafWeighting:
     enumerates both). So every task's gradient is the sum over its initial starts.
 
     Sums with these weights are unbiased iff every fork was decided from the history up to it (docs/design/branching.md;
-    `RolloutTree.biased_forks` lists the others). A branch without scored leaf gives its weight to its siblings,
-    which is unbiased only where censoring does not depend on what the branch was about to earn.
+    not so a brancher that is `biased`). A branch without scored leaf gives its weight to its siblings, which is
+    unbiased only where censoring does not depend on what the branch was about to earn.
     """
     below = positions_below(tree, leaves)
     forks, refills = set(tree.branch_points()), tree.refills()

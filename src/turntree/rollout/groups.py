@@ -352,8 +352,7 @@ class _Layout:
                     self._finish(key)
         kept = [(key, d) for key, d in group.decisions if d.node in self._ids and not self._dropped_with(key, d)]
         for _, decision in sorted(kept, key=lambda pair: (self._ids[pair[1].node], pair[0])):
-            saw = None if decision.saw is None else self._ids.get(decision.saw, self._ids[decision.node])
-            self.tree.record(replace(decision, node=self._ids[decision.node], saw=saw))
+            self.tree.record(replace(decision, node=self._ids[decision.node]))
 
     def _place(self, turn: int, key: Key, node: Node) -> None:
         cut = self._group.cut

@@ -91,6 +91,7 @@ def imitate(trainer: Trainer, batch: Batch) -> dict[str, float]:
     rank, total = trainer.group.rank, 0.0
     torch.manual_seed(seeds.derive(batch.seed, "rank", rank) if rank else batch.seed)
     trainer.model.train()
+    trainer.optimizer.zero_grad()  # of a step that was refused
     try:
         for rows in batch.rows:
             loss = negative_log_likelihood(trainer.model, rows) / batch.learned

@@ -92,5 +92,8 @@ class LossConfig:
         if not 0 <= self.clip_low <= 1:
             raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
         at_least(self, clip_high=0, kl_coefficient=0)
+        for name in ("importance_cap", "sampled_at"):
+            if not getattr(self, name) > 0:
+                raise ConfigError("must be above 0", field=name.replace("sampled_at", "temperature"))
         if (self.normalizer == "constant") != (self.constant is not None and 0 < self.constant < math.inf):
             raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")

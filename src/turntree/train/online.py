@@ -89,7 +89,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
         )
         precision = self.service.monitor.precision()
         return {
-            "biased_forks": sum(credit.biased_forks for credit in trained),
             **group_figures(grown, amplifies=not unmoved),
             **({"gate_precision": precision} if precision else {}),
             **({} if self.parts.brancher is None else {"branching": branch_figures(grown, made)}),

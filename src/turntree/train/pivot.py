@@ -194,12 +194,11 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         return [PivotGroup(pivot, tree, rewards) for pivot, (tree, rewards) in zip(batch, drawn, strict=True)]
 
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
-        rule = over_batch(self._estimator, [group.rewards for group in groups])
+        scored = [group_outcome(group.reward_values) is not GroupOutcome.CENSORED for group in groups]
+        rule = over_batch(self._estimator, [group.rewards for group, kept in zip(groups, scored, strict=True) if kept])
         return [
-            None
-            if group_outcome(group.reward_values) is GroupOutcome.CENSORED
-            else credit_of(rule, group.tree, group.rewards)
-            for group in groups
+            credit_of(rule, group.tree, group.rewards) if kept else None
+            for group, kept in zip(groups, scored, strict=True)
         ]
 
     def observe(self, step: int, groups: Sequence[PivotGroup], credits: Sequence[Credit | None]) -> Row:

@@ -47,9 +47,18 @@ def counts(start: Look, look: Look) -> bool:
 
 
 def best(looks: Sequence[Look]) -> Look | None:
-    """The first look of the highest success among those that count; None where none does."""
-    counting = [look for look in looks if counts(looks[0], look)]
-    return max(counting, key=lambda look: (look.success, -look.step), default=None)
+    """The first look of the highest success among those that count, each compared with the best one before it on the
+    tasks that both have an outcome of; None where none counts."""
+    highest: Look | None = None
+    for look in looks:
+        if counts(looks[0], look) and (highest is None or _gained(highest, look) > 0):
+            highest = look
+    return highest
+
+
+def _gained(start: Look, now: Look) -> float:
+    both = start.outcomes.keys() & now.outcomes.keys()
+    return math.fsum(now.outcomes[task] - start.outcomes[task] for task in both)
 
 
 def change(start: Look, now: Look) -> tuple[float, float, float] | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import InputError, TurntreeError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
@@ -50,7 +50,12 @@ class Learner:
     max_tokens: int
     shared: bool = True
     minibatch: int | None = None  # groups of one optimizer step; None: all
-    teacher: ServedPolicy | None = None  # the reference, where a server has it
+    teacher: ServedPolicy | None = None  # the reference, where a server has it; it scores at temperature 1
+
+    def __post_init__(self) -> None:
+        if self.teacher is not None and self.loss.sampled_at != 1:
+            hint = "sample at 1: a server's log-probabilities are those of temperature 1"
+            raise ConfigError("does not go with a reference on a server", field="temperature", hint=hint)
 
     def learn(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[dict[str, float], Cost]:
         """The metrics of the last step, and the cost of all steps, scoring passes included. If no tree has a scored
