@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from fake_tinker import BASE, FakeTinker
 from fake_vllm import FakeVllm, running
 from model_families import family_model
 from scripted_engine import ScriptedEngine
-from scripted_tinker import installed
+from scripted_tinker import ScriptedTinker, installed, path
 from tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST
@@ -282,3 +285,45 @@ def test_weights_do_not_change_under_a_request_in_flight(streaming: StreamingEng
     (end,) = streaming.poll()
     assert end.completion is not None
     assert end.completion.policy_version == 1
+
+
+def test_a_server_that_falls_silent_ends_the_run_whoever_waits_for_it_and_however_often_he_looks() -> None:
+    """A scheduler looks again and again; a rollout that is out of time would be censored for a server that is gone."""
+
+    class Mute(ScriptedTinker):
+        def sample(self, **_: object) -> Future[object]:
+            return Future()
+
+    with installed(Mute([BASE], VOCAB_SIZE)):
+        session = TinkerSession(TinkerConfig(timeout=0.5), [BASE])
+        engine = TinkerEngine(session, session.sampler(), [STOP], VOCAB_SIZE, CONTEXT)
+        engine.submit(GenerationRequest(prompt_ids=(1, 2), sampling=Sampling(), seed=0))
+        started = time.monotonic()
+        with pytest.raises(TurntreeError, match="no answer"):
+            while time.monotonic() < started + 20:
+                engine.poll(0.1)
+        assert engine.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "logprobs", "reason"),
+    [
+        ([3, STOP], [-math.inf, -1.0], "stop"),
+        ([3, STOP], [2.0, -1.0], "stop"),
+        ([3, STOP], [None, -1.0], "stop"),
+        ([3, STOP], [-1.0], "stop"),
+        ([3] * 9, [-1.0] * 9, "length"),
+        ([3, STOP, 5], [-1.0] * 3, "length"),
+        ([3, 5], [-1.0] * 2, "length"),
+    ],
+)
+def test_what_no_turn_of_the_policy_is_ends_the_run_in_one_line(tokens: Any, logprobs: Any, reason: str) -> None:
+    class Odd(ScriptedTinker):
+        def sample(self, **_: object) -> Future[object]:
+            return path(sequences=[SimpleNamespace(tokens=tokens, logprobs=logprobs, stop_reason=reason)])
+
+    with installed(Odd([BASE], VOCAB_SIZE)):
+        session = TinkerSession(TinkerConfig(), [BASE])
+        engine = TinkerEngine(session, session.sampler(), [STOP], VOCAB_SIZE, CONTEXT)
+        with pytest.raises(InputError):
+            engine.generate([GenerationRequest(prompt_ids=(1, 2), sampling=Sampling(max_tokens=8), seed=0)])

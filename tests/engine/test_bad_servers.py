@@ -107,7 +107,7 @@ RIGHT = {
     "whole numbers": answer(values=[-1, 0, -2]),
     "the prompt as it was sent": answer(choice={"prompt_token_ids": list(PROMPT)}),
     "names alone": {
-        "choices": [{"finish_reason": "length", "logprobs": {"tokens": ["token_id:40"], "token_logprobs": [-1.0]}}]
+        "choices": [{"finish_reason": "stop", "logprobs": {"tokens": ["token_id:40"], "token_logprobs": [-1.0]}}]
     },
     "with blanks before it": sends(b"\n \n" + json.dumps(answer()).encode()),
 }
@@ -378,7 +378,7 @@ def test_whatever_a_server_answers_is_a_valid_completion_or_a_named_fault(said):
     reader = AnswerReader(TOKENIZER, {STOP})
     try:
         body = answer_of(json.dumps(said))
-        found = reader.read(request(), body, 0)
+        found = reader.read(request(), body, 0, 128)
         reader.check_vocabulary(found, "m")
     except (Unusable, ConfigError) as error:
         one_clear_line(str(error))
@@ -460,3 +460,10 @@ def test_a_server_that_wants_another_key_is_told_by_the_name_of_the_variable(mon
     monkeypatch.setattr(fake, "get", lambda path: (401, {"error": {"message": "this server needs its key"}}))
     with running(fake) as url, pytest.raises(InputError, match=r"401.*this server needs its key.*OPENAI_API_KEY"):
         VllmEngine(VllmConfig(url=url), tiny_model(), TOKENIZER, {STOP})
+
+
+def test_an_answer_that_the_server_cut_by_a_limit_of_its_own_is_no_cut_turn(capsys: Any) -> None:
+    """It would be a turn that the policy left unfinished, and so a failure of its own."""
+    assert "limit of its own" in str(ended(answer([40, 41], reason="length"), capsys))
+    full = answer([40] * 16, reason="length")
+    assert isinstance(ended(full, capsys), Completion)

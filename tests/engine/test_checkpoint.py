@@ -335,3 +335,15 @@ def test_an_adapters_config_that_cannot_be_read_is_one_line(tmp_path, text):
     with pytest.raises(InputError) as refused:
         base_of(tmp_path)
     assert refused.value.path == tmp_path / "adapter_config.json"
+
+
+def test_a_saved_buffer_counts_and_others_do_not() -> None:
+    """The bias of a router is one; the frequencies of positions are computed."""
+    model = tiny_model()
+    bare = policy_hash(model)
+    model.register_buffer("frequencies", torch.ones(3), persistent=False)
+    assert policy_hash(model) == bare
+    model.register_buffer("bias", torch.zeros(3))
+    before = policy_hash(model)
+    model.bias[1] = 1.0
+    assert len({bare, before, policy_hash(model)}) == 3

@@ -156,3 +156,11 @@ def test_sampling_leaves_the_model_as_it_was() -> None:
 
 def test_an_empty_wave_is_answered() -> None:
     assert HFEngine(tiny_model(), STOPS).generate([]) == []
+
+
+def test_prompts_that_were_answered_are_forgotten() -> None:
+    model = tiny_model()
+    engine = HFEngine(model, STOPS)
+    engine.generate([ask(prompt(5, 1), seed) for seed in range(3)])
+    engine.cancel(engine.submit(ask(prompt(6, 2), 0)))
+    assert not engine._waiting

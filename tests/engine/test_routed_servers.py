@@ -196,7 +196,8 @@ def read(told: Any, mixture: tuple[int, int, int] = (2, 2, 4)) -> Completion:
     choice = {"token_ids": [7, 7, 7], "routed_experts": told}
     reader = AnswerReader(TOKENIZER, {STOP})
     reader.mixture = mixture
-    return reader.read(request(0, PROMPT), answer_of(json.dumps(completion("a", reported, "length", **choice))), 0)
+    answer = answer_of(json.dumps(completion("a", reported, "length", **choice)))
+    return reader.read(request(0, PROMPT, max_tokens=3), answer, 0, 128)
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fake_vllm import FakeVllm, running
-from tiny_models import tiny_model, tiny_tokenizer
+from tiny_models import VOCAB_SIZE, tiny_model, tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.engine.endpoint import Server
@@ -497,3 +497,14 @@ def test_a_worker_begins_while_a_server_is_away():
                 while not worker._servers[1].up and time.monotonic() < until:
                     time.sleep(0.02)
                 assert worker._servers[1].up and len(away.asked) > asked
+
+
+def test_a_row_of_the_model_that_the_tokenizer_lacks_may_be_drawn() -> None:
+    """Embeddings are often padded; the tokenizer is not another model's for that."""
+    model = tiny_model(vocab_size=VOCAB_SIZE + 16)
+    with running(FakeVllm(model)) as url, VllmEngine(VllmConfig(url=url), model, tiny_tokenizer(), {STOP}) as engine:
+        asked = [GenerationRequest(prompt_ids=(1, 20, 30), sampling=Sampling(max_tokens=8), seed=k) for k in range(40)]
+        drawn = {token for completion in engine.generate(asked) for token in completion.token_ids}
+        assert max(drawn) >= VOCAB_SIZE
+        again = GenerationRequest(prompt_ids=(1, max(drawn)), sampling=Sampling(max_tokens=2), seed=0)
+        assert engine.generate([again])[0].token_ids

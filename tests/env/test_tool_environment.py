@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sqlite3
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -495,6 +497,21 @@ RemoteProtocolError = type("RemoteProtocolError", (Exception,), {})  # of httpx
 ServerDisconnectedError = type("ServerDisconnectedError", (type("ClientConnectionError", (Exception,), {}),), {})
 
 
+def _of_sqlite(*statements: str) -> Exception:
+    with pytest.raises(sqlite3.Error) as raised, contextlib.closing(sqlite3.connect(":memory:")) as database:
+        for statement in statements:
+            database.execute(statement)
+    return raised.value.with_traceback(None)  # whose frames would hold what imports this module
+
+
+def _full_disk() -> Exception:
+    return _of_sqlite("pragma max_page_count=1", "create table t (x)", "create table u (x)")
+
+
+def _no_table() -> Exception:
+    return _of_sqlite("select * from missing")
+
+
 @pytest.mark.parametrize(
     ("error", "censored"),
     [
@@ -507,6 +524,10 @@ ServerDisconnectedError = type("ServerDisconnectedError", (type("ClientConnectio
         (_Lost(429), True),
         (_Lost(404), False),
         (_Lost(), False),
+        (_full_disk(), True),
+        (_no_table(), False),
+        (type("SSHException", (Exception,), {})("closed"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
     ],
 )
 def test_a_failure_of_a_server_is_no_answer_of_a_tool(error: Exception, censored: bool) -> None:

@@ -49,6 +49,12 @@ if do == "sleep":
 if do == "loop":
     while True:
         messages += [ask(messages), {"role": "user", "content": "more"}]
+if do == "overrun":
+    try:
+        while True:
+            messages += [ask(messages), {"role": "user", "content": "more"}]
+    except urllib.error.HTTPError:
+        os.kill(os.getpid(), 9)
 if do == "compact":
     try:
         ask([{"role": "user", "content": "x" * 200000}])
@@ -228,6 +234,11 @@ def test_a_limit_that_an_agent_got_over_is_not_why_it_crashed(agent, tmp_path):
     (group,) = played(agent, tmp_path, ["compact"], limit_reward=-1.0)
     (verdict, _) = group.rewards.verdicts.values()
     assert verdict.reward is None and "out of luck" in verdict.reason and "context" not in verdict.reason
+
+
+def test_a_limit_is_not_why_an_agent_was_killed(agent, tmp_path):
+    (group,) = played(agent, tmp_path, ["overrun"], limit_reward=-1.0)
+    assert all(v.reward is None and "SIGKILL" in v.reason for v in group.rewards.verdicts.values())
 
 
 def test_an_agent_that_never_asks_is_an_error_of_the_command_and_not_a_run_without_rewards(agent, tmp_path):

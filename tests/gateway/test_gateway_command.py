@@ -97,6 +97,8 @@ def test_sessions_go_on_after_a_stop_and_become_one_tree_a_task(running, tmp_pat
         (["gateway", "exec"], "names no command"),
         (["gateway", "run", "x"], "'run'"),
         (["gateway", "exec", "--merge", "x", "--", "true"], "--merge"),
+        (["gateway", "exec", "--upstream", "http://h/v1", "--", "true"], "--upstream"),
+        (["gateway", "--out", "x", "--ask"], "--ask"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line(arguments, word, capsys, tmp_path, monkeypatch):

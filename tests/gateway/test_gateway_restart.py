@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -212,3 +214,37 @@ def test_no_key_is_on_disk(tmp_path):
     for key in (opened["key"], opened["reward_key"], ADMIN):
         assert key not in text and key.rpartition(".")[2] not in text
     assert json.loads(text.splitlines()[0])["keys"].keys() == {"ask", "reward"}
+
+
+def test_a_reward_may_be_posted_again_after_a_restart(tmp_path):
+    with world(folder=tmp_path) as gate:
+        opened = gate.open()
+        url = f"/sessions/{opened['session']}/reward"
+        assert gate.post(url, {"reward": 1.0}, opened["reward_key"]).status_code == 200
+    with world(folder=tmp_path) as gate:
+        assert gate.post(url, {"reward": 1.0}, opened["reward_key"]).status_code == 200
+        assert gate.post(url, {"reward": 0.0}, opened["reward_key"]).status_code == 409
+        assert gate.post("/v1/chat/completions", {"messages": MESSAGES}, opened["key"]).status_code == 403
+
+
+def test_no_two_candidates_of_a_prompt_share_a_draw_whichever_was_under_way_at_a_kill(tmp_path):
+    """The first takes long; the folder is copied as a kill would leave it."""
+    served, asked = [], {"messages": MESSAGES}
+
+    def late(request):
+        served.append(request)
+        return 3000 if len(served) == 1 else 1
+
+    with world(engine(words, latency=late), folder=tmp_path / "killed") as gate:
+        opened = gate.open(seed=5)
+        first = threading.Thread(target=gate.post, args=("/v1/chat/completions", asked, opened["key"]))
+        first.start()
+        while not served:
+            time.sleep(0.01)
+        gate.post("/v1/chat/completions", asked, opened["key"])
+        shutil.copytree(tmp_path / "killed", tmp_path / "restarted")
+        first.join()
+    with world(engine(words), folder=tmp_path / "restarted") as gate:
+        gate.post("/v1/chat/completions", asked, opened["key"])
+        said = [call.answer.content for call in gate.calls(opened["session"])]
+    assert len(said) == len(set(said)) == 2

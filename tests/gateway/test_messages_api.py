@@ -228,3 +228,16 @@ def test_a_tool_of_a_namespace_is_called_and_answered_under_both_names():
         later = [{"role": "user", "content": "Go."}, first, result]
         gate.post("/v1/responses", {**body, "input": later}, opened["key"])
         assert [call.cause for call in gate.calls(opened["session"])] == ["start", "continue"]
+
+
+def test_whom_claude_code_bills_begins_no_other_conversation(gate):
+    """It says so in a block that differs in every request."""
+    opened, brief = gate.open(), {"type": "text", "text": "You are brief."}
+    said = [USER]
+    for turn in range(2):
+        bill = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.177; cch={turn:05x};"}
+        answer = ask(gate, opened["key"], messages=said, system=[bill, brief], max_tokens=64).json()
+        said = [*said, {"role": "assistant", "content": answer["content"]}, USER]
+    first, second = gate.calls(opened["session"])
+    assert (first.cause, second.cause) == ("start", "continue") and first.messages[0].content == "You are brief."
+    assert first.meta["billing"] != second.meta["billing"]

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from completions_server import serve as serve_other
 from turntree.core.completion import Sampling
 from turntree.core.errors import InputError, TurntreeError
+from turntree.core.messages import Message, ToolCall
 from turntree.gateway.server import serving
 from turntree.gateway.upstream import REDACTED, Redaction, TraceWriter, Upstream, answers_in
 from turntree.traces.candidates import candidates
@@ -280,6 +281,14 @@ def test_a_server_that_is_gone_is_told_in_openais_form(tmp_path):
 )
 def test_keys_of_common_shapes_are_not_written(key):
     assert Redaction().text(f'KEY="{key}" # {key}') == f'KEY="{REDACTED}" # {REDACTED}'
+
+
+def test_numbers_and_names_of_calls_are_redacted_too():
+    call = ToolCall("pay", {"card": 4111111111111111, "cents": 4}, id="customer-77")
+    messages = Message("assistant", "", (call,)), Message("tool", "Paid.", tool_call_id="customer-77")
+    made, told = map(Redaction([r"\d{16}", r"customer-\d+"]).message, messages)
+    assert made.tool_calls[0].arguments == {"card": REDACTED, "cents": 4}
+    assert made.tool_calls[0].id == told.tool_call_id == REDACTED
 
 
 def test_a_rule_that_is_no_regular_expression_and_a_url_that_is_none_are_refused(tmp_path):

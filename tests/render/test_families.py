@@ -380,3 +380,23 @@ def test_white_space_after_a_turn_is_that_of_the_family() -> None:
     renderer = renderer_for("laguna-xs.2")
     prompt = renderer.prompt([ASK, SAY, ASK])
     assert decode("laguna-xs.2", prompt) == renderer.written([ASK, SAY, ASK])
+
+
+@pytest.mark.parametrize("given", ["qwen3", "glm-4.5", "deepseek-v3"])
+def test_what_is_said_behind_a_call_is_kept_and_a_call_that_was_not_opened_makes_the_turn_text(given: str) -> None:
+    """The package drops both."""
+    renderer, tokenizer = renderer_for(given), tokenizer_of(given)
+    call = decode(given, [id for id in renderer.completion(CALL) if id not in renderer.stop_ids])
+    read = renderer.parse(tokenizer.encode(f"{call}\nThen I go.", add_special_tokens=False))
+    assert read.content.endswith("Then I go.") and [one.name for one in read.tool_calls] == ["look"]
+    end = renderer._call_end
+    assert end and call.rstrip().endswith(end)
+    broken = renderer.parse(tokenizer.encode(f"{call}\n{{...}}\n{end}", add_special_tokens=False))
+    assert broken.tool_calls == () and end in broken.content
+
+
+def test_a_call_of_a_later_thought_is_not_made() -> None:
+    renderer, tokenizer = renderer_for("qwen3"), tokenizer_of("qwen3")
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    read = renderer.parse(tokenizer.encode(f"First. <think>Or {call}</think> Go.<|im_end|>"))
+    assert read.tool_calls == ()

@@ -498,3 +498,11 @@ def test_reasoning_that_would_be_read_otherwise_is_refused() -> None:
 def test_a_thought_in_the_content_white_space_and_odd_letters_are_no_reason_to_refuse(content: str) -> None:
     for template in (THINKS, chatml(), chatml("(message.content | trim)")):
         assert renderer_of(template).completion(said(content))
+
+
+def test_a_turn_that_calls_in_a_later_thought_is_text() -> None:
+    """Only what it says aloud is done, and half of a turn is not."""
+    for aloud in (f"First. <think>I could {CALLED}</think> Go.", f"First. <think>I could {CALLED}"):
+        assert read(chatml(), aloud) == said(aloud)
+    assert read(THINKS, f"<think>\nHm.\n</think>\n\n<think>Or {CALLED}</think>").tool_calls == ()
+    assert read(chatml(), f"<think>Hm.</think>Say it. <think>Well.</think>{CALLED}").tool_calls

@@ -218,3 +218,22 @@ def test_a_tool_loop_in_these_words_grows_turn_by_turn_and_its_results_are_never
     assert renderer.parse(said) == loop[1]
     grown = (*renderer.prompt(loop[:1]), *said, *renderer.extend(loop[:2], loop[2:3]))
     assert grown == renderer.prompt(loop[:3])
+
+
+def test_a_list_of_calls_may_have_lines_and_a_line_may_go_on() -> None:
+    made = _pythonic("[look(at='map'),\n look(at='door')]")
+    assert [call.arguments for call in made] == [{"at": "map"}, {"at": "door"}]
+    (run,) = _pythonic("[run(command='docker run \\\n  img')]")
+    assert run.arguments == {"command": "docker run   img"}
+    (told,) = _pythonic("[say(text='two\nlines')]")
+    assert told.arguments == {"text": "two\nlines"}
+
+
+def _pythonic(text: str) -> tuple[ToolCall, ...]:
+    return parse_message(f"<|tool_call_start|>{text}<|tool_call_end|>", "pythonic").tool_calls
+
+
+def test_a_call_that_was_not_opened_makes_the_turn_text() -> None:
+    call = '{"name": "look", "arguments": {}}'
+    sampled = f"<tool_call>\n{call}\n</tool_call>\n{call}\n</tool_call>"
+    assert parse_message(sampled, "hermes") == Message("assistant", sampled)

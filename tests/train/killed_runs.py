@@ -1,8 +1,8 @@
 """Runs in processes of their own that die by SIGKILL, and what they leave behind.
 
 The processes are forked from a server that has imported the stages and run nothing, so a start costs no import. Before
-Python 3.13 the server looks for modules where its environment says, not where this process does, and passes over what it
-does not find.
+Python 3.13 the server looks for modules where its environment says, not where this process does, and passes over what
+it does not find.
 """
 
 from __future__ import annotations

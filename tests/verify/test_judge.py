@@ -272,7 +272,18 @@ def test_the_verdict_is_the_last_line_after_the_thinking() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["!SAME", "\u2260SAME", "\u00acSAME", "SAME?", "~~SAME~~", "~~SAME~~ DIFFERENT", "NOT SAME"]
+    "said",
+    [
+        "!SAME",
+        "\u2260SAME",
+        "\u00acSAME",
+        "SAME?",
+        "~~SAME~~",
+        "~~SAME~~ DIFFERENT",
+        "NOT SAME",
+        "\u274c SAME",
+        "\u2209SAME",
+    ],
 )
 def test_a_verdict_that_is_denied_doubted_or_struck_out_is_none(said: str) -> None:
     assert read_verdict(f"VERDICT: {said}") is None and read_verdict("**VERDICT: [SAME].**") == "same"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,13 @@ def merge(adapter: Path, out: Path, overwrite: bool, json_path: str | None) -> N
 @click.option("--merge", type=_FILE, help="Merge the sessions that are over into this file of trees, and end.")
 @click.option("--traces", type=_FILE, help="With --upstream: the file of traces to append to.")
 @click.argument("run", nargs=-1, metavar="[exec -- COMMAND]")
-@click.option(
-    "--task", default="exec", show_default=True, help="With exec: the task that the session is an attempt at."
-)
+@click.option("--task", help="With exec: the task that the session is an attempt at.  [default: exec]")
 @click.option("--ask", is_flag=True, help="With exec: ask at the end what the session is worth.")
 @out_option("The folder of sessions, from which a gateway that is started again goes on.", folder=True, required=False)
 def gateway(
     config: Any,
     run: tuple[str, ...],
-    task: str,
+    task: str | None,
     ask: bool,
     out: Path | None,
     merge: Path | None,
@@ -113,11 +112,13 @@ def gateway(
     from turntree.stages.gateway import run_command, run_gateway, run_upstream, write_trees
 
     if run:
-        _check_command(run, merge or traces)
-        result = run_command(config, out or Path("runs/gateway"), run[1:], task, _asked if ask else None)
+        _check_command(run, {"--merge": merge, "--traces": traces, "--upstream": config.upstream})
+        result = run_command(config, out or Path("runs/gateway"), run[1:], task or "exec", _asked if ask else None)
         worth = "no reward" if result["reward"] is None else f"reward {result['reward']:g}"
         lines = [f"{plural(result['calls'], 'call')}, {worth} ({result['reason']}) -> {result['path']}"]
         return finish(result, json_path, lines)
+    if task is not None or ask:
+        raise InputError("does nothing without exec", field="--task, --ask", hint="write gateway exec -- COMMAND")
     if (traces is None) != (config.upstream is None):
         raise InputError("go together", field="--upstream and --traces", hint="give both, or neither")
     if traces is not None:
@@ -141,14 +142,14 @@ def _asked() -> str:
     return click.prompt(question, default="", show_default=False)
 
 
-def _check_command(run: tuple[str, ...], other: Path | None) -> None:
+def _check_command(run: tuple[str, ...], others: Mapping[str, Any]) -> None:
     hint = "write turntree gateway exec -- COMMAND"
     if run[0] != "exec":
         raise InputError(f"{run[0]!r} is not an argument", field="exec", hint=hint)
     if len(run) == 1:
         raise InputError("names no command", field="exec", hint=hint)
-    if other is not None:
-        raise InputError("does nothing with exec", field="--merge, --traces", hint="leave it out")
+    if idle := [name for name, value in others.items() if value is not None]:
+        raise InputError("does nothing with exec", field=", ".join(idle), hint="leave it out")
 
 
 @click.command(

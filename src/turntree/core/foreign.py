@@ -8,6 +8,7 @@ line. Whoever calls it catches `BaseException` and asks `reason_of`, which lets 
 from __future__ import annotations
 
 import errno
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable
@@ -28,8 +29,11 @@ _ASKED_WRONGLY = frozenset({
 _SERVERS = (429, *range(500, 600))
 _LOST = {
     "TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError", "ClientConnectionError",
-    "ClientPayloadError", "ConnectionClosed", "APIConnectionError",
+    "ClientPayloadError", "ConnectionClosed", "APIConnectionError", "ConnectionError", "SSHException", "RpcError",
+    "AutoReconnect", "AcceleratorError", "OutOfMemoryError",
 }  # fmt: skip
+_SQLITE = (5, 6, 7, 10, 11, 13)  # busy, locked, no memory, disk, corrupt, full; its other errors are of the question
+_RUNTIME = ("CUDA error", "CUDA out of memory", "can't start new thread")
 
 
 class EnvironmentFault(Exception):
@@ -91,6 +95,10 @@ def is_of_the_machine(error: BaseException | None) -> bool:
         if lost or isinstance(error, HTTPException) or _status(error) in _SERVERS:
             return True
         if isinstance(error, OSError) and error.errno not in _ASKED_WRONGLY:
+            return True
+        if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 255 in _SQLITE:
+            return True
+        if isinstance(error, RuntimeError) and str(error).startswith(_RUNTIME):
             return True
         exits = not isinstance(error, Exception)
         if exits or isinstance(error, (MemoryError, ImportError, subprocess.TimeoutExpired)) or disk_is_full(error):

@@ -23,8 +23,8 @@ _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking", "reasoning_text", "summary_text")
 _CALL_KEYS, _FUNCTION_KEYS = ("id", "type", "index", "function"), ("name", "arguments")
 # what servers write beside the words: marks of their caches, sources, signatures
-_BESIDE = ("cache_control", "cache_prompt", "annotations", "logprobs", "citations", "signature", "extra_content",
-           "parsed_arguments", "provider_specific_fields")  # fmt: skip
+_BESIDE = ("cache_control", "cache_prompt", "prompt_cache_breakpoint", "annotations", "logprobs", "citations",
+           "signature", "extra_content", "parsed_arguments", "provider_specific_fields")  # fmt: skip
 _CALL_HINT = "each call is {id?, type?, function: {name, arguments}}"
 _SHAPES = (("text", "each part is {type: 'text', text}"), ("arguments", _CALL_HINT))
 
@@ -109,8 +109,10 @@ class Message:
 
 
 def answer_text(message: Message) -> str:
-    """The text after the thinking."""
-    return message.content.rpartition(THOUGHT)[2].strip()
+    """The text after the thinking, which only an assistant does, and once: the mark of its end is text where the
+    thought was taken out (`reasoning`), and behind the first mark."""
+    thinks = THOUGHT in message.content and message.role == "assistant" and not message.reasoning
+    return (message.content.partition(THOUGHT)[2] if thinks else message.content).strip()
 
 
 def action_kind(action: Message) -> str:

@@ -131,6 +131,10 @@ class FormRenderer(Renderer, Protocol):
         is a text. Empty where nothing is certain yet."""
         ...
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What tokens say as they stand, control tokens included."""
+        ...
+
     def constraint(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> Restriction:
         """Lets a policy sample JSON of the schema, or a call of one of the tools, and nothing else. Raises `InputError`
         where that cannot be."""

@@ -143,7 +143,7 @@ class AnswerReader:
         self.known = max(tokenizer.get_vocab().values()) + 1  # above `vocabulary` where ids have gaps (Phi-4-mini)
         self._tokenizer = tokenizer
 
-    def read(self, request: GenerationRequest, answer: Answer, version: int) -> Completion:
+    def read(self, request: GenerationRequest, answer: Answer, version: int, max_context: int) -> Completion:
         """Raises `Unusable`, naming what is wrong, for whatever is not one completion of this request."""
         choice, usage = answer.choice, answer.usage or _Usage()
         stopped, prompt = choice.finish_reason == "stop", list(request.prompt_ids)
@@ -161,6 +161,12 @@ class AnswerReader:
             ids, statistics = [*ids, self._stop_id(choice)], [*statistics, self._unreported()]
         if not ids:
             raise Unusable("the server sampled nothing")
+        count = usage.completion_tokens if choice.ids is None else len(ids)
+        asked = min(request.sampling.max_tokens, max_context - len(prompt))
+        if (
+            end is None and not stopped and count is not None and count < asked
+        ):  # no turn that the policy left unfinished
+            raise Unusable(f"the server ends the answer after {count} of {asked} tokens: it has a limit of its own")
         cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
         return Completion(
             token_ids=tuple(ids),

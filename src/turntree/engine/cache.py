@@ -47,9 +47,6 @@ class PositionedCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         return query_length, 0
 
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        return -1
-
 
 class RowCache(PositionedCache):
     """A Transformers cache of fixed rows.

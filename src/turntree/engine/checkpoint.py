@@ -153,14 +153,16 @@ def save_model(
 
 
 def policy_hash(model: PreTrainedModel) -> str:
-    """A hash of these exact weights: 32 hexadecimal digits over name, dtype, shape and bytes of every parameter, and
-    the settings that users edit beside them: positions (RoPE, the window) and the scale of an adapter.
+    """A hash of these exact weights: 32 hexadecimal digits over name, dtype, shape and bytes of every parameter and
+    saved buffer, and the settings that users edit beside them: positions (RoPE, the window), an adapter's scale.
 
     Tied weights count once, under their first name; the device does not matter. Saving and loading in the same
     dtype keeps the hash.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in sorted(model.named_parameters(remove_duplicate=True)):
+    kept = model.state_dict().keys()
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name in kept]  # a router's bias
+    for name, parameter in [*sorted(model.named_parameters(remove_duplicate=True)), *sorted(buffers)]:
         digest.update(f"{name}|{parameter.dtype}|{tuple(parameter.shape)}\n".encode())
         values = parameter.detach().to("cpu").contiguous().reshape(-1)
         digest.update(values.view(torch.uint8).numpy().data)

@@ -192,7 +192,7 @@ class EndpointEngine(ServerEngine):
     async def _complete(self, request: GenerationRequest) -> Completion:
         async with self._server.places:
             answer = await self._server.ask({**self._fields(request), "return_token_ids": True})
-        completion = self._reader.read(request, answer, self.policy_version)
+        completion = self._reader.read(request, answer, self.policy_version, self.max_context)
         if answer.model not in (None, asked := self._server.model):
             self._warn_once(f"asked for the model {asked!r}, it answers with {one_line(repr(answer.model))}")
         if self.policy_version and not (self.exact and self._reader.reported):  # its weights change: it is trained

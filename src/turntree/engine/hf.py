@@ -83,8 +83,13 @@ class HFEngine(LocalEngine):
         self._waiting[request.prompt_ids] += 1
         return super()._enqueue(request)
 
+    def _one_fewer(self, prompt: tuple[int, ...]) -> None:
+        self._waiting[prompt] -= 1
+        if not self._waiting[prompt]:
+            del self._waiting[prompt]
+
     def _dequeued(self, request: GenerationRequest) -> None:
-        self._waiting[request.prompt_ids] -= 1
+        self._one_fewer(request.prompt_ids)
         if (prefix := self._prefixes.get(request.prompt_ids)) is not None:
             self._release(prefix)
 
@@ -107,7 +112,7 @@ class HFEngine(LocalEngine):
         for ticket, request in list(self._queue.items())[:room]:
             (joining if request.prompt_ids in self._prefixes else starting).append((ticket, request))
             del self._queue[ticket]
-            self._waiting[request.prompt_ids] -= 1
+            self._one_fewer(request.prompt_ids)
         if joining:
             self._join(joining)
         pools = pools_of(rows_of([request for _, request in starting], self._kept.find))

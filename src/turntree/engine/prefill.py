@@ -176,20 +176,22 @@ def _prefill_rows(model: PreTrainedModel, cache: RowCache, places: Sequence[int]
     tokens_BQ = np.zeros((len(rows), longest), dtype=np.int64)  # padding is masked
     slots_BQ = np.full((len(rows), longest), cache.trash)
     positions_BQ = np.zeros((len(rows), longest), dtype=np.int64)
+    fresh = all(row.start == 0 for row in rows)
+    before = [0 if fresh else longest - row.missing for row in rows]  # so that rows with one end have it in one column
     for index, row in enumerate(rows):
-        tokens_BQ[index, : row.missing] = row.ids[row.start :]
-        slots_BQ[index, : row.missing] = np.arange(row.start, len(row.ids))
-        positions_BQ[index, : row.missing] = slots_BQ[index, : row.missing]
+        here = slice(before[index], before[index] + row.missing)
+        tokens_BQ[index, here] = row.ids[row.start :]
+        slots_BQ[index, here] = positions_BQ[index, here] = np.arange(row.start, len(row.ids))
     positions = torch.from_numpy(positions_BQ).to(model.device)
     block = Block(
         rows_B=torch.tensor(places, device=model.device),
         slots_BQ=torch.from_numpy(slots_BQ).to(model.device),
         width=max(len(row.ids) for row in rows),
         first=places[0] if list(places) == list(range(places[0], places[0] + len(rows))) else None,
-        fresh=all(row.start == 0 for row in rows),
+        fresh=fresh,
     )
     cache.expect(block)
-    ends = [(b, len(prompt.ids) - 1 - row.start) for b, row in enumerate(rows) for prompt in row.prompts]
+    ends = [(b, before[b] + len(prompt.ids) - 1 - row.start) for b, row in enumerate(rows) for prompt in row.prompts]
     columns = {end: column for column, end in enumerate(sorted({end for _, end in ends}))}
     logits_BKV = model(
         input_ids=torch.from_numpy(tokens_BQ).to(model.device),

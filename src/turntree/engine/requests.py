@@ -4,6 +4,7 @@ cost of a request, and what engines over a server have in common."""
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -94,6 +95,7 @@ class RemoteEngine(ABC):
         self._vocabulary, self._patience = vocabulary, patience
         self.policy_version, self._next = 0, 0
         self._open: dict[int, tuple[GenerationRequest, Future[Any]]] = {}
+        self._since = 0.0  # when the server answered last, or was asked while it had nothing to do
 
     @property
     def in_flight(self) -> int:
@@ -118,6 +120,7 @@ class RemoteEngine(ABC):
     def submit(self, request: GenerationRequest) -> int:
         check_requests([request], vocab_size=self._vocabulary, max_context=self.max_context)
         future = self._send(request)
+        self._since = self._since if self._open else time.perf_counter()
         ticket, self._next = self._next, self._next + 1
         self._open[ticket] = request, future
         return ticket
@@ -134,10 +137,13 @@ class RemoteEngine(ABC):
     def _poll(self, timeout: float | None, tickets: Collection[int]) -> list[Finished]:
         """What is finished of these tickets."""
         started, futures = time.perf_counter(), {ticket: self._open[ticket][1] for ticket in sorted(tickets)}
-        patience = self._patience if timeout is None else timeout
-        done, _ = concurrent.futures.wait(futures.values(), patience, concurrent.futures.FIRST_COMPLETED)
+        silent = math.inf if self._patience is None else self._since + self._patience
+        wait = min(max(0.0, silent - started), math.inf if timeout is None else timeout)
+        bound = None if math.isinf(wait) else wait
+        done, _ = concurrent.futures.wait(futures.values(), bound, concurrent.futures.FIRST_COMPLETED)
+        self._since = time.perf_counter() if done else self._since
         try:
-            if futures and not done and timeout is None:
+            if futures and not done and time.perf_counter() >= silent:
                 raise self._silence()
             seconds = (time.perf_counter() - started) / max(1, len(done))  # waiting is shared by those that it was for
             ready = [ticket for ticket, future in futures.items() if future in done]

@@ -25,6 +25,7 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.errors import ConfigError, InputError, TurntreeError, first_line
+from turntree.engine.answers import NEVER
 from turntree.engine.limits import TinkerConfig
 from turntree.engine.requests import RemoteEngine, check_idle, cost_of
 
@@ -243,7 +244,16 @@ class TinkerEngine(RemoteEngine):
         if logprobs is None or not tokens or max(tokens) >= self._vocabulary:
             problem = "gives a completion without tokens, without log-probabilities or with tokens of another model"
             raise InputError(problem, path=self._session.url)
+        asked = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
         stopped = tokens[-1] in self.stop_ids
+        if len(tokens) > asked or not self.stop_ids.isdisjoint(tokens[:-1]) or len(logprobs) != len(tokens):
+            raise InputError(f"gives other tokens than those of one turn of up to {asked}", path=self._session.url)
+        if not stopped and len(tokens) < asked:  # it would be a turn that the policy left unfinished
+            problem = f"ends an answer after {len(tokens)} of {asked} tokens: it has a limit of its own"
+            raise InputError(problem, path=self._session.url)
+        if not all(logprob is not None and NEVER < logprob <= 1e-3 for logprob in logprobs):
+            raise InputError("gives log-probabilities that no sampled token has", path=self._session.url)
+        logprobs = [min(0.0, logprob) for logprob in logprobs]
         if sequence.stop_reason == "stop" and not stopped:
             raise InputError("leaves out the token that ends a turn, which is trained on", path=self._session.url)
         completion = Completion(

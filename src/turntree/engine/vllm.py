@@ -87,6 +87,7 @@ class Served:
     tolerance: float
     max_context: int
     mixture: tuple[int, int, int]
+    known: int  # tokens of the model
 
 
 class VllmServer(Server):
@@ -234,6 +235,9 @@ class VllmServers(ServerEngine):
         self._tolerance, self._keep = 0.0, math.inf  # of adapters: all stay, unless it is the engine that sends them
         self._gone_since: float | None = None
 
+    def _knows(self, tokens: int) -> None:
+        self._reader.known = self._vocabulary = max(tokens, self._reader.known)
+
     # weights
 
     async def _spread(self) -> None:
@@ -298,7 +302,7 @@ class VllmServers(ServerEngine):
                 continue
             finally:
                 self._router.open[server] -= 1
-            completion = self._reader.read(request, answer, self.policy_version)
+            completion = self._reader.read(request, answer, self.policy_version, self.max_context)
             if not (self.exact and self._reader.reported):
                 problem = "the server does not report the id and the log-probability of every token"
                 raise InputError(problem, path=server.url, hint="use vLLM")
@@ -391,6 +395,7 @@ class VllmEngine(VllmServers):
 
         super().__init__(config, tokenizer, stop_ids)
         self._policy, self._reader.mixture = model, mixture_of(model)
+        self._knows(model.config.get_text_config().vocab_size)  # rows above the tokenizer's may be drawn
         exact = all(p.dtype.itemsize >= 4 for p in model.parameters() if p.is_floating_point())
         self._tolerance = (1e-3 if exact else 0.25) if config.tolerance is None else config.tolerance
         self._keep, self._sent = 1, list[_Weights]()
@@ -478,7 +483,7 @@ class VllmEngine(VllmServers):
             worst = max(worst, _largest([theirs for theirs, _ in statistics], scored))
             if not number and temperature == 1.0:
                 told = self._weights, prompt, tuple(ids), tuple(largest), self._tolerance, self.max_context
-                self._served = Served(self.policy_version, *told, self._reader.mixture)
+                self._served = Served(self.policy_version, *told, self._reader.mixture, self._reader.known)
         return worst
 
 
@@ -493,6 +498,7 @@ class VllmFollower(VllmServers):
         check_idle(self.in_flight)
         self._served, self._weights, self.policy_version = model, model.weights, policy_version
         self._tolerance, self.max_context, self._reader.mixture = model.tolerance, model.max_context, model.mixture
+        self._knows(model.known)
         self._run(self._spread()).result()
 
     async def _settle(self, server: VllmServer) -> None:

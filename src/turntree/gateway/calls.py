@@ -68,6 +68,7 @@ class Call:
     error: str = ""  # why it failed
     cost: Cost = NO_COST  # of a call without a completion: what the engine had done by then
     stop: str | None = None  # the text of the agent's that ended it: the answer is cut before it, the tokens are not
+    draw: int = 0  # its number among the calls of this prompt
     constrained: bool = False  # it was sampled under a grammar, and so not from the policy alone
     meta: dict[str, Any] = field(default_factory=dict[str, Any])  # what the agent said about the call (`metadata`)
 

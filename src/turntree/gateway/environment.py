@@ -357,8 +357,10 @@ class _Playing:
             functions = () if self.player._rewards is None else self.player._rewards.functions
             if functions and not any(one.function in OF_THE_ENVIRONMENT for one in functions):  # theirs takes its place
                 return replace(session, reward=0.0, success=None, reason="the agent ended")
-        if live.limit and exit_.stopped is None and self.player._settings.limit_reward is not None:
-            return replace(session, reward=self.player._settings.limit_reward, success=False, reason=live.limit)
+        ended = exit_.stopped is None and 0 <= exit_.code < 126  # shells say 126 and more for what was killed
+        if live.limit and ended and self.player._settings.limit_reward is not None:
+            reason = f"{live.limit} ({problem})"
+            return replace(session, reward=self.player._settings.limit_reward, success=False, reason=reason)
         return replace(session, reward=None, reason=f"{problem} ({live.limit})" if live.limit else problem)
 
 

@@ -55,19 +55,22 @@ class RequestGuide:
     def __init__(
         self,
         read: Callable[[Sequence[int]], Message],
+        text: Callable[[Sequence[int]], str] | None,
         stop: tuple[str, ...],
         restriction: Restriction | None,
         listener: Listener | None,
     ) -> None:
         self.stop, self.grammar = stop, restriction and restriction.grammar
-        self._read, self._restriction, self._listener = read, restriction, listener
+        self._read, self._text, self._restriction, self._listener = read, text, restriction, listener
+        # a token has a byte or more; some more tokens, for those that end in the middle of a character or say nothing
+        self._reach = max((len(text.encode(errors="surrogatepass")) for text in stop), default=0) + 8
         self._ids: list[int] = []
 
     def again(self) -> RequestGuide:
         """One for the same request, which is sampled once more."""
         if self._restriction is not None:
             self._restriction.restart()
-        return RequestGuide(self._read, self.stop, self._restriction, self._listener)
+        return RequestGuide(self._read, self._text, self.stop, self._restriction, self._listener)
 
     def allowed(self) -> bytes | None:
         return None if self._restriction is None else self._restriction.allowed()
@@ -78,6 +81,10 @@ class RequestGuide:
         self._ids.append(token)
         if self._listener is not None:
             self._listener.hear(self._ids)
+        if self._text is not None:  # reading the whole answer at every token would be quadratic in its length
+            end = self._text(self._ids[-self._reach :])
+            if not any(text in end for text in self.stop):
+                return False
         try:
             return bool(self.stop) and cut_at(self._read(self._ids), self.stop)[1] is not None
         except Exception:  # the boundary to foreign parsers; half an answer need not be one that can be read

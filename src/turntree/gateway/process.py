@@ -158,6 +158,7 @@ def variables_of(url: str, session: str, keys: Mapping[str, str], model: str) ->
         "ANTHROPIC_API_KEY": keys["ask"],
         "ANTHROPIC_AUTH_TOKEN": keys["ask"],  # before the login of whoever runs Claude Code
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it would differ in every request
         "TURNTREE_SESSION": session,
         "TURNTREE_REWARD_URL": f"{url}/sessions/{session}/reward",
         _MARK: keys["reward"],
@@ -166,7 +167,8 @@ def variables_of(url: str, session: str, keys: Mapping[str, str], model: str) ->
 
 def run_in_front(command: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a command at this terminal, in this folder, to its end; returns its exit code. An interrupt is the command's
-    to handle. Raises `InputError` where it cannot be started."""
+    to handle; what else ends this process ends it too, and what it started (on Linux). Raises `InputError` where it
+    cannot be started."""
     try:
         process = subprocess.Popen(command, env=environment_with(variables))
     except OSError as error:
@@ -174,6 +176,13 @@ def run_in_front(command: Sequence[str], variables: Mapping[str, str]) -> int:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return process.wait()
+    except BaseException:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
+        process.kill()
+        _kill_marked(variables.get(_MARK))
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import queue
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -153,6 +154,7 @@ class Ask:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     form: Form | None = None
+    logprobs: bool = False  # the agent reads those of its tokens
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -167,7 +169,7 @@ class LiveSession:
     calls: list[Call] = field(default_factory=list[Call])  # in the order in which they ended
     asked: int = 0  # calls so far, those under way included
     tokens: int = 0
-    draws: Counter[int] = field(default_factory=Counter[int])  # calls by the digest of their prompt
+    draws: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # by the digest of the prompt
     continued: set[str] = field(default_factory=set[str])  # calls that were gone on from
     running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])  # requests, those in line included
     reward: Reward | None = None
@@ -201,7 +203,8 @@ class LiveSession:
     def restore(self, call: Call) -> None:
         """Keep a call of an earlier process."""
         self.keep(call)
-        self.draws[_digest(call.prompt_ids)] += 1
+        used = self.draws[_digest(call.prompt_ids)]
+        used.add(_unused(used) if call.draw in used else call.draw)
         if call.base is not None and call.goes_on:
             self.continued.add(call.base.call_id)
         self.asked = max(self.asked, call.index + 1)
@@ -212,8 +215,9 @@ class LiveSession:
         order."""
         head = self.head
         name = _digest(call.prompt_ids)
-        before, turn = self.draws[name], call.turn
-        self.draws[name] += 1
+        before, turn = _unused(self.draws[name]), call.turn
+        call.draw = before
+        self.draws[name].add(before)
         self.asked += 1
         first = call.base is None or call.base.call_id not in self.continued  # of several that go on from one answer
         if call.base is not None and call.goes_on:
@@ -222,6 +226,10 @@ class LiveSession:
             return seeds.of_turn(head.seed, head.task, (head.sample,), turn)
         keys = ("gateway", head.task, head.sample, *(() if seed is None else (seed,)), name)
         return seeds.derive(head.seed, *keys, before)
+
+
+def _unused(numbers: set[int]) -> int:
+    return next(number for number in itertools.count() if number not in numbers)
 
 
 class Sampler:
@@ -260,8 +268,9 @@ class Sampler:
                 if listener is not None:
                     listener.call = call
                 guide = None
+                text = self._renderer.text if isinstance(self._renderer, FormRenderer) else None
                 if asked.stop or restriction is not None or listener is not None:
-                    guide = RequestGuide(partial(self._read, call), asked.stop, restriction, listener)
+                    guide = RequestGuide(partial(self._read, call), text, asked.stop, restriction, listener)
                 await self._sample(session, call, asked, guide)
                 return call
         except Refused as refused:

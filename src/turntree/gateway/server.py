@@ -111,7 +111,7 @@ class Gateway:
             call = await _unless_gone(request, asyncio.create_task(sampler.ask(session, asked.ask)))
             assert call is not None  # nothing else ends before it
             return _json(dialect.body(call, self.model, asked))
-        listener = None if asked.logprobs else sampler.listener(asked.ask)
+        listener = None if asked.ask.logprobs else sampler.listener(asked.ask)
         work = asyncio.create_task(sampler.ask(session, asked.ask, listener))
         first = listener and asyncio.create_task(listener.more(work))
         call = await _unless_gone(request, work, first) or (listener and listener.call)

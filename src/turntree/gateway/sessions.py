@@ -18,7 +18,7 @@ from turntree.core.tree import StopReason
 from turntree.gateway.calls import Lineage, Session
 from turntree.gateway.config import Refused, Reward, ServingConfig
 from turntree.gateway.sampling import EngineDriver, LiveSession, Sampler
-from turntree.gateway.store import SCHEMA, Head, SessionStore, call_to_json
+from turntree.gateway.store import CLOSED, SCHEMA, Head, SessionStore, call_to_json
 from turntree.run import identity
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -95,13 +95,21 @@ class Sessions:
         """The session of a key, also one of those that ended last. An unknown session and a wrong key are not told
         apart."""
         name = named or key.partition(".")[0]
-        session = self._open.get(name) or self._over.get(name)
+        session = self._open.get(name) or self._over.get(name) or self._closed(name)
         held = session.head.keys[use] if session is not None else digest("")
         right = secrets.compare_digest(digest(key), held)
         if session is None or not (right or admin):
             message = "no session has this key: it is wrong, or the session was over long ago"
             raise Refused(401, message, code="invalid_api_key")
         return session
+
+    def _closed(self, name: str) -> LiveSession | None:
+        """A session that ended in an earlier process."""
+        if self._store is None or not _ID.fullmatch(name) or not self._store.path(name, CLOSED).exists():
+            return None
+        if (held := self._store.read(name)) is not None:
+            self._remember(held.head, held.reward)
+        return self._over.get(name)
 
     def get(self, session_id: str) -> LiveSession:
         session = self._open.get(session_id) or self._over.get(session_id)

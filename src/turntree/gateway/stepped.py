@@ -28,6 +28,7 @@ from turntree.gateway.config import Refused
 from turntree.gateway.listening import RequestGuide, cut_at
 from turntree.gateway.sampling import Ask, LiveSession, Sampler
 
+_REPEATS = 3  # of one request
 _GRACE = 5.0  # seconds in which an agent whose rollout is over may end by itself
 _OVER = "the trainer ended this rollout: its group was cut, or it reached a limit; stop here"
 
@@ -52,16 +53,20 @@ class Dialogue:
     tools: Tools = ()
     over: bool = False
     _asked: Call | None = None
+    _repeats: int = 0  # of what was asked last
     _answer: asyncio.Future[Message] | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
     # in the event loop
 
     async def answered(self, session: LiveSession, call: Call) -> Message:
-        """What the agent is answered. A request that is repeated gets the same answer: the client had lost it."""
+        """What the agent is answered. A request that is repeated gets the same answer: the client had lost it. Not more
+        often than clients try again: an agent that goes on asking would never end."""
         asked = self._asked
-        if self._answer is None or asked is None or call.prompt_ids != asked.prompt_ids:
+        self._repeats += 1
+        if self._answer is None or asked is None or self._repeats > _REPEATS or call.prompt_ids != asked.prompt_ids:
             self._check(call)
+            self._repeats = 0
             self._asked, self._loop, self.tools = call, asyncio.get_running_loop(), call.tools
             self._answer = self._loop.create_future()
             session.asked += 1
@@ -116,8 +121,9 @@ class Relay(Sampler):
         self.dialogues[session.session_id] = dialogue
 
     async def _sample(self, session: LiveSession, call: Call, asked: Ask, guide: RequestGuide | None) -> None:
-        if asked.form is not None:
-            problem = "a form of the answer (a schema, a forced call) does not go with a gate or a brancher"
+        if asked.form is not None or asked.logprobs:
+            what = "a form of the answer (a schema, a forced call)" if asked.form is not None else "log-probabilities"
+            problem = f"{what} does not go with a gate or a brancher"
             raise Refused(400, problem, code="unsupported_form", param="tool_choice")
         self._sampling(session, call, asked)  # whether the context has room
         try:

@@ -94,6 +94,7 @@ class _Call:
     error: str = ""
     cost: Cost = NO_COST
     stop: str | None = None
+    draw: Count = 0
     constrained: bool = False
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -236,6 +237,7 @@ def call_to_json(call: Call) -> dict[str, Any]:
     if call.status != "kept":
         row |= {"status": call.status, "error": call.error, "cost": dataclasses.asdict(call.cost)}
     row |= {"stop": call.stop} if call.stop is not None else {}
+    row |= {"draw": call.draw} if call.draw else {}
     row |= {"constrained": True} if call.constrained else {}
     return row | ({"meta": call.meta} if call.meta else {})
 
@@ -269,6 +271,7 @@ def call_from_json(row: Any, earlier: dict[str, Call]) -> Call:
         error=read.error,
         cost=read.cost,
         stop=read.stop,
+        draw=read.draw,
         constrained=read.constrained,
         meta=read.meta,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import time
 from collections import Counter, OrderedDict
@@ -32,7 +33,7 @@ from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.gateway.calls import chained, digest_of
 from turntree.gateway.config import Refused
-from turntree.gateway.dialects.common import UNREAD_SPEECH
+from turntree.gateway.dialects.common import UNREAD_SPEECH, read_message
 from turntree.gateway.store import append_row
 from turntree.run.files import json_line
 from turntree.run.jsonl import parse_json, parse_object
@@ -84,12 +85,16 @@ class Redaction:
             return [self.value(item) for item in cast("list[Any]", value)]
         if isinstance(value, dict):
             return {self.text(key): self.value(item) for key, item in cast("dict[str, Any]", value).items()}
-        return value
+        written = json.dumps(value)
+        return value if self.text(written) == written else REDACTED
 
     def message(self, message: Message) -> Message:
-        calls = tuple(replace(call, arguments=self.value(call.arguments)) for call in message.tool_calls)
+        calls = tuple(
+            replace(call, arguments=self.value(call.arguments), id=self.value(call.id)) for call in message.tool_calls
+        )
         content, reasoning = self.text(message.content), self.text(message.reasoning)
-        return replace(message, content=content, reasoning=reasoning, tool_calls=calls)
+        named = {"name": self.value(message.name), "tool_call_id": self.value(message.tool_call_id)}
+        return replace(message, content=content, reasoning=reasoning, tool_calls=calls, **named)
 
 
 @dataclass(eq=False)
@@ -210,11 +215,7 @@ class TraceWriter:
         self.counts["traces"] += 1
 
     def _message(self, row: Any) -> Message:
-        if isinstance(row, dict) and row.get("role") == "developer":
-            row = {**row, "role": "system"}
-        if isinstance(row, dict) and any(row.get(name) for name in UNREAD_SPEECH):
-            raise InputError("says what no trace has a place for")
-        return self._redaction.message(Message.from_chat(row))
+        return self._redaction.message(read_message(row, "messages"))
 
     def _append(self, row: dict[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -337,6 +338,9 @@ class Upstream:
             self.writer.counts["unreachable"] += 1
             return _error(502, f"the server behind the gateway does not answer ({type(error).__name__})")
         traced = path == "chat/completions" and response.status_code == 200
+        if path in ("messages", "responses") and not self.writer.counts[f"not traced: {path}"]:
+            notice(f"warning: requests to /v1/{path} pass through and are not traced: only /v1/chat/completions is")
+        self.writer.counts[f"not traced: {path}"] += path in ("messages", "responses")
         if not traced:
             self.writer.counts[f"passed: {response.status_code}"] += 1
         session = request.path_params.get("session") or request.headers.get("x-turntree-session", "")

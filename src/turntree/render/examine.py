@@ -13,6 +13,7 @@ from turntree.core.protocols import Renderer
 from turntree.render.choice import written
 from turntree.render.families import FamilyRenderer
 from turntree.render.probes import ASK, BRIEF, CALL, RESULT, SAY, SECOND_RESULT, TWO_CALLS
+from turntree.render.turns import check_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -110,20 +111,9 @@ def turn_law(renderer: Renderer, turn: Message) -> str:
     if ids[-1] not in renderer.stop_ids or not renderer.stop_ids.isdisjoint(ids[:-1]):
         raise AssertionError("does not end with its only stop token")
     read = renderer.parse(ids, [LOOK])
-    said = [(call.name, call.arguments) for call in turn.tool_calls]
-    if repr(sorted_calls(read)) != repr(sorted_calls(turn)):
-        raise AssertionError(f"{said} is read as {[(call.name, call.arguments) for call in read.tool_calls]}")
-    if read.content.strip() != turn.content:
-        raise AssertionError(f"{turn.content!r} is read as {read.content!r}")
-    if turn.reasoning and not read.reasoning:
-        return "left out: the form has no place for it"
-    if read.reasoning.strip() != turn.reasoning:
-        raise AssertionError(f"the reasoning {turn.reasoning!r} is read as {read.reasoning!r}")
-    return ""
-
-
-def sorted_calls(message: Message) -> list[tuple[str, list[tuple[str, object]]]]:
-    return [(call.name, sorted(call.arguments.items())) for call in message.tool_calls]
+    left_out = bool(turn.reasoning and not read.reasoning)
+    check_read(turn, read, thinks=not left_out)
+    return "left out: the form has no place for it" if left_out else ""
 
 
 def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:

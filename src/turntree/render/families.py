@@ -7,8 +7,10 @@ That package writes messages as token ids, reads sampled ids and bridges to the 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
@@ -18,7 +20,7 @@ from turntree.core.errors import ConfigError, InputError, first_line
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.render.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.render.tool_calls import can_be_logged
-from turntree.render.turns import Ids, Tools, TurnByTurn, check_complete, check_read, key_of, split
+from turntree.render.turns import Ids, Tools, TurnByTurn, check_complete, check_read, key_of, split, without_thoughts
 from turntree.render.words import Words
 
 if TYPE_CHECKING:
@@ -207,9 +209,26 @@ class FamilyRenderer(TurnByTurn):
             reasoning = thought.lstrip().removeprefix(opened).removesuffix(closed).strip()
             found = self._read(self._encode(opened + closed + said), tools)
         calls = [_call(call, tools) for call in found.tool_calls]
-        if any(call is None for call in calls):  # half of a turn's calls must not be executed
+        heard, end = without_thoughts(said, opened, closed), self._call_end
+        whole = not calls or heard == said or len(self._read(self._encode(heard), tools).tool_calls) == len(calls)
+        if not whole or (end and said.count(end) > len(calls)) or None in calls:
+            # half of a turn's calls must not be executed, and none of a later thought
             return Message("assistant", said.strip("\n") if reasoning else text, reasoning=reasoning)
-        return Message("assistant", found.content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
+        after = said.rpartition(end)[2].strip() if calls and end else ""  # most readers drop it
+        content = found.content if after in found.content else "\n".join(filter(None, (found.content, after)))
+        return Message("assistant", content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
+
+    @functools.cached_property
+    def _call_end(self) -> str:
+        """The mark behind a turn's last call; empty for a form that has none."""
+        try:
+            said, called = (
+                self._decode([i for i in self._spoken(turn) if i not in self.stop_ids]) for turn in (SAY, CALL)
+            )
+        except InputError:
+            return ""
+        marks = re.findall(r"<[^<>]+>(?=\s*\Z)", called)
+        return marks[0] if marks and marks[0] not in said else ""  # of inkling every message ends so
 
     def _read(self, ids: Sequence[int], tools: Tools = ()) -> Any:
         return self._source.parse_response(list(ids), tools=_plain(tools) or None, prompt_ids=list(self._ask))

@@ -12,7 +12,7 @@ from turntree.core.messages import Message
 from turntree.render.probes import ASK, CALL, SAY, TOOL
 from turntree.render.segments import SegmentedTemplate
 from turntree.render.tool_calls import IN_TEXT, ToolFormat, detect_format, in_text, parse_message, settled
-from turntree.render.turns import Ids, Round, Tools, TurnByTurn, check_read, key_of, split
+from turntree.render.turns import Ids, Round, Tools, TurnByTurn, check_read, key_of, split, without_thoughts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -116,14 +116,21 @@ class ChatRenderer(TurnByTurn):
         thought, ended, said = text.lstrip().removeprefix(opened).partition(closed)
         lead = self._template.lead
         if not text.lstrip().startswith(opened) or not (ended or opened or self._template.begun):
-            return parse_message(text.removeprefix(lead), self._tool_format)
+            return self._aloud(text.removeprefix(lead))
         if not ended:
             return Message("assistant", "", reasoning=thought.strip("\n"))
         if self.thinks:
-            read = parse_message(said.lstrip("\n").removeprefix(lead), self._tool_format)
+            read = self._aloud(said.lstrip("\n").removeprefix(lead))
             return replace(read, reasoning=thought.strip("\n"))
-        read = parse_message(_THOUGHT + said, self._tool_format)  # without a place for thoughts, they are content
+        read = self._aloud(_THOUGHT + said)  # without a place for thoughts, they are content
         return replace(read, content=text.removesuffix(said).removeprefix(lead) + read.content.removeprefix(_THOUGHT))
+
+    def _aloud(self, said: str) -> Message:
+        """What is said; a turn that calls in a later thought, too, is text as a whole."""
+        read = parse_message(said, self._tool_format)
+        heard = without_thoughts(said, *self._template.marks)
+        same = heard == said or parse_message(heard, self._tool_format).tool_calls == read.tool_calls
+        return read if same else Message("assistant", said)
 
     # segments
 

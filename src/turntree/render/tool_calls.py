@@ -108,7 +108,11 @@ def _parse_hermes(text: str) -> Message:
     parts = _BLOCK.split(text)  # text, call, text, call, ..., text
     calls = [_parse_call(part) for part in parts[1::2]]
     around = [part.strip("\n") for part in parts[0::2]]
-    if not calls or any(call is None for call in calls) or any("<tool_call>" in part for part in around):
+    if (
+        not calls
+        or any(call is None for call in calls)
+        or any("<tool_call>" in p or "</tool_call>" in p for p in around)
+    ):
         return Message("assistant", text)
     content = "\n".join(part for part in around if part.strip())
     return Message("assistant", content, tuple(cast("list[ToolCall]", calls)))
@@ -127,7 +131,10 @@ def _parse_pythonic(text: str) -> Message:
 def _python_calls(text: str) -> list[ToolCall] | None:
     """The calls in a list of calls with literal keyword arguments; None for anything else. Nothing is evaluated."""
     try:
-        tree = ast.parse(text.strip().replace("\n", "\\n"), mode="eval").body  # texts may hold raw line breaks
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except SyntaxError:  # texts may hold raw line breaks; one behind a backslash is no text to Python
+            tree = ast.parse(re.sub(r"(?<!\\)\n", r"\\n", text.strip()), mode="eval").body
         if not isinstance(tree, ast.List):
             return None
         calls = [_python_call(node) for node in tree.elts]

@@ -11,6 +11,7 @@ them.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,6 +77,11 @@ class TurnByTurn(ABC):
     def begun(self, token_ids: Sequence[int]) -> Message:
         """`core.protocols.FormRenderer.begun`, for a form of which nothing is known: nothing is certain."""
         return Message("assistant")
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """`core.protocols.FormRenderer.text`."""
+        found = self._words()[0].decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(found)
 
     def constraint(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> Constraint:
         """`core.protocols.FormRenderer.constraint`."""
@@ -188,6 +194,12 @@ def check_read(message: Message, read: Message, *, thinks: bool = True, closed: 
         if meant != found and (thinks or field != "reasoning_content"):
             problem = f"is read as {found!r:.80} where the message has {meant!r:.80}"
             raise InputError(problem, field=field, hint=_HINTS[field])
+
+
+def without_thoughts(text: str, opened: str, closed: str) -> str:
+    """`opened` is empty where a prompt has begun the first thought."""
+    mark = opened or closed.replace("/", "", 1)
+    return re.sub(rf"{re.escape(mark)}.*?(?:{re.escape(closed)}|\Z)", "", text, flags=re.DOTALL) if mark else text
 
 
 def calls_of(message: Message) -> list[str]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def run_command(
     from turntree.gateway.server import Gateway, serving
 
     config = parts.resolved(config)
-    with _open_sessions(config, out) as sessions:
+    with _open_sessions(config, out, ends=False) as sessions:
         gateway = Gateway(sessions, model=config.model, admin_key=secrets.token_urlsafe(24))
         most = config.serving.limits.connections
         with serving(gateway.app, most=most, host=config.host, port=config.port or 0) as served:
@@ -124,8 +125,8 @@ def run_command(
 
 
 @contextlib.contextmanager
-def _open_sessions(config: GatewayConfig, out: Path) -> Iterator[Sessions]:
-    """The sessions in `out`, over the policy."""
+def _open_sessions(config: GatewayConfig, out: Path, *, ends: bool = True) -> Iterator[Sessions]:
+    """The sessions in `out`, over the policy; not `ends`: they have no limit of time."""
     from turntree.stages.policy import open_speaker  # loads torch, and help is read from this module
 
     with (
@@ -133,7 +134,9 @@ def _open_sessions(config: GatewayConfig, out: Path) -> Iterator[Sessions]:
         open_speaker(config.model, config.endpoint, config.device) as speaker,
         contextlib.closing(EngineDriver(speaker.engine)) as driver,
     ):
-        yield Sessions(driver, speaker.renderer, config.serving, store=SessionStore(out / SESSIONS))
+        limits = config.serving.limits if ends else replace(config.serving.limits, seconds=math.inf)
+        serving = replace(config.serving, limits=limits)
+        yield Sessions(driver, speaker.renderer, serving, store=SessionStore(out / SESSIONS))
 
 
 async def _ended(sessions: Sessions, live: LiveSession, given: Reward) -> None:

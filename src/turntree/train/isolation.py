@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -43,13 +42,7 @@ _ROUNDING = {torch.float16: 0.004, torch.bfloat16: 0.03}
 _PATH = 48  # tokens of the longest path
 
 
-@dataclass(frozen=True)
-class IsolationReport:
-    """Packed against plain rows: largest log-probability difference (nats) and relative L2 error of the gradient, of
-    the worst attention layout that the model may take."""
-
-    logprob_error: float
-    gradient_error: float
+Errors = tuple[float, float]  # of log-probabilities (the largest, nats) and of the gradient (relative, L2)
 
 
 def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, field: str, ranks: int = 1) -> bool:
@@ -103,7 +96,7 @@ def _named(model: PreTrainedModel, what: str) -> Iterator[None]:
         raise InputError(problem, hint="use another decoder") from error
 
 
-def check_rows(model: PreTrainedModel) -> IsolationReport:
+def check_rows(model: PreTrainedModel) -> Errors:
     """As `check_path_isolation`, for rows of unequal length in one batch: they must not see each other or the
     padding."""
     tree, credit = _probe(model, _PATH)
@@ -112,7 +105,7 @@ def check_rows(model: PreTrainedModel) -> IsolationReport:
     return _compared(model, batch, None, alone_S, _gradient(alone_S, model))
 
 
-def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) -> IsolationReport:
+def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) -> Errors:
     """Score a small random tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
 
     Every attention layout that a batch may take (`pack.attention.layouts`) is checked, with the model as it is
@@ -124,30 +117,29 @@ def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) ->
     batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)
     plain_S = _plain_logprobs(model, tree, batch)
     plain_gradient = _gradient(plain_S, model)
-    errors = [_compared(model, batch, layout, plain_S, plain_gradient) for layout in layouts(model)]
-    return IsolationReport(max(e.logprob_error for e in errors), max(e.gradient_error for e in errors))
+    return max(_compared(model, batch, layout, plain_S, plain_gradient) for layout in layouts(model))
 
 
 def _compared(
     model: PreTrainedModel, batch: PackedBatch, layout: Layout | None, plain_S: Tensor, plain_gradient: Tensor
-) -> IsolationReport:
+) -> Errors:
     """Raises `InputError` for errors above what rounding explains."""
     found_S = slot_scores(model, batch, layout=layout).logprobs_S
     logprob_error = float((found_S - plain_S).detach().abs().max())
-    errors = IsolationReport(logprob_error, _relative_error(_gradient(found_S, model), plain_gradient))
+    gradient_error = _relative_error(_gradient(found_S, model), plain_gradient)
     dtype = model.dtype if model.dtype in TOLERANCES else found_S.dtype
     nats, relative = TOLERANCES[dtype]
     nats = max(nats, _ROUNDING.get(dtype, 0.0) * float(plain_S.detach().abs().max()))
-    if not (errors.logprob_error <= nats and errors.gradient_error <= relative):
+    if not (logprob_error <= nats and gradient_error <= relative):
         name = type(model).__name__
         how = f"be packed: on a random tree ({layout} attention)" if layout else "be trained in padded batches:"
         hint = "leave device.prefixes at auto, which gives every rollout a row of its own"
         raise InputError(
-            f"{name} cannot {how} its log-probabilities are off by {errors.logprob_error:.2g} nats and its gradient by "
-            f"{errors.gradient_error:.2g}",
+            f"{name} cannot {how} its log-probabilities are off by {logprob_error:.2g} nats and its gradient by "
+            f"{gradient_error:.2g}",
             hint=hint if layout else "use another decoder, and no dropout",
         )
-    return errors
+    return logprob_error, gradient_error
 
 
 def _probe(model: PreTrainedModel, path_tokens: int) -> tuple[RolloutTree, Credit]:

@@ -81,7 +81,6 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
 
     def observe(self, step: int, groups: Sequence[EpisodeGroup], credits: Sequence[Credit | None]) -> Row:
         grown = [group.grown for group in groups]
-        trained = [credit for credit in credits if credit is not None]
         made = sum((account(group.tree) for group in groups), TreeAccount())
         self.account += made
         unmoved = self.config.loss.normalizer == "constant" or any(

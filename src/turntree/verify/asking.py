@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from turntree.core.config import require_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
-from turntree.core.messages import THOUGHT, Message, answer_text, whole_characters
+from turntree.core.messages import THOUGHT, Message, whole_characters
 from turntree.core.protocols import TurnVerifier
 from turntree.run import identity
 from turntree.run.received import client_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 UNSURE = "unsure"  # what every question offers beside its words
-_AROUND = r"[^\w!?~\u00ac\u2260]"  # marks of layout; those of a doubt, a denial or a word struck out are none
+_AROUND = r"""[\s*#>:\uff1a|`"'\u2018-\u201d.\u3002,()\[\]{}<=\u2013\u2014-]"""  # layout: no cross, no doubt, no denial
 _RETRIES = 4  # of a request that failed, after growing pauses
 _TIMEOUT = 300.0  # seconds for one request
 _VERDICT = re.compile(rf"^{_AROUND}*VERDICT{_AROUND}+([A-Z]+(?: [A-Z]+)*){_AROUND}*$", re.IGNORECASE)
@@ -59,7 +59,7 @@ class Asking(TurnVerifier):
     concurrency: int = 8
     """Requests, and verdicts that are worth asking for, at the same time."""
     cache: str = ""
-    """An SQLite file: an answer that was paid for is not asked for again."""
+    """An SQLite file: an answer that was paid for is not asked for again. Models of one name need a file each."""
     max_requests: int = 0
     """No more answers after this many requests (0: no limit)."""
 
@@ -155,11 +155,11 @@ def majority(votes: Sequence[Vote]) -> str | None:
     return word if word is not None and count * 2 > len(votes) else None
 
 
-def shown(message: Message) -> dict[str, Any]:
-    """A message as a judge sees it: what follows the thinking, without ids."""
+def shown(message: Message, text: str) -> dict[str, Any]:
+    """A message as a judge sees it: `text` of it, and its calls without ids."""
     chat = message.to_chat()
     calls = [call["function"] for call in chat.get("tool_calls", [])]
-    return {"text": answer_text(message), **({"calls": calls} if calls else {})}
+    return {"text": text, **({"calls": calls} if calls else {})}
 
 
 def quoted(value: Any) -> str:

@@ -56,8 +56,8 @@ class LlmJudge(Asking):
         """Safe to call from many threads; the requests of one verdict run at the same time."""
         if (verdict := unreadable(state, action)) is not None:
             return verdict
-        kind, demonstrated = action_kind(action), quoted(shown(state.demonstration))
-        tried = quoted(shown(action))
+        kind, demonstrated = action_kind(action), quoted(shown(state.demonstration, answer_text(state.demonstration)))
+        tried = quoted(shown(action, answer_text(action)))
         if demonstrated == tried:
             return Verdict(1.0, "demonstrated", kind)
         if not action.tool_calls and not answer_text(action):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, cast
 from turntree.core import scalars
 from turntree.core.config import Between, from_mapping
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import Message, action_kind
+from turntree.core.messages import Message, action_kind, answer_text
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.run.jsonl import read_toml
@@ -70,7 +70,7 @@ class Rubric(Asking):
     def __post_init__(self) -> None:
         self.criteria = read_rubric(Path(self.file))
         super().__post_init__()
-        self.name = f"rubric/2+{self.asks}+criteria={digest(PROMPT + repr(self.criteria))}"
+        self.name = f"rubric/3+{self.asks}+criteria={digest(PROMPT + repr(self.criteria))}"
 
     @property
     def identity(self) -> str:
@@ -107,9 +107,14 @@ class Rubric(Asking):
     def _prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], criterion: Criterion) -> str:
         """The episode comes first: a server that keeps the keys and values of a prompt reads it once for all
         criteria."""
-        lines = [quoted(_shortened({"role": message.role, **shown(message)})) for message in messages]
+        lines = [quoted(_shortened({"role": message.role, **shown(message, _said(message))})) for message in messages]
         names = quoted([str(tool.get("function", {}).get("name")) for tool in tools])
         return PROMPT.format(tools=names, episode="\n".join(lines), criterion=quoted(criterion.text))
+
+
+def _said(message: Message) -> str:
+    """All of it, but for a thought that the message opens with: what comes before a mere end of one was said."""
+    return answer_text(message) if message.content.lstrip().startswith("<think>") else message.content.strip()
 
 
 def total(criteria: Sequence[Criterion], met: Sequence[Criterion]) -> float:

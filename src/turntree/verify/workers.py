@@ -46,14 +46,19 @@ class Workers:
 
     def ask(self, question: Any, seconds: float) -> Any:
         """The answer of a process to a question (JSON values both); None where there was none within `seconds` of CPU
-        time. Raises `TurntreeError` where the processes cannot start."""
+        time. A process that something else ended is replaced, once. Raises `TurntreeError` where none can start."""
         line = json.dumps([seconds, question]).encode() + b"\n"
+        answer, lost = self._answer(line, seconds)
+        return json.loads(answer) if answer else json.loads(self._answer(line, seconds)[0] or "null") if lost else None
+
+    def _answer(self, line: bytes, seconds: float) -> tuple[bytes, bool]:
+        """The answer, empty where there is none, and whether its process ended otherwise than by a limit."""
         with self._places:
             try:
                 process = self._idle.pop()
             except IndexError:
                 process = self._start()
-            answer = b""
+            answer, code = b"", None
             try:
                 assert process.stdin is not None
                 with contextlib.suppress(BrokenPipeError):  # it ended: so does the answer
@@ -61,11 +66,11 @@ class Workers:
                     process.stdin.flush()
                 answer = _line(process, _WALL_PER_CPU * seconds)
             finally:
-                if answer.endswith(b"\n"):
+                if whole := answer.endswith(b"\n"):
                     self._idle.append(process)
                 else:
-                    _end(process)
-            return json.loads(answer) if answer.endswith(b"\n") else None
+                    code = _end(process)
+            return (answer, False) if whole else (b"", code not in (None, -signal.SIGPROF))
 
     def _start(self) -> subprocess.Popen[bytes]:
         path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
@@ -91,10 +96,15 @@ def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     return process.stdout.readline() if ready.poll(1000 * seconds) else b""
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> int | None:
+    """Returns the code with which it had ended by itself."""
+    code = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(0.1)
     process.kill()
     with contextlib.suppress(BrokenPipeError):
         process.communicate()
+    return code
 
 
 def _serve(function: str) -> None:

@@ -52,10 +52,11 @@ def read(body: Body, before: Before) -> Request:
         seed=given["seed"],
         stop=common.read_stops(given["stop"], "stop"),
         form=form,
+        logprobs=given["logprobs"] is True,
         meta=given["meta"] | ({"message_keys": names[:20]} if names else {}),
     )
     with_usage = converted(bool | None, (given["stream_options"] or {}).get("include_usage"), field="include_usage")
-    return Request(ask, given["stream"] is True, given["logprobs"] is True, with_usage is True)
+    return Request(ask, given["stream"] is True, with_usage is True)
 
 
 def choice_of(choice: str | dict[str, Any] | None) -> str:
@@ -84,7 +85,7 @@ def body(call: Call, model: str, request: Request) -> dict[str, Any]:
                 "index": 0,
                 "message": answer_body(call),
                 "finish_reason": common.finish_reason(call),
-                "logprobs": _logprobs(call) if request.logprobs else None,
+                "logprobs": _logprobs(call) if request.ask.logprobs else None,
             }
         ],
         "usage": common.usage(call),
@@ -141,7 +142,7 @@ class ChatStream(Stream):
         delta = self._new_of(call.answer)
         if call.answer.tool_calls:
             delta["tool_calls"] = [{"index": k, **made} for k, made in enumerate(answer_body(call)["tool_calls"])]
-        yield self._delta(delta, None, _logprobs(call) if self.request.logprobs else None)
+        yield self._delta(delta, None, _logprobs(call) if self.request.ask.logprobs else None)
         yield self._delta({}, common.finish_reason(call))
         if self.request.with_usage:
             yield self._chunk([], usage=common.usage(call))

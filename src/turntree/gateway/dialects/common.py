@@ -79,7 +79,6 @@ class Request:
 
     ask: Ask
     stream: bool
-    logprobs: bool = False
     with_usage: bool = False
     namespaces: frozenset[str] = frozenset()  # of its tools
 

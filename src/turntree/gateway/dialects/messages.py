@@ -19,6 +19,7 @@ from turntree.gateway.sampling import Ask
 
 _TOOL_KEYS = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
 _BLOCK_KEYS = frozenset({"type", "id", "name", "tool_use_id", "is_error", "cache_control", "caller"})
+_BILLING = "x-anthropic-billing-header:"
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 _KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
@@ -33,7 +34,8 @@ FIELDS = Fields(
     # `context_management` asks the server to leave out earlier parts: here the agent reads that the context is full
     recorded=common.RECORDED
     | {"top_k", "thinking", "context_management", "output_config", "stop_sequences", "tool_choice"},
-    nothing=common.NOTHING | {"cache_control", "inference_geo", "speed", "betas"},
+    nothing=common.NOTHING
+    | {"cache_control", "inference_geo", "speed", "betas", "diagnostics", "user_profile_id", "workspace_id"},
     neutral={"mcp_servers": ([],), "container": ()},
 )  # fmt: skip
 
@@ -43,7 +45,7 @@ def read(body: Body, before: Before) -> Request:
     given = FIELDS.of(body)
     if not given["messages"]:
         raise InputError("is not a list of messages", field="messages", hint="give at least one")
-    system = _read(given["system"], "system", "system") if given["system"] else []
+    system, billing = _system(given["system"])
     rows = common.bounded(given["messages"], "messages")
     messages = [message for i, row in enumerate(rows) for message in _messages(row, f"messages[{i}]")]
     declared = common.flat_tools(given["tools"] or [], "input_schema", _TOOL_KEYS)
@@ -57,9 +59,18 @@ def read(body: Body, before: Before) -> Request:
         max_tokens=given["max_tokens"],
         stop=common.read_stops(given["stop_sequences"], "stop_sequences"),
         form=form,
-        meta=given["meta"] | declared.meta | ({"tool_errors": failed} if failed else {}),
+        meta=given["meta"] | declared.meta | ({"tool_errors": failed} if failed else {}) | billing,
     )
     return Request(ask, given["stream"] is True)
+
+
+def _system(given: str | list[Any] | None) -> tuple[list[Message], dict[str, Any]]:
+    """Without the block in which Claude Code says whom to bill: it differs in every request, and each would begin
+    another conversation."""
+    parts = _parts(given)
+    bills = [part for part in parts if str(part.get("text")).startswith(_BILLING)]
+    kept = [part for part in cast("list[Any]", given) if part not in bills] if bills else given
+    return _read(kept, "system", "system") if kept else [], {"billing": bills} if bills else {}
 
 
 def _choice(choice: dict[str, Any] | None) -> str:
