@@ -498,10 +498,13 @@ ServerDisconnectedError = type("ServerDisconnectedError", (type("ClientConnectio
 
 
 def _of_sqlite(*statements: str) -> Exception:
-    with pytest.raises(sqlite3.Error) as raised, contextlib.closing(sqlite3.connect(":memory:")) as database:
-        for statement in statements:
-            database.execute(statement)
-    return raised.value.with_traceback(None)  # whose frames would hold what imports this module
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        try:
+            for statement in statements:
+                database.execute(statement)
+        except sqlite3.Error as error:
+            return error.with_traceback(None)  # its frames would hold those that import this module
+    raise AssertionError(statements)
 
 
 def _full_disk() -> Exception:
