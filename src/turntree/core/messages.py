@@ -17,7 +17,7 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")  # what chat tem
 ROLES: tuple[str, ...] = ("system", "user", "assistant", "tool")
 _OTHER_ROLES = {
     "human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant",
-    "function": "tool", "tool-response": "tool", "tool_response": "tool", "observation": "tool", "developer": "system",
+    "function": "tool", "tool-response": "tool", "tool_response": "tool", "observation": "tool",
 }  # fmt: skip
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 _THOUGHT_PARTS = ("reasoning", "thinking", "reasoning_text", "summary_text")
@@ -87,7 +87,7 @@ class Message:
         if not isinstance(chat, dict):
             raise InputError("is not an object", field="messages", hint="each message is {role, content, ...}")
         row = cast("dict[str, Any]", chat)
-        role = row.get("role")
+        role = "system" if row.get("role") == "developer" else row.get("role")
         if role not in ROLES:
             other = _OTHER_ROLES.get(str(role))
             hint = f"write {other!r} for it" if other else f"use one of {', '.join(ROLES)}"

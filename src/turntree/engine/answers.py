@@ -163,9 +163,8 @@ class AnswerReader:
             raise Unusable("the server sampled nothing")
         count = usage.completion_tokens if choice.ids is None else len(ids)
         asked = min(request.sampling.max_tokens, max_context - len(prompt))
-        if (
-            end is None and not stopped and count is not None and count < asked
-        ):  # no turn that the policy left unfinished
+        # it would be a turn that the policy left unfinished
+        if end is None and not stopped and count is not None and count < asked:
             raise Unusable(f"the server ends the answer after {count} of {asked} tokens: it has a limit of its own")
         cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
         return Completion(

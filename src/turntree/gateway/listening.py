@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,11 +31,14 @@ class Listener:
 
     async def more(self, work: asyncio.Task[Any]) -> Message | None:
         """The certain text, once there is more of it than before; None where `work` is done first."""
-        read = 0
-        while not (await asyncio.wait({work}, timeout=_PAUSE))[0]:
+        read, pause = 0, _PAUSE
+        while not (await asyncio.wait({work}, timeout=pause))[0]:
             if len(ids := tuple(self._ids)) > read:
-                read = len(ids)
+                read, started = len(ids), time.perf_counter()
                 said = self._certain(ids)
+                pause = max(
+                    _PAUSE, 10 * (time.perf_counter() - started)
+                )  # all that was said is read: leave others room
                 if len(said.content) > self._sent:
                     self._sent = len(said.content)
                     return said
@@ -81,12 +85,14 @@ class RequestGuide:
         self._ids.append(token)
         if self._listener is not None:
             self._listener.hear(self._ids)
+        if not self.stop:
+            return False
         if self._text is not None:  # reading the whole answer at every token would be quadratic in its length
             end = self._text(self._ids[-self._reach :])
             if not any(text in end for text in self.stop):
                 return False
         try:
-            return bool(self.stop) and cut_at(self._read(self._ids), self.stop)[1] is not None
+            return cut_at(self._read(self._ids), self.stop)[1] is not None
         except Exception:  # the boundary to foreign parsers; half an answer need not be one that can be read
             return False
 

@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from turntree.core.completion import Completion
 from turntree.core.foreign import EnvironmentFault, reason_of
@@ -31,12 +31,6 @@ from turntree.gateway.sampling import Ask, LiveSession, Sampler
 _REPEATS = 3  # of one request
 _GRACE = 5.0  # seconds in which an agent whose rollout is over may end by itself
 _OVER = "the trainer ended this rollout: its group was cut, or it reached a limit; stop here"
-
-
-class Plays(Protocol):
-    """Runs an agent for a task to its end: a session of its own, which `dialogue` is told of."""
-
-    def __call__(self, task: Any, number: int, dialogue: Dialogue) -> Session: ...
 
 
 @dataclass(eq=False)
@@ -151,7 +145,14 @@ class SteppedAgent(Task):
     """An agent at a task (protocol `Environment`). A copy is a new agent at the beginning of the task, which takes the
     place of an earlier copy; what runs has no copies, so that a pool replays it."""
 
-    def __init__(self, task: Any, plays: Plays, numbers: itertools.count[int], shown: list[Tools]) -> None:
+    def __init__(
+        self,
+        task: Any,
+        plays: Callable[[Any, int, Dialogue], Session],
+        numbers: itertools.count[int],
+        shown: list[Tools],
+    ) -> None:
+        """`plays` runs an agent for a task to its end, as the session of a number, which the dialogue is told of."""
         self.task_id: str = task.task_id
         self.task_type = task.task_type
         self._made = task, plays, numbers, shown

@@ -85,8 +85,8 @@ class Redaction:
             return [self.value(item) for item in cast("list[Any]", value)]
         if isinstance(value, dict):
             return {self.text(key): self.value(item) for key, item in cast("dict[str, Any]", value).items()}
-        written = json.dumps(value)
-        return value if self.text(written) == written else REDACTED
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return REDACTED if number and self.text(written := json.dumps(value)) != written else value
 
     def message(self, message: Message) -> Message:
         calls = tuple(
@@ -338,9 +338,10 @@ class Upstream:
             self.writer.counts["unreachable"] += 1
             return _error(502, f"the server behind the gateway does not answer ({type(error).__name__})")
         traced = path == "chat/completions" and response.status_code == 200
-        if path in ("messages", "responses") and not self.writer.counts[f"not traced: {path}"]:
-            notice(f"warning: requests to /v1/{path} pass through and are not traced: only /v1/chat/completions is")
-        self.writer.counts[f"not traced: {path}"] += path in ("messages", "responses")
+        if path in ("messages", "responses"):
+            if not self.writer.counts[f"not traced: {path}"]:
+                notice(f"warning: requests to /v1/{path} pass through and are not traced: only /v1/chat/completions is")
+            self.writer.counts[f"not traced: {path}"] += 1
         if not traced:
             self.writer.counts[f"passed: {response.status_code}"] += 1
         session = request.path_params.get("session") or request.headers.get("x-turntree-session", "")

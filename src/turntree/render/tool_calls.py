@@ -108,11 +108,7 @@ def _parse_hermes(text: str) -> Message:
     parts = _BLOCK.split(text)  # text, call, text, call, ..., text
     calls = [_parse_call(part) for part in parts[1::2]]
     around = [part.strip("\n") for part in parts[0::2]]
-    if (
-        not calls
-        or any(call is None for call in calls)
-        or any("<tool_call>" in p or "</tool_call>" in p for p in around)
-    ):
+    if not calls or None in calls or any("<tool_call>" in part or "</tool_call>" in part for part in around):
         return Message("assistant", text)
     content = "\n".join(part for part in around if part.strip())
     return Message("assistant", content, tuple(cast("list[ToolCall]", calls)))

@@ -248,8 +248,6 @@ def _parse_one(raw: Any, inside: str, row: ChatRow) -> Message:
     try:
         if isinstance(raw, InputError):
             raise raw
-        if isinstance(raw, dict) and raw.get("role") == "developer":
-            raw = {**raw, "role": "system"}
         _check_arguments(raw)
         message = Message.from_chat(raw, row.ignored, strict=row.strict)
     except InputError as error:

@@ -112,8 +112,6 @@ def read_message(given: Any, where: str) -> Message:
     if not isinstance(given, dict):
         raise InputError(f"is {type(given).__name__}, not an object", field=where)
     row = cast("dict[str, Any]", given)
-    if row.get("role") == "developer":
-        row = {**row, "role": "system"}
     if row.get("role") != "assistant" or not row.keys() & {"tool_calls", *REASONING_KEYS, *UNREAD_SPEECH}:
         needed(row, "content", where)
     for name in UNREAD_SPEECH:
