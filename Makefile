@@ -109,7 +109,7 @@ test-containers: install  ## Containers that fork, on real ones (needs root; ins
 	command -v podman && command -v debootstrap || { apt-get update -qq && apt-get install -y -qq podman runc debootstrap; } \
 	  || echo "no podman: container tests are skipped"
 	$(BIN)/python recipes/container_tasks.py image || echo "no image: container tests are skipped"
-	TURNTREE_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/env/test_containers.py tests/interop/test_harbor_tasks.py \
+	TURNTREE_CONTAINERS=1 $(BIN)/python -m pytest -n 2 -rs tests/env/test_containers.py tests/interop/test_harbor_tasks.py \
 	  tests/interop/test_swebench.py
 
 test-pairs: install  ## No program in the sandbox changes another one's answer: all pairs (half an hour)

@@ -83,7 +83,7 @@ class Server:
 def opened(folder: Path, policy: str = "household") -> Server:
     """A server over a new folder, which answers."""
     found = resolve(policy)
-    save_model(load_model(found, dtype="float32"), load_tokenizer(found), folder / "base", "float32")
+    save_model(load_model(found, dtype="float32"), load_tokenizer(found), folder / "base")
     server = Server(folder, folder / "base", free_port())
     server.start()
     return server

@@ -73,27 +73,15 @@ def test_the_name_of_a_tokenizer_survives_saving_and_leaves_the_template_out(fol
     assert tokenizer_hash(again) != name
 
 
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_who_may_read_the_config_may_read_the_weights(dtype: str | None, tmp_path: Path) -> None:
+def test_who_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
     """A server or a container may run as another user; safetensors lets the owner alone read what it writes."""
     before = os.umask(0o027)
     try:
-        folder = save_model(tiny_model(), tiny_tokenizer(), tmp_path / "policy", dtype)
+        folder = save_model(tiny_model(), tiny_tokenizer(), tmp_path / "policy")
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert modes["model.safetensors"] == modes["config.json"] == 0o640
-
-
-def test_weights_are_converted_on_the_way_to_disk_only(tmp_path: Path) -> None:
-    model = tiny_model()
-    before = policy_hash(model)
-    folder = save_model(model, tiny_tokenizer(), tmp_path / "half", "bfloat16")
-    assert policy_hash(model) == before
-    assert {value.dtype for value in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
-    assert load_model(folder, dtype="auto").dtype == torch.bfloat16
-    assert load_model(folder).dtype == torch.float32
-    assert policy_hash(load_model(folder, dtype="auto")) == policy_hash(model.to(torch.bfloat16))
 
 
 def test_a_folder_that_transformers_wrote_is_read(tmp_path: Path) -> None:
@@ -299,8 +287,6 @@ def test_a_missing_or_broken_tokenizer_is_refused(folder: Path) -> None:
 def test_unknown_dtypes_and_devices_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="field 'dtype': 'float8' is not allowed; use float32, bfloat16 or auto"):
         load_model(folder, dtype="float8")
-    with pytest.raises(ConfigError, match="field 'dtype': 'auto' is not allowed; use float32, bfloat16, float16"):
-        save_model(tiny_model(), tiny_tokenizer(), folder, "auto")
     with pytest.raises(ConfigError, match="field 'device': cannot put the model on 'abacus'"):
         load_model(folder, device="abacus")
 

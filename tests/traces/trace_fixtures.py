@@ -452,7 +452,7 @@ INTERCODE = {
     },
 }
 
-# of runs with smolagents 1.26 and autogen-agentchat 0.7.5, without what their files repeat
+# of a run with smolagents 1.26, without what its file repeats
 SMOLAGENTS = {
     "output": "sunny",
     "state": "success",
@@ -528,43 +528,6 @@ SMOLAGENTS = {
     ],
 } | UNKNOWN
 
-AUTOGEN = {
-    "messages": [
-        {"source": "user", "models_usage": None, "content": "How is the weather in Paris?", "type": "TextMessage"},
-        {
-            "source": "helper",
-            "models_usage": {"prompt_tokens": 5, "completion_tokens": 3},
-            "content": [{"id": "cNowhere", "arguments": '{"city": "Nowhere"}', "name": "weather"}],
-            "type": "ToolCallRequestEvent",
-        },
-        {
-            "source": "helper",
-            "models_usage": None,
-            "content": [{"content": "no such city", "name": "weather", "call_id": "cNowhere", "is_error": True}],
-            "type": "ToolCallExecutionEvent",
-        },
-        {
-            "source": "helper",
-            "models_usage": {"prompt_tokens": 5, "completion_tokens": 3},
-            "content": [{"id": "cParis", "arguments": '{"city": "Paris"}', "name": "weather"}],
-            "type": "ToolCallRequestEvent",
-        },
-        {
-            "source": "helper",
-            "models_usage": None,
-            "content": [{"content": "sunny in Paris", "name": "weather", "call_id": "cParis", "is_error": False}],
-            "type": "ToolCallExecutionEvent",
-        },
-        {
-            "source": "helper",
-            "models_usage": {"prompt_tokens": 26, "completion_tokens": 3},
-            "content": "It is sunny.",
-            "type": "TextMessage",
-        },
-    ],
-    "stop_reason": None,
-} | UNKNOWN
-
 # by the real packages (real_exports.py), and what they lack: an unknown key, and a call that failed
 REAL = Path(__file__).with_name("real")
 SMITH, [*_, SMITH_OPENAI], FUSE = (
@@ -594,7 +557,6 @@ FIXTURES = {
     ),
     "inspect": Fixture("sample.json", json.dumps(INSPECT), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}),
     "smolagents": Fixture("run.json", json.dumps(SMOLAGENTS), 3, 2, {"error_tool_call": 1}, success=(None,)),
-    "autogen": Fixture("run.json", json.dumps(AUTOGEN), 3, 3, {}, success=(None,)),
     "langsmith": Fixture("runs.jsonl", lines(*SMITH), 4, 3, {"failed_call": 1}, success=(None,)),
     "langfuse": Fixture("observations.jsonl", lines(*FUSE), 4, 3, {"failed_call": 1}, success=(None,)),
     "codex": Fixture(

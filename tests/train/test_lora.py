@@ -19,7 +19,7 @@ from tiny_models import save_tiny_checkpoint, tiny_mixture, tiny_model, tiny_tok
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.credit import CreditRule
-from turntree.engine.checkpoint import load_model, merged, policy_hash, save_model
+from turntree.engine.checkpoint import load_model, policy_hash, save_model
 from turntree.engine.tokenizer import load_tokenizer
 from turntree.pack.attention import set_tree_attention
 from turntree.stages.config import Device
@@ -250,32 +250,6 @@ def test_targets_that_are_one_regular_expression_stay_one(base_folder: Path) -> 
     again = save_model(load_model(folder), load_tokenizer(folder), base_folder.parent / "again")
     assert json.loads((again / "adapter_config.json").read_text())["target_modules"] == targets
     assert policy_hash(load_model(again)) == policy_hash(model)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT says what to mind
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_an_adapter_on_one_end_of_a_tied_matrix_is_merged_into_that_end_only(tmp_path: Path, target: str) -> None:
-    from peft import LoraConfig
-
-    base = save_tiny_checkpoint(tmp_path / "base")
-    assert load_model(base).config.tie_word_embeddings
-    model = load_model(base)
-    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj", target], task_type="CAUSAL_LM"))
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if "lora" in name:
-                value.normal_(std=0.2)
-    folder = save_model(model, load_tokenizer(base), tmp_path / "adapter")
-    whole = load_model(save_model(merged(folder), load_tokenizer(base), tmp_path / "merged"))
-    assert torch.allclose(logits(whole), logits(load_model(folder)), atol=1e-4)
-
-
-def test_merging_gives_an_ordinary_policy(base_folder: Path) -> None:
-    model, folder = saved(base_folder)
-    whole = save_model(merged(folder), load_tokenizer(folder), base_folder.parent / "merged")
-    plain = load_model(whole)
-    assert torch.allclose(logits(plain), logits(model), atol=1e-4)
-    assert not any("lora" in name for name, _ in plain.named_parameters())
 
 
 def test_an_adapter_without_its_base_or_its_weights_says_so_in_one_line(base_folder: Path) -> None:

@@ -17,7 +17,7 @@ from turntree.core.errors import InputError
 _FILE = click.Path(path_type=Path)
 
 
-@click.group(short_help="Get an adapter from a server, merge it.")
+@click.group(short_help="Get an adapter from a server.")
 def models() -> None:
     """Folders in Hugging Face format, which --model takes."""
 
@@ -37,24 +37,6 @@ def get(run: Path, out: Path, overwrite: bool, json_path: str | None) -> None:
 
     result = get_adapter(run, out, overwrite=overwrite)
     finish(result, json_path, [f"{result['parameters'] / 1e6:.1f} M parameters -> {out}"])
-
-
-@models.command("merge", cls=OutputCommand, short_help="Add an adapter into the weights of its base.")
-@click.option("--adapter", required=True, type=click.Path(path_type=Path), help="The folder of the adapter.")
-@out_option("The folder to write.", folder=True)
-@overwrite_option("Replace the model that lies there.")
-@json_option
-def merge(adapter: Path, out: Path, overwrite: bool, json_path: str | None) -> None:
-    """Write the base of an adapter with the adapter added into its weights: a model that needs no PEFT.
-
-    \b
-    Example: turntree models merge --adapter runs/sft/model --out models/mine
-    """
-    from turntree.stages.models import merge_adapter
-
-    result = merge_adapter(adapter, out, overwrite=overwrite)
-    line = f"{result['parameters'] / 1e6:.1f} M parameters, base {result['base']} -> {out}"
-    finish(result, json_path, [line])
 
 
 @click.command(

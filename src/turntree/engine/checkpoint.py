@@ -31,7 +31,6 @@ from turntree.engine.tokenizer import ADAPTER, GET_FOLDER, base_of, checked_fold
 from turntree.run.files import replacing_folder
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SAVED = _DTYPES | {"float16": torch.float16}
 _SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern")  # of an adapter
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -85,23 +84,6 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
         raise ConfigError(f"cannot put the model on {device!r} ({first_line(error)})", field="device") from error
 
 
-def merged(folder: str | Path) -> PreTrainedModel:
-    """The base of the adapter in `folder` with the adapter added into its weights: an ordinary model."""
-    from peft import PeftModel
-
-    path = checked_folder(folder)
-    base = load_model(base_of(path))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*tie")  # PEFT would add what it learned of one end to both
-        model: Any = PeftModel.from_pretrained(cast(Any, base), str(path))
-        ends = [getattr(base, f"get_{end}_embeddings")() for end in ("input", "output")]
-        first, last = (getattr(end, "base_layer", end) for end in ends)
-        if any(hasattr(end, "base_layer") for end in ends) and first.weight is last.weight:
-            last.weight = torch.nn.Parameter(last.weight.detach().clone())
-            base.config.get_text_config().tie_word_embeddings = base.config.tie_word_embeddings = False
-        return model.merge_and_unload().eval()
-
-
 def check_peft() -> None:
     """Raise `ConfigError` where PEFT is missing, or older than Transformers wants, which loads an adapter all the same
     and fails when it is saved."""
@@ -132,22 +114,14 @@ def _load_adapted(folder: Path, *, dtype: str, device: str) -> PreTrainedModel:
     return model.eval()
 
 
-def save_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path, dtype: str | None = None
-) -> Path:
-    """Write a checkpoint folder that `load_model` and `load_tokenizer` read back, and return it.
-
-    Of a model with an adapter only the adapter is written, in PEFT's format; `merged` makes a whole model of it.
-    `dtype` ("float32", "bfloat16", "float16") converts whole models on the way to disk; the model itself is left as it
-    is.
-    """
-    if dtype is not None and dtype not in SAVED:
-        raise ConfigError(f"{dtype!r} is not allowed", field="dtype", hint=f"use {', '.join(SAVED)}")
+def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> Path:
+    """Write a checkpoint folder that `load_model` and `load_tokenizer` read back, and return it. Of a model with an
+    adapter only the adapter is written, in PEFT's format."""
     target = Path(folder).absolute()
     if target.exists() and not target.is_dir():
         raise InputError("is a file", path=folder, hint="name a folder for the checkpoint")
     with replacing_folder(target) as fresh, quiet():
-        write_weights(model, fresh, dtype)
+        write_weights(model, fresh)
         tokenizer.save_pretrained(fresh)
     return target
 
@@ -174,21 +148,12 @@ def policy_hash(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def write_weights(model: PreTrainedModel, folder: Path, dtype: str | None = None) -> None:
+def write_weights(model: PreTrainedModel, folder: Path) -> None:
     """Write the weights and their config into an empty folder: of a model with an adapter, only that."""
     if getattr(model, "_hf_peft_config_loaded", False):
         _write_adapter(model, folder)
-    elif dtype is None or model.dtype == SAVED[dtype]:
-        model.save_pretrained(folder)
     else:
-        converted = {
-            name: value.to(SAVED[dtype]) if value.is_floating_point() else value
-            for name, value in model.state_dict().items()
-        }
-        model.save_pretrained(folder, state_dict=converted)
-        config = json.loads((folder / "config.json").read_text())
-        config["dtype"] = dtype
-        (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+        model.save_pretrained(folder)
     share(folder)
 
 

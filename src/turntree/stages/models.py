@@ -1,4 +1,4 @@
-"""`turntree models`: write the adapter of a server, or an adapter merged into its base, as a model folder."""
+"""`turntree models`: write the adapter of a server as a model folder."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.engine.checkpoint import SAVED, load_model, merged, policy_hash, save_model
+from turntree.engine.checkpoint import load_model, policy_hash
 from turntree.engine.limits import TinkerConfig
-from turntree.engine.tokenizer import ADAPTER, base_of, load_tokenizer
-from turntree.run.jsonl import read_config
+from turntree.engine.tokenizer import ADAPTER
 from turntree.stages.tinker import fetch_adapter
 from turntree.train.tinker import STATE
 
@@ -24,20 +23,6 @@ def get_adapter(run: Path, out: Path, *, overwrite: bool = False) -> dict[str, A
     fetch_adapter(run, out, TinkerConfig())
     model = load_model(out)
     return {"model": str(out), "parameters": model.num_parameters(), "policy_hash": policy_hash(model)}
-
-
-def merge_adapter(adapter: Path, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
-    """Write the base of the adapter in folder `adapter` with the adapter added into its weights, in the type of the
-    base. Added in float32, and rounded once."""
-    if not (adapter / ADAPTER).is_file():
-        hint = "a whole model needs no merge: it is loaded as it is"
-        raise InputError("holds no adapter", path=adapter, hint=hint)
-    _require_new(out, overwrite)
-    saved = read_config(Path(base_of(adapter)) / "config.json")
-    dtype = str(saved.get("dtype") or saved.get("torch_dtype"))
-    model = merged(adapter)
-    save_model(model, load_tokenizer(adapter), out, dtype if dtype in SAVED else None)
-    return {"model": str(out), "base": base_of(adapter), "parameters": model.num_parameters()}
 
 
 def _require_new(out: Path, overwrite: bool) -> None:

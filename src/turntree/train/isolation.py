@@ -42,9 +42,6 @@ _ROUNDING = {torch.float16: 0.004, torch.bfloat16: 0.03}
 _PATH = 48  # tokens of the longest path
 
 
-Errors = tuple[float, float]  # of log-probabilities (the largest, nats) and of the gradient (relative, L2)
-
-
 def shares_prefixes(model: PreTrainedModel, tokens: int, prefixes: Prefixes, *, field: str, ranks: int = 1) -> bool:
     """Whether trees are packed, or have a row per rollout because the model computes only those exactly on paths of up
     to `tokens` tokens, which `field` bounds. A model that keeps a state goes through a tree chain by chain
@@ -96,7 +93,7 @@ def _named(model: PreTrainedModel, what: str) -> Iterator[None]:
         raise InputError(problem, hint="use another decoder") from error
 
 
-def check_rows(model: PreTrainedModel) -> Errors:
+def check_rows(model: PreTrainedModel) -> tuple[float, float]:
     """As `check_path_isolation`, for rows of unequal length in one batch: they must not see each other or the
     padding."""
     tree, credit = _probe(model, _PATH)
@@ -105,13 +102,14 @@ def check_rows(model: PreTrainedModel) -> Errors:
     return _compared(model, batch, None, alone_S, _gradient(alone_S, model))
 
 
-def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) -> Errors:
+def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) -> tuple[float, float]:
     """Score a small random tree packed and as plain `model(input_ids)` rows; refuse the model if they differ.
 
     Every attention layout that a batch may take (`pack.attention.layouts`) is checked, with the model as it is
     set up: its mode, gradient checkpointing, adapter. `path_tokens` is the length of the longest path. A sliding window
     shows only on paths longer than it; `engine.compatibility.check_window` refuses one by its size, without a pass
-    over paths as long as those that are trained. Leaves `.grad` alone. Raises `InputError` with the measured errors.
+    over paths as long as those that are trained. Leaves `.grad` alone. Returns the errors of log-probabilities (the
+    largest, nats) and of the gradient (relative, L2) in the worst layout. Raises `InputError` with them.
     """
     tree, credit = _probe(model, path_tokens)
     batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)
@@ -122,7 +120,7 @@ def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) ->
 
 def _compared(
     model: PreTrainedModel, batch: PackedBatch, layout: Layout | None, plain_S: Tensor, plain_gradient: Tensor
-) -> Errors:
+) -> tuple[float, float]:
     """Raises `InputError` for errors above what rounding explains."""
     found_S = slot_scores(model, batch, layout=layout).logprobs_S
     logprob_error = float((found_S - plain_S).detach().abs().max())
