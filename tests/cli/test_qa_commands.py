@@ -80,7 +80,6 @@ def test_every_brancher_grows_whole_groups(turntree, tmp_path, brancher: str) ->
     turntree("train", "online", "--out", tmp_path / "run", *SMALL, *settings)
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["trees"]["leaves"] == 2 * 4
-    assert row["biased_forks"] == 0
 
 
 def test_a_question_policy_is_evaluated(turntree, tmp_path) -> None:

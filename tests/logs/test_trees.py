@@ -69,6 +69,18 @@ def test_a_file_of_a_version_that_wrote_no_roles_is_refused() -> None:
     assert refused.value.field == "tree.roles"
 
 
+def test_a_file_of_a_version_that_wrote_two_fields_more_is_read() -> None:
+    """Both were always empty."""
+    for tree in grown():
+        row = json.loads(json.dumps(tree.to_json()))
+        for decision in row["tree"]["decisions"]:
+            decision["saw"] = None
+        if row["credit"] is not None:
+            row["credit"]["biased_forks"] = 0
+        read = KeptTree.from_json(row)
+        assert (read.tree.decisions, read.credit) == (tree.tree.decisions, tree.credit)
+
+
 def test_the_prompt_holds_the_task_itself(tmp_path: Path) -> None:
     (tree, *_) = grown()
     root = tree.tree[tree.tree.roots[0]]

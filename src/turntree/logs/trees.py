@@ -106,10 +106,17 @@ class _Labels(Credit):
     """A `Credit` as it is written."""
 
     nodes: dict[str, tuple[float, float, float]]  # pyright: ignore[reportIncompatibleVariableOverride]
+    biased_forks: int = 0  # of earlier versions
 
     def restored(self) -> Credit:
         nodes = {int(node): NodeCredit(*numbers) for node, numbers in self.nodes.items()}
-        return Credit(**{**vars(self), "nodes": nodes})
+        kept = {name: value for name, value in vars(self).items() if name != "biased_forks"}
+        return Credit(**{**kept, "nodes": nodes})
+
+
+@dataclass(frozen=True)
+class _Decision(Decision):
+    saw: int | None = None  # of earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +124,7 @@ class _Tree:
     task_id: str
     nodes: list[dict[str, Any]]
     stops: dict[str, StopReason]
-    decisions: list[Decision]
+    decisions: list[_Decision]
     parts: dict[str, int]
     routes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     roles: dict[str, Literal["refill"]]
