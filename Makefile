@@ -26,7 +26,7 @@ CHECKED := tests/core tests/credit tests/contracts tests/laws tests/structure te
 check: install  ## Units, laws and contracts, for the inner loop
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(CHECKED)
 
-test: install  ## The whole suite, in two processes (about 12 minutes on 2 cores)
+test: install  ## The whole suite, in two processes (15 to 35 minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-studies: install  ## Studies of single claims (docs/papers.md names their tests)
@@ -105,7 +105,7 @@ test-renderers: install  ## Renderers on real tokenizers and chat templates (fet
 	$(BIN)/python tests/fetch_tokenizers.py .cache/tokenizers
 	TURNTREE_TOKENIZERS=$(abspath .cache/tokenizers) $(BIN)/python -m pytest tests/render/test_real_tokenizers.py
 
-test-containers: install  ## Containers that fork, on real ones (needs root; installs podman, makes an image; a few minutes)
+test-containers: install  ## Containers that fork, on real ones (needs root; installs podman, makes an image; ten minutes or more)
 	command -v podman && command -v debootstrap || { apt-get update -qq && apt-get install -y -qq podman runc debootstrap; } \
 	  || echo "no podman: container tests are skipped"
 	$(BIN)/python recipes/container_tasks.py image || echo "no image: container tests are skipped"
