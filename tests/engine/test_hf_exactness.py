@@ -129,9 +129,8 @@ def test_long_completions_of_siblings_move_to_rows_of_their_own(model) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_random_trees_of_requests_are_exact_whatever_is_kept_or_forgotten(model, seed: int) -> None:
     generator = random.Random(seed)
-    engine = HFEngine(
-        model, STOPS, EngineConfig(max_batch_rows=8, max_prefill_tokens=100, max_kept_tokens=(400, 10**6)[seed % 2])
-    )
+    engine = HFEngine(model, STOPS, EngineConfig(max_batch_rows=8, max_prefill_tokens=100))
+    engine._kept.max_tokens = (400, 10**6)[seed % 2]
     sequences = [prompt(generator.randint(1, 50), k) for k in range(6)]
     for _ in range(5):
         requests = [

@@ -63,10 +63,9 @@ def traffic(engine: HFEngine, seed: int, calls: int = 120) -> Answered:
 @pytest.mark.parametrize(("kind", "seed"), [("qwen3", 0), ("llama", 1), ("qwen3", 2), ("llama", 3)])
 def test_statistics_are_exact_whatever_comes_and_goes(kind, seed: int) -> None:
     model = tiny_model(kind)
-    config = EngineConfig(
-        max_batch_rows=(6, 40)[seed % 2], max_prefill_tokens=60, max_kept_tokens=(500, 10**6)[seed // 2]
-    )
-    answered = traffic(HFEngine(model, STOPS, config), seed)
+    engine = HFEngine(model, STOPS, EngineConfig(max_batch_rows=(6, 40)[seed % 2], max_prefill_tokens=60))
+    engine._kept.max_tokens = (500, 10**6)[seed // 2]
+    answered = traffic(engine, seed)
     assert len(answered) > 30
     assert worst_error(model, *zip(*answered, strict=True)) < EXACT
 
@@ -217,7 +216,8 @@ def test_impossible_limits_are_refused_by_name(limit: dict[str, int]) -> None:
 
 
 def test_what_siblings_leave_behind_respects_the_bound_once_they_are_done() -> None:
-    engine = HFEngine(tiny_model(), [], EngineConfig(max_kept_tokens=130))
+    engine = HFEngine(tiny_model(), [])
+    engine._kept.max_tokens = 130
     requests = [ask(prompt(50, 1), seed, max_tokens=2 + seed, retain=True) for seed in range(4)]
     tickets = [engine.submit(request) for request in requests]
     engine.poll()

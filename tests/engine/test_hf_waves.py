@@ -109,7 +109,8 @@ def test_weights_that_change_without_notice_are_an_error() -> None:
 
 
 def test_kept_sequences_respect_their_bound_and_forget_the_oldest_first() -> None:
-    engine = HFEngine(tiny_model(), [], EngineConfig(max_kept_tokens=200))
+    engine = HFEngine(tiny_model(), [])
+    engine._kept.max_tokens = 200
     waves = [ask(prompt(50, wave), wave, max_tokens=4, retain=True) for wave in range(6)]
     for request in waves:
         engine.generate([request])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from gateway_world import HTTP, SEARCH, World, engine, renderer, spelled, tokenizer, world
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from random_sessions import sequence_of
 
@@ -302,6 +302,7 @@ def test_tokens_of_a_grammar_have_the_true_gradient_with_the_mask_and_a_biased_o
 
 
 @given(texts, st.sampled_from(["hermes", "json", "pythonic", "none"]))
+@example("<too<tool_call>", "hermes")
 @settings(max_examples=150, deadline=None)
 def test_what_a_stream_may_send_is_a_beginning_of_the_answer_whatever_follows(text, form):
     speaks = _renderer(form)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,7 @@ def _asked() -> str:
     return click.prompt(question, default="", show_default=False)
 
 
-def _check_command(run: tuple[str, ...], others: Mapping[str, Any]) -> None:
+def _check_command(run: tuple[str, ...], others: dict[str, Any]) -> None:
     hint = "write turntree gateway exec -- COMMAND"
     if run[0] != "exec":
         raise InputError(f"{run[0]!r} is not an argument", field="exec", hint=hint)

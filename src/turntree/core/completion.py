@@ -63,6 +63,10 @@ class GenerationRequest:
     retain: bool = False  # a later request may extend this sequence: keep its keys and values
     guide: Guide | None = None
 
+    def longest(self, max_context: int) -> int:
+        """The most tokens that it may sample in a context of so many."""
+        return min(self.sampling.max_tokens, max_context - len(self.prompt_ids))
+
 
 def _integers(values: Iterable[Any]) -> tuple[int, ...]:
     try:

@@ -162,7 +162,7 @@ class AnswerReader:
         if not ids:
             raise Unusable("the server sampled nothing")
         count = usage.completion_tokens if choice.ids is None else len(ids)
-        asked = min(request.sampling.max_tokens, max_context - len(prompt))
+        asked = request.longest(max_context)
         # it would be a turn that the policy left unfinished
         if end is None and not stopped and count is not None and count < asked:
             raise Unusable(f"the server ends the answer after {count} of {asked} tokens: it has a limit of its own")

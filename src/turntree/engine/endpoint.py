@@ -154,7 +154,7 @@ class ServerEngine(RemoteEngine):
             **({"stop": list(guide.stop), "include_stop_str_in_output": True} if guide and guide.stop else {}),
             **({"structured_outputs": dict(grammar)} if grammar else {}),
             "prompt": list(request.prompt_ids),
-            "max_tokens": min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
+            "max_tokens": request.longest(self.max_context),
             "temperature": sampling.temperature,
             # what is left out, the generation_config.json of the model decides
             "top_p": 1.0,

@@ -49,7 +49,7 @@ class HFEngine(LocalEngine):
         config = config or EngineConfig()
         super().__init__(model, stop_ids, config, positions=context_of(model))
         check_attention(model, self.max_context)
-        self._kept = PrefixCache(config.max_kept_tokens)
+        self._kept = PrefixCache()
         self._decoder = Decoder(model, stop_ids, config.max_batch_rows)
         self._waiting: Counter[tuple[int, ...]] = Counter()  # prompts in the queue
         self._cells: dict[int, Cell] = {}  # by ticket
@@ -167,7 +167,7 @@ class HFEngine(LocalEngine):
     ) -> list[Cell]:
         cells: list[Cell] = []
         for (ticket, request), prefix, home, new in zip(asked, prefixes, homes, prefilled, strict=True):
-            limit = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
+            limit = request.longest(self.max_context)
             cells.append(Cell(ticket, request, prefix, limit, home, new, self._clock))
             self._cells[ticket] = cells[-1]
             prefix.cells += 1

@@ -25,8 +25,6 @@ class EngineConfig:
     """Requests decoded at once."""
     max_prefill_tokens: int = field(default=4096, metadata=FIXED)
     """Padded tokens of one prefill call."""
-    max_kept_tokens: int | None = field(default=None, metadata=FIXED)
-    """Memory of kept sequences, in token slots (0 keeps nothing; default: as many as take 4 GiB, at most 524,288)."""
     max_context: int | None = None
     """Longest prompt plus completion, in tokens (default: the model's); a completion that reaches it is cut."""
 

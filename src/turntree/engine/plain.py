@@ -91,7 +91,7 @@ class PlainEngine(LocalEngine):
         tokens_RQ = torch.tensor([[0] * (longest - len(ids)) + list(ids) for ids in prompts], device=device)
         sizes_P1 = torch.tensor([[len(ids)] for ids in prompts], device=device)
         mask_RL = (torch.arange(longest, device=device) >= longest - sizes_P1).long()
-        limits = [min(r.sampling.max_tokens, self.max_context - len(r.prompt_ids)) for r in requests]
+        limits = [request.longest(self.max_context) for request in requests]
         sampling = SamplingBatch.of(requests, limits, device)
         drawn, by_text = [list[tuple[int, float, float]]() for _ in requests], set[int]()
         logits_RV = self._logits(tokens_RQ, mask_RL, cache)

@@ -222,7 +222,7 @@ class TinkerEngine(RemoteEngine):
     def _send(self, request: GenerationRequest) -> Any:
         types, sampling = self._session.sdk.types, request.sampling
         settings = types.SamplingParams(
-            max_tokens=min(sampling.max_tokens, self.max_context - len(request.prompt_ids)),
+            max_tokens=request.longest(self.max_context),
             temperature=sampling.temperature,
             top_p=1.0,
             top_k=-1,
@@ -244,7 +244,7 @@ class TinkerEngine(RemoteEngine):
         if logprobs is None or not tokens or max(tokens) >= self._vocabulary:
             problem = "gives a completion without tokens, without log-probabilities or with tokens of another model"
             raise InputError(problem, path=self._session.url)
-        asked = min(request.sampling.max_tokens, self.max_context - len(request.prompt_ids))
+        asked = request.longest(self.max_context)
         stopped = tokens[-1] in self.stop_ids
         if len(tokens) > asked or not self.stop_ids.isdisjoint(tokens[:-1]) or len(logprobs) != len(tokens):
             raise InputError(f"gives other tokens than those of one turn of up to {asked}", path=self._session.url)

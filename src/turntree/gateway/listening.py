@@ -22,7 +22,7 @@ class Listener:
     def __init__(self, renderer: FormRenderer, stop: tuple[str, ...]) -> None:
         self._renderer, self._stop = renderer, stop
         self._ids: Sequence[int] = ()  # the engine's thread adds to them
-        self._sent = 0
+        self._sent, self._pause = 0, _PAUSE
         self.call: Call | None = None  # once it is placed
 
     def hear(self, ids: Sequence[int]) -> None:
@@ -31,14 +31,12 @@ class Listener:
 
     async def more(self, work: asyncio.Task[Any]) -> Message | None:
         """The certain text, once there is more of it than before; None where `work` is done first."""
-        read, pause = 0, _PAUSE
-        while not (await asyncio.wait({work}, timeout=pause))[0]:
+        read = 0
+        while not (await asyncio.wait({work}, timeout=self._pause))[0]:
             if len(ids := tuple(self._ids)) > read:
                 read, started = len(ids), time.perf_counter()
                 said = self._certain(ids)
-                pause = max(
-                    _PAUSE, 10 * (time.perf_counter() - started)
-                )  # all that was said is read: leave others room
+                self._pause = max(_PAUSE, 10 * (time.perf_counter() - started))  # a long answer leaves others room
                 if len(said.content) > self._sent:
                     self._sent = len(said.content)
                     return said

@@ -268,8 +268,8 @@ class Sampler:
                 if listener is not None:
                     listener.call = call
                 guide = None
-                text = self._renderer.text if isinstance(self._renderer, FormRenderer) else None
                 if asked.stop or restriction is not None or listener is not None:
+                    text = self._renderer.text if isinstance(self._renderer, FormRenderer) else None
                     guide = RequestGuide(partial(self._read, call), text, asked.stop, restriction, listener)
                 await self._sample(session, call, asked, guide)
                 return call

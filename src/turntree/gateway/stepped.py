@@ -102,6 +102,9 @@ class Dialogue:
             loop.call_soon_threadsafe(lambda: None if answer.done() else settled(answer))
 
 
+Plays = Callable[[Any, int, Dialogue], Session]  # runs an agent for a task, in the session of a number, to its end
+
+
 class Relay(Sampler):
     """Answers agents with what their dialogues are told, and samples nothing."""
 
@@ -116,9 +119,9 @@ class Relay(Sampler):
 
     async def _sample(self, session: LiveSession, call: Call, asked: Ask, guide: RequestGuide | None) -> None:
         if asked.form is not None or asked.logprobs:
-            what = "a form of the answer (a schema, a forced call)" if asked.form is not None else "log-probabilities"
-            problem = f"{what} does not go with a gate or a brancher"
-            raise Refused(400, problem, code="unsupported_form", param="tool_choice")
+            form = "a form of the answer (a schema, a forced call)", "tool_choice"
+            what, param = form if asked.form is not None else ("log-probabilities", "logprobs")
+            raise Refused(400, f"{what}: not with a gate or a brancher", code="unsupported_form", param=param)
         self._sampling(session, call, asked)  # whether the context has room
         try:
             action = await self.dialogues[session.session_id].answered(session, call)
@@ -145,14 +148,7 @@ class SteppedAgent(Task):
     """An agent at a task (protocol `Environment`). A copy is a new agent at the beginning of the task, which takes the
     place of an earlier copy; what runs has no copies, so that a pool replays it."""
 
-    def __init__(
-        self,
-        task: Any,
-        plays: Callable[[Any, int, Dialogue], Session],
-        numbers: itertools.count[int],
-        shown: list[Tools],
-    ) -> None:
-        """`plays` runs an agent for a task to its end, as the session of a number, which the dialogue is told of."""
+    def __init__(self, task: Any, plays: Plays, numbers: itertools.count[int], shown: list[Tools]) -> None:
         self.task_id: str = task.task_id
         self.task_type = task.task_type
         self._made = task, plays, numbers, shown

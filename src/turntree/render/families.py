@@ -209,12 +209,14 @@ class FamilyRenderer(TurnByTurn):
             reasoning = thought.lstrip().removeprefix(opened).removesuffix(closed).strip()
             found = self._read(self._encode(opened + closed + said), tools)
         calls = [_call(call, tools) for call in found.tool_calls]
+        if not calls:
+            return Message("assistant", found.content, reasoning=reasoning)
         heard, end = without_thoughts(said, opened, closed), self._call_end
-        whole = not calls or heard == said or len(self._read(self._encode(heard), tools).tool_calls) == len(calls)
+        whole = heard == said or len(self._read(self._encode(heard), tools).tool_calls) == len(calls)
         if not whole or (end and said.count(end) > len(calls)) or None in calls:
             # half of a turn's calls must not be executed, and none of a later thought
             return Message("assistant", said.strip("\n") if reasoning else text, reasoning=reasoning)
-        after = said.rpartition(end)[2].strip() if calls and end else ""  # most readers drop it
+        after = said.rpartition(end)[2].strip() if end else ""  # most readers drop it
         content = found.content if after in found.content else "\n".join(filter(None, (found.content, after)))
         return Message("assistant", content, tuple(cast("list[ToolCall]", calls)), reasoning=reasoning)
 

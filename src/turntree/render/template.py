@@ -128,7 +128,7 @@ class ChatRenderer(TurnByTurn):
     def _aloud(self, said: str) -> Message:
         """What is said; a turn that calls in a later thought, too, is text as a whole."""
         read = parse_message(said, self._tool_format)
-        heard = without_thoughts(said, *self._template.marks)
+        heard = without_thoughts(said, *self._template.marks) if read.tool_calls else said
         same = heard == said or parse_message(heard, self._tool_format).tool_calls == read.tool_calls
         return read if same else Message("assistant", said)
 

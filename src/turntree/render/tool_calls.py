@@ -98,8 +98,9 @@ def settled(text: str, tool_format: ToolFormat) -> str:
         return "" if not text.strip() or text.lstrip().startswith("{") else text
     if (opened := _OPENED.get(tool_format)) is None:
         return text
-    text = text.partition(opened)[0]
-    held = next((k for k in range(min(len(opened), len(text)), 0, -1) if opened.startswith(text[-k:])), 0)
+    text, begun, _ = text.partition(opened)  # where one has begun, nothing before it is the beginning of another
+    longest = 0 if begun else min(len(opened), len(text))
+    held = next((k for k in range(longest, 0, -1) if opened.startswith(text[-k:])), 0)
     before = text[: len(text) - held].rstrip("\n")  # line breaks before a call are left out
     return "" if before.startswith("\n") or not before.strip() else before
 

@@ -49,7 +49,9 @@ class Workers:
         time. A process that something else ended is replaced, once. Raises `TurntreeError` where none can start."""
         line = json.dumps([seconds, question]).encode() + b"\n"
         answer, lost = self._answer(line, seconds)
-        return json.loads(answer) if answer else json.loads(self._answer(line, seconds)[0] or "null") if lost else None
+        if lost:
+            answer, _ = self._answer(line, seconds)
+        return json.loads(answer) if answer else None
 
     def _answer(self, line: bytes, seconds: float) -> tuple[bytes, bool]:
         """The answer, empty where there is none, and whether its process ended otherwise than by a limit."""
