@@ -43,6 +43,7 @@ every policy. The tables of what is there come at the end, and with `--table` no
   dapo, reinforce   DAPO and REINFORCE++ in grpo's place, with as many tool calls
   gigpo             GRPO whose turns are also compared with the turns that were taken at the same state (GiGPO)
   own-gigpo         ... own-union so
+  third-gigpo       own-shared, and from there a twelfth of gigpo's iterations: at ALFWorld a third of grpo's whole bill
   arpo              ARPO, with as many tool calls (docs/results/paper-tables.md)
 
   --world household   generated games and the embedded policy (the usual one); --difficulty easy, medium or hard
@@ -84,7 +85,7 @@ MORE = (  # where they are asked for
     "grpo-short", "own-grpo", "lean-grpo", "third", "own-third", "union", "own-union",
     "progress", "progress-short", "own-progress", "own-filtered", "filtered", "taught",
     "balanced-union", "sft-few", "sft-grpo", "sft-shared",
-    "sft-union", "dapo", "reinforce", "gigpo", "own-gigpo", "arpo",
+    "sft-union", "dapo", "reinforce", "gigpo", "own-gigpo", "third-gigpo", "arpo",
 )  # fmt: skip
 COMPARED = (
     ("own", "sft"), ("own", "expert"), ("capped", "sft"), ("expert", "sft"), ("filter", "sft"), ("strict", "capped"),
@@ -123,6 +124,7 @@ COMPARED = (
     ("balanced-clean", "sft-clean"), ("lean-shared", "balanced-clean"),
     ("gigpo", "grpo"), ("gigpo", "own-union"), ("gigpo", "progress"),
     ("own-gigpo", "gigpo"), ("own-gigpo", "own-union"), ("own-gigpo", "grpo"), ("own-gigpo", "own-shared"),
+    ("third-gigpo", "grpo"), ("third-gigpo", "own-shared"),
     ("arpo", "grpo"), ("arpo", "dapo"), ("arpo", "reinforce"), ("arpo", BASE), ("dapo", "grpo"),
     ("reinforce", "grpo"), ("dapo", BASE), ("reinforce", BASE),
 )  # fmt: skip
@@ -133,6 +135,7 @@ CONTINUED = {  # after an arm, a share of the iterations
     "own-union": ("own-shared", 2 / 3), "own-filtered": ("own-shared", 2 / 3),
     "balanced-union": ("balanced", 2 / 3), "sft-grpo": ("sft", 1.0),
     "sft-union": ("sft-shared", 2 / 3), "own-progress": ("own-shared", 2 / 3), "own-gigpo": ("own-shared", 2 / 3),
+    "third-gigpo": ("own-shared", 1 / 12),
 }  # fmt: skip
 WHOLE = {  # the share of the iterations that makes grpo's tool calls, and what differs
     "grpo": (1.0, ()), "grpo-long": (4.0, ()), "grpo-short": (1 / 6, ()),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from turntree.logs.generic import TextOptions
-from turntree.logs.rows import LoggedRow, count, facts_of, named_prompt, needed, text
+from turntree.logs.rows import LoggedRow, count, named_prompt, needed, text
 from turntree_interop.rows import rollout_of_text
 
 
@@ -28,9 +28,8 @@ class Areal(TextOptions):
         tokens = None if length is None or before is None else max(0, length - before)
         return LoggedRow(
             group=f"task {needed(row, 'task_id')}",
-            task=named_prompt(prompt),
+            task=named_prompt(prompt),  # of multi-turn rollouts with answers: no fact by which groups are told apart
             rollout=rollout_of_text(row, text(row, "completion") or "", self, tokens=tokens),
             iteration=count(row, "tail_version"),
-            facts=facts_of({"prompt": prompt}),  # a task_id numbers what was submitted: none comes back
             sample=count(row, "sample_idx"),
         )

@@ -14,12 +14,14 @@ from typing import Any, cast
 from turntree.traces.formats.row import (
     FAILED,
     RESPONSE,
+    UNSEEN,
     BrokenMessage,
     ChatRow,
     call_of,
     count_unknown,
     list_of,
     one_turn_a_response,
+    part_of,
     role_of,
     text_of,
     told_by,
@@ -34,7 +36,7 @@ _CLAUDE_KEYS = words(
     "requestId isMeta isCompactSummary isVisibleInTranscriptOnly toolUseResult toolUseID parentToolUseID slug agentId "
     "permissionMode entrypoint isApiErrorMessage error sourceToolAssistantUUID sourceToolUseID thinkingMetadata todos "
     "promptId origin level subtype content compactMetadata leafUuid summary snapshot messageId isSnapshotUpdate data "
-    "operation attachment teamName imagePasteIds planContent apiError mcpMeta"
+    "operation attachment durationMs teamName imagePasteIds planContent apiError mcpMeta"
 )
 _BLOCK_KEYS = words(
     "type text thinking signature data citations cache_control id name input caller tool_use_id content is_error source"
@@ -43,8 +45,8 @@ _BLOCK_KEYS = words(
 
 def _is_claude(first: dict[str, Any]) -> str:
     said = first.get("type") in _SAID and isinstance(first.get("message"), dict) and "uuid" in first
-    marks = ("sessionId", "leafUuid", "messageId")
-    other = isinstance(first.get("type"), str) and "payload" not in first and any(key in first for key in marks)
+    marks, others = ("sessionId", "leafUuid", "messageId"), {"payload", "traceId", "startTime"}
+    other = isinstance(first.get("type"), str) and any(key in first for key in marks) and others.isdisjoint(first)
     return "" if said or other else "no line with 'type', 'message' and 'uuid'"
 
 
@@ -83,7 +85,7 @@ class _Thread:
     def _open(self) -> None:
         self._part += 1
         self._chat = ChatRow(messages=[], domain=_DOMAIN, rule="tool_calls", ignored=Counter(), left_out=Counter())
-        self._lines: list[tuple[Any, int]] = []  # uuid and the number of messages after it
+        self._lines: dict[str, int] = {}  # uuid of a line, of whatever type, and the number of messages after it
 
     def take(self, line: Any, session: str | None, first: str | None) -> Iterator[ChatRow]:
         """The next line; yields the trace that a compaction ends."""
@@ -92,23 +94,25 @@ class _Thread:
             chat.messages.append(line)  # refused, with its place, when messages are parsed
             return
         count_unknown(line, _CLAUDE_KEYS, "lines[].", chat.ignored)
-        kind = line.get("type")
-        if kind not in _SAID:
-            chat.ignored[f"lines of type {kind}"] += 1
+        uuid = line["uuid"] if isinstance(line.get("uuid"), str) else ""
+        if uuid and uuid in self._lines:
+            chat.ignored["lines that are written twice"] += 1
             return
-        if line.get("isApiErrorMessage"):
-            chat.ignored["lines that report an error of the API"] += 1
+        kind, message = _said(line)
+        if kind not in _SAID or line.get("isApiErrorMessage"):
+            what = "lines that report an error of the API" if kind in _SAID else f"lines of type {kind}"
+            chat.ignored[what] += 1
+            self._lines |= {uuid: len(chat.messages)} if uuid else {}
             return
         if line.get("isCompactSummary") and chat.messages:
             yield from self.close(session, first)
             self._open()
             chat = self._chat
         self._rewind(line)
-        message = line.get("message")
         chat.messages += _claude(str(kind), message, chat) if isinstance(message, dict) else [
             BrokenMessage("has no message", turn=kind == "assistant", field="message")
         ]  # fmt: skip
-        self._lines.append((str(line.get("uuid")), len(chat.messages)))
+        self._lines |= {uuid: len(chat.messages)} if uuid else {}
 
     def close(self, session: str | None, first: str | None) -> Iterator[ChatRow]:
         """The trace. A fork of the session repeats its lines under another name, but with their uuids."""
@@ -131,17 +135,26 @@ class _Thread:
             typed = isinstance(content, str)
         if line.get("type") != "user" or not typed or not self._lines:
             return
-        known = {uuid: (i, kept) for i, (uuid, kept) in enumerate(self._lines)}
         beginning = "parentUuid" in line and line["parentUuid"] is None
-        place = (-1, 0) if beginning else known.get(str(line.get("parentUuid")))
-        if place is None or place[0] == len(self._lines) - 1:
+        kept = 0 if beginning else self._lines.get(str(line.get("parentUuid")))
+        if kept is None:
             return
-        dropped = self._chat.messages[place[1] :]
+        dropped = self._chat.messages[kept:]
         turns = len({str(m.get(RESPONSE) or id(m)) for m in dropped if role_of(m) == "assistant"})
         if turns and not any(role_of(m) == "tool" for m in dropped[-1:]):
             self._chat.left_out["abandoned_branch"] += turns
-            del self._chat.messages[place[1] :]
-            del self._lines[place[0] + 1 :]
+            del self._chat.messages[kept:]
+            self._lines = {uuid: count for uuid, count in self._lines.items() if count <= kept}
+
+
+def _said(line: dict[str, Any]) -> tuple[str, Any]:
+    """The type of a line and its message; what the user typed while the agent worked is an attachment."""
+    attached = part_of(line, "attachment")
+    if line.get("type") == "attachment" and attached.get("type") == "queued_command":
+        if attached.get("commandMode") == "prompt":
+            return "user", {"content": attached.get("prompt")}
+        return f"attachment ({attached.get('type')}, {attached.get('commandMode')})", None
+    return str(line.get("type")), line.get("message")
 
 
 def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
@@ -155,6 +168,7 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
     said: list[Any] = []
     calls: list[Any] = []
     results: list[Any] = []
+    unseen_here = False
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else None
         unread = count_unknown(block, _BLOCK_KEYS, "content[].", chat.ignored) if isinstance(block, dict) else {}
@@ -163,30 +177,28 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
         elif kind == "tool_use":
             calls.append(call_of(block.get("name"), block.get("input"), block.get("id"), unread))
         elif kind == "tool_result":
-            result = {
-                "role": "tool",
-                "content": _shown(block.get("content"), chat),
-                "tool_call_id": block.get("tool_use_id"),
-            }
+            text, unseen = _shown(block.get("content"), chat)
+            result = {"role": "tool", "content": text, "tool_call_id": block.get("tool_use_id"), UNSEEN: unseen}
             results.append(result | {FAILED: block.get("is_error") is True})
         elif kind in ("thinking", "redacted_thinking"):
             chat.ignored["thinking blocks"] += 1
         else:
             chat.ignored[f"blocks of type {kind}"] += 1
+            unseen_here = True
     if not all(isinstance(text, str) for text in said):
         return [BrokenMessage("holds a text block without text", turn=role == "assistant", field="message.content")]
-    turn: dict[str, Any] = {"role": role, "content": "\n".join(said)}
+    turn: dict[str, Any] = {"role": role, "content": "\n".join(said), UNSEEN: unseen_here}
     if role == "assistant":
         turn |= {RESPONSE: message.get("id"), **cut} | ({"tool_calls": calls} if calls else {})
         return [turn] if said or calls or message.get("id") is None else []
-    return [*results, *([turn] if said else [])]
+    return [*results, *([turn] if said or unseen_here else [])]
 
 
-def _shown(content: Any, chat: ChatRow) -> Any:
-    """The text that a tool returned; parts that are not text (images, ...) are left out and counted."""
+def _shown(content: Any, chat: ChatRow) -> tuple[Any, bool]:
+    """The text that a tool returned, and whether there was more: parts that are not text are left out and counted."""
     if not isinstance(content, list):
-        return content
+        return content, False
     texts = [part for part in content if isinstance(part, dict) and part.get("type", "text") == "text"]
     if len(texts) < len(content):
         chat.ignored["parts of results that are not text"] += len(content) - len(texts)
-    return texts
+    return texts, len(texts) < len(content)

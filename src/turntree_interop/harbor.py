@@ -164,6 +164,7 @@ _TERMINUS_KEYS = words(
     "conversations agent model model_provider date task episode run_id trial_name result reward resolved success id "
     "task_id instruction verifier_output"
 )
+_CALLED = ("tool_calls", "tool_call_id", "function_call", "reasoning_content")
 _REFUSED = ("previous response had parsing errors", "error:", "warnings:")
 
 
@@ -194,12 +195,13 @@ def read_terminus(row: dict[str, Any]) -> ChatRow:
 
 
 def _terminus(said: dict[str, Any], ignored: Counter[str]) -> dict[str, Any]:
-    count_unknown(said, ("role", "content"), "conversations[].", ignored)
+    count_unknown(said, ("role", "content", *_CALLED), "conversations[].", ignored)
     role, content = said.get("role"), said.get("content")
+    called = {key: said[key] for key in _CALLED if said.get(key)}  # no Terminus: others call chats conversations, too
     marks: dict[str, Any] = acts_in(content) if role == "assistant" else {}
     if role == "user":
         marks = {FAILED: str(content).lstrip().lower().startswith(_REFUSED)}
-    return {"role": role, "content": content, **marks}
+    return {"role": role, "content": content, **called, **marks}
 
 
 # tasks

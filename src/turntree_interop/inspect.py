@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from turntree.traces.formats.row import (
     FAILED,
+    UNSEEN,
     ChatRow,
     call_of,
     count_unknown,
@@ -64,8 +65,8 @@ def _cut(row: dict[str, Any]) -> set[str]:
 
 def _message(raw: dict[str, Any], chat: ChatRow, cut: set[str]) -> dict[str, Any]:
     count_unknown(raw, _MESSAGE_KEYS, "messages[].", chat.ignored)
-    content, reasoning = _content(raw.get("content"), chat)
-    message: dict[str, Any] = {"role": raw.get("role"), "content": content}
+    content, reasoning, unseen = _content(raw.get("content"), chat)
+    message: dict[str, Any] = {"role": raw.get("role"), "content": content, UNSEEN: unseen}
     if reasoning:
         message["reasoning"] = reasoning
     if raw.get("role") == "assistant" and str(raw.get("id")) in cut:
@@ -88,11 +89,12 @@ def _call(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
     return call_of(raw.get("function"), arguments, raw.get("id"), unread)
 
 
-def _content(value: Any, chat: ChatRow) -> tuple[Any, str]:
-    """The words and the thoughts of a content, text or parts. Other parts (images) are counted and left out; what is
-    neither stays, and is refused with its place."""
+def _content(value: Any, chat: ChatRow) -> tuple[Any, str, bool]:
+    """The words and the thoughts of a content, text or parts, and whether there were other parts (images): they are
+    counted and left out. What is neither text nor a list stays, and is refused with its place."""
     if not isinstance(value, list):
-        return value, ""
+        return value, "", False
+    unseen = False
     said: dict[str, list[str]] = {"text": [], "reasoning": []}
     for part in cast("list[Any]", value):
         kind = part.get("type") if isinstance(part, dict) else None
@@ -101,4 +103,5 @@ def _content(value: Any, chat: ChatRow) -> tuple[Any, str]:
             said[kind].append(part[kind])
         else:
             chat.ignored[f"parts of type {kind}"] += 1
-    return "\n".join(said["text"]), "\n".join(said["reasoning"])
+            unseen = unseen or kind not in ("text", "reasoning")
+    return "\n".join(said["text"]), "\n".join(said["reasoning"]), unseen

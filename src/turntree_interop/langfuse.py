@@ -34,19 +34,19 @@ def _is_observed(first: dict[str, Any]) -> str:
 
 @told_by(session=_is_observed)
 def read_langfuse(row: dict[str, Any]) -> Iterator[ChatRow]:
-    """The conversations of each trace."""
+    """The conversations of each session, of traces without one of each trace."""
     observed = Observed()
     for line in list_of(row, "events", "the lines of an export"):
         if isinstance(line, dict) and "observations" in line:
             count_unknown(cast("dict[str, Any]", line), _TRACE_KEYS, "", observed.ignored)
             for one in list_of(cast("dict[str, Any]", line), "observations", "a list of observations"):
-                _take(one, observed)
+                _take(one, observed, line.get("sessionId"))
         else:
             _take(line, observed)
     yield from observed.rows()
 
 
-def _take(raw: Any, observed: Observed) -> None:
+def _take(raw: Any, observed: Observed, session: Any = None) -> None:
     if not isinstance(raw, dict):
         observed.damaged.append(raw if isinstance(raw, Exception) else BrokenMessage("is not an object"))
         return
@@ -64,4 +64,5 @@ def _take(raw: Any, observed: Observed) -> None:
     messages = given.get("messages") if given else asked
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     at = one.get("starttime")
-    observed.add(text_of(one, ("traceid",)), messages, None if failed else said, given.get("tools"), at)
+    thread = text_of({"sessionId": session or one.get("sessionid")}, ("sessionId",))
+    observed.add(thread, text_of(one, ("traceid",)), messages, None if failed else said, given.get("tools"), at)

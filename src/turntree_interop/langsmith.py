@@ -37,7 +37,7 @@ def _is_run(first: dict[str, Any]) -> str:
 
 @told_by(session=_is_run)
 def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
-    """The conversations of each trace."""
+    """The conversations of each thread, of runs without one of each trace."""
     observed = Observed()
     for line in list_of(row, "events", "the lines of an export"):
         if not isinstance(line, dict):
@@ -55,7 +55,8 @@ def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
         if isinstance(messages, list) and messages and isinstance(messages[0], list):
             messages = messages[0]  # LangChain's batches of one
         answer = None if run.get("error") else _said(said)
-        observed.add(text_of(run, ("trace_id",)), messages, answer, tools, run.get("start_time"))
+        thread = text_of(part_of(given, "metadata"), ("session_id", "thread_id", "conversation_id"))
+        observed.add(thread, text_of(run, ("trace_id",)), messages, answer, tools, run.get("start_time"))
     yield from observed.rows()
 
 

@@ -36,6 +36,7 @@ _ROLES = {"human": "user", "ai": "assistant"}
 class Call:
     """What a model was asked and said, as messages; `said` is None where the call failed."""
 
+    trace: str | None
     asked: list[Any]
     said: Any
     tools: list[Any]
@@ -44,28 +45,31 @@ class Call:
 
 @dataclass
 class Observed:
-    """The calls of each trace, and what is not read of the rows."""
+    """The calls of each thread or trace, and what is not read of the rows."""
 
-    traces: dict[str | None, list[Call]] = field(default_factory=dict[str | None, list[Call]])
+    threads: dict[str | None, list[Call]] = field(default_factory=dict[str | None, list[Call]])
     ignored: Counter[str] = field(default_factory=Counter[str])
     damaged: list[Any] = field(default_factory=list[Any])
 
-    def add(self, trace: str | None, asked: Any, said: Any, tools: Any, at: Any) -> None:
-        """`asked` and `said` in any of the forms above."""
-        call = Call([], self._message(said), list(cast("list[Any]", tools) if isinstance(tools, list) else ()), str(at))
+    def add(self, thread: str | None, trace: str | None, asked: Any, said: Any, tools: Any, at: Any) -> None:
+        """`asked` and `said` in any of the forms above. `thread`: what several traces belong to, if known."""
+        declared = list(cast("list[Any]", tools) if isinstance(tools, list) else ())
+        call = Call(trace, [], self._message(said), declared, str(at))
         for raw in cast("list[Any]", asked) if isinstance(asked, list) else [asked]:
-            declared = cast("dict[str, Any]", raw).get("content") if isinstance(raw, dict) else None
-            if isinstance(declared, dict) and "function" in declared:  # Langfuse tells LangChain's tools as messages
-                call.tools.append(declared)
+            tool = cast("dict[str, Any]", raw).get("content") if isinstance(raw, dict) else None
+            if isinstance(tool, dict) and "function" in tool:  # Langfuse tells LangChain's tools as messages
+                call.tools.append(tool)
             else:
                 call.asked.append(self._message(raw))
-        self.traces.setdefault(trace, []).append(call)
+        self.threads.setdefault(thread or trace, []).append(call)
 
     def rows(self) -> Iterator[ChatRow]:
-        for name, calls in self.traces.items():
-            for number, chat in enumerate(_conversations(calls), start=1):
+        named = Counter[str | None]()
+        for thread, calls in self.threads.items():
+            for name, chat in _conversations(calls):
+                named[name] += 1
                 chat.ignored, self.ignored = chat.ignored + self.ignored, Counter()
-                chat.id, chat.group = name and (name if number == 1 else f"{name}#{number}"), name
+                chat.id, chat.group = name and (name if named[name] == 1 else f"{name}#{named[name]}"), thread
                 yield chat
         if self.damaged:  # refused with their lines
             yield ChatRow(messages=self.damaged, ignored=self.ignored)
@@ -98,9 +102,9 @@ class Observed:
         return call_of(called.get("name"), called.get("args", called.get("arguments")), raw.get("id"), unread)
 
 
-def _conversations(calls: Iterable[Call]) -> Iterator[ChatRow]:
-    """A call continues the one with the longest history that its own begins with. A turn that stands in the history of
-    several conversations is a candidate in the one in which it was said."""
+def _conversations(calls: Iterable[Call]) -> Iterator[tuple[str | None, ChatRow]]:
+    """Each with the trace of its last call. A call continues the one with the longest history that its own begins with.
+    A turn that stands in the history of several conversations is a candidate in the one in which it was said."""
     open_: dict[tuple[str, ...], tuple[Call, dict[int, Any]]] = {}  # with what was said in it, by its place
     answers: set[str] = set()
     failed = Counter[str]()
@@ -120,9 +124,9 @@ def _conversations(calls: Iterable[Call]) -> Iterator[ChatRow]:
             chat.messages[place] = said  # later histories need not tell that it was cut
         for place in {n for n, name in enumerate(names) if name in answers} - own.keys():
             chat.messages[place] = {**chat.messages[place], SKIP: "said_in_another_conversation"}
-        yield chat
+        yield call.trace, chat
     if failed:
-        yield ChatRow(messages=[], left_out=failed)
+        yield None, ChatRow(messages=[], left_out=failed)
 
 
 def _name(message: Any) -> str:

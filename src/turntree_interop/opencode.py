@@ -5,10 +5,15 @@ candidate (PivotRL, appendix A.2).
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from turntree.traces.formats.row import (
     FAILED,
+    SKIP,
+    UNSEEN,
     BrokenMessage,
     ChatRow,
     call_of,
@@ -26,6 +31,7 @@ _PART_KEYS = words(
     "id sessionID messageID type text synthetic ignored time metadata callID tool state mime filename url source "
     "reason snapshot cost tokens hash files name attempt error prompt description agent auto overflow"
 )
+_COMPACTED = "What did we do so far?"  # what it sends for a part of type compaction
 _STATE_KEYS = words("status input output title metadata time error attachments raw")
 
 
@@ -36,8 +42,9 @@ def _is_opencode(row: dict[str, Any]) -> str:
 
 
 @told_by(_is_opencode)
-def read_opencode(row: dict[str, Any]) -> ChatRow:
-    """An exported OpenCode session. It holds no system prompt and no tool schemas."""
+def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
+    """An exported OpenCode session, one trace for each context: where it was compacted, a question and the summary that
+    answered it stand in place of all before. It holds no system prompt and no tool schemas."""
     info = object_of(row, "info")
     chat = ChatRow(
         messages=[],
@@ -51,12 +58,23 @@ def read_opencode(row: dict[str, Any]) -> ChatRow:
     rows, undone = list_of(row, "messages", "a list of {info, parts}"), object_of(info, "revert").get("messageID")
     end = next((i for i, raw in enumerate(rows) if undone and part_of(raw, "info").get("id") == undone), len(rows))
     chat.left_out["abandoned_branch"] += sum(part_of(raw, "info").get("role") == "assistant" for raw in rows[end:])
+    number = 1
     for raw in rows[:end]:
         if not isinstance(raw, dict) or not isinstance(raw.get("info"), dict) or not isinstance(raw.get("parts"), list):
             chat.messages.append(BrokenMessage("holds an item that is not {info, parts}", field="messages"))
             continue
-        chat.messages += _opencode_message(raw["info"], raw["parts"], chat)
-    return chat
+        if any(part_of({"": part}, "").get("type") == "compaction" for part in raw["parts"]):
+            if chat.messages:
+                yield chat
+            number += 1
+            name = text_of(info, ("id",))
+            chat = replace(chat, id=name and f"{name}#{number}", messages=[], ignored=Counter(), left_out=Counter())
+            chat.messages.append({"role": "user", "content": _COMPACTED})
+            continue
+        told = _opencode_message(raw["info"], raw["parts"], chat)
+        summary = raw["info"].get("summary") is True  # of another agent's, with a prompt of its own
+        chat.messages += [one | {SKIP: "a_summary"} if summary and isinstance(one, dict) else one for one in told]
+    yield chat
 
 
 def _opencode_message(info: dict[str, Any], parts: list[Any], chat: ChatRow) -> list[Any]:
@@ -87,12 +105,14 @@ def _opencode_message(info: dict[str, Any], parts: list[Any], chat: ChatRow) -> 
                 failed = state["status"] == "error"
                 output = state.get("error" if failed else "output")
                 output = output if isinstance(output, str | None) else json.dumps(output)
-                results.append({"role": "tool", "content": output, "tool_call_id": part.get("callID"), FAILED: failed})
+                result = {"role": "tool", "content": output, "tool_call_id": part.get("callID")}
+                results.append(result | {FAILED: failed, UNSEEN: bool(state.get("attachments"))})
         elif kind == "step-start":
             if role == "assistant":
                 close()
         else:
             chat.ignored[f"parts[] of type {kind}"] += 1
+            turn |= {UNSEEN: True} if kind == "file" and not str(part.get("mime")).startswith("text/") else {}
             if kind == "step-finish" and part.get("reason") == "length":  # the token limit cut it
                 turn["weight"] = 0
     if info.get("finish") == "length" or info.get("error"):  # cut, or aborted

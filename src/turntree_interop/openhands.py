@@ -11,12 +11,15 @@ Every non-error tool call is a candidate (PivotRL, appendix A.2).
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
 
 from turntree.core.messages import joined_text
 from turntree.traces.formats.row import (
     FAILED,
     RESPONSE,
+    SKIP,
     BrokenMessage,
     ChatRow,
     call_of,
@@ -32,6 +35,7 @@ from turntree.traces.formats.row import (
     outcome,
     part_of,
     reasoning_in,
+    role_of,
     text_of,
     told_by,
     words,
@@ -78,8 +82,9 @@ def _is_history(row: dict[str, Any]) -> str:
 
 
 @told_by(_is_history, session=_is_event)
-def read_openhands_events(row: dict[str, Any]) -> ChatRow:
-    """The events of one conversation with the agent SDK."""
+def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
+    """The events of one conversation with the agent SDK, one trace for each context: a `Condensation` leaves events out
+    of what the model is sent, and tells it a summary in their place."""
     meta = {key: row[key] for key in ("instance_id",) if row.get(key) is not None}
     report = object_of(object_of(row, "test_result"), "report") or row
     chat = ChatRow(
@@ -92,11 +97,34 @@ def read_openhands_events(row: dict[str, Any]) -> ChatRow:
     )
     count_unknown(row, _OPENHANDS_ROW_KEYS, "", chat.ignored)
     events = list_of(row, "events" if "events" in row else "history", "a list of events")
-    chat.messages = one_turn_a_response(each_object(events, lambda event: _sdk_event(event, chat)))
+    told = [(one, each_object([one], lambda event: _sdk_event(event, chat))) for one in events if not _condenses(one)]
+    messages = {id(one): said for one, said in told}
+    if any(map(_condenses, events)):
+        chat.group = chat.group or text_of(first_object(events), ("id",))  # that of all contexts
+    view: list[tuple[str, Any]] = []  # what the model is sent: ids of events, and messages
     instruction = row.get("instruction")
-    if isinstance(instruction, str) and not any(isinstance(m, dict) and m.get("role") == "user" for m in chat.messages):
-        chat.messages.insert(0, {"role": "user", "content": instruction})
-    return chat
+    if isinstance(instruction, str) and not any(role_of(one) == "user" for _, said in told for one in said):
+        view.append(("", {"role": "user", "content": instruction}))
+    for event in events:
+        if not _condenses(event):
+            view += [(str(part_of({"": event}, "").get("id")), message) for message in messages[id(event)]]
+            continue
+        yield replace(chat, messages=one_turn_a_response([message for _, message in view]))
+        chat = replace(chat, ignored=Counter())
+        forgotten = set(map(str, list_of(event, "forgotten_event_ids", "a list of ids")))
+        view = [(name, _once(message)) for name, message in view if name not in forgotten]
+        if isinstance(event.get("summary"), str):
+            view.insert(event.get("summary_offset") or 0, ("", {"role": "user", "content": event["summary"]}))
+    yield replace(chat, messages=one_turn_a_response([message for _, message in view]))
+
+
+def _condenses(event: Any) -> bool:
+    return isinstance(event, dict) and cast("dict[str, Any]", event).get("kind") == "Condensation"
+
+
+def _once(message: Any) -> Any:
+    """A turn that stays in a later context is a candidate where it was said."""
+    return message | {SKIP: "said_in_another_conversation"} if role_of(message) == "assistant" else message
 
 
 def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:

@@ -16,6 +16,7 @@ from turntree.render.tool_calls import TAGS
 from turntree.run.jsonl import parse_json
 from turntree.traces.formats.row import (
     CALL_IN_TEXT,
+    UNSEEN,
     ChatRow,
     call_of,
     chat_tools,
@@ -69,6 +70,8 @@ def read_sharegpt(row: dict[str, Any]) -> ChatRow:
     key = "conversations" if "conversations" in row else "conversation"
     items = turns_of(row) if "output" in row else list_of(row, key, "a list of {from, value}")
     chat.messages += each_object(items, lambda said: _said(said, f"{key}[].", chat.ignored))
+    for message in chat.messages[:1]:
+        message |= {UNSEEN: True} if any(row.get(kind) for kind in ("image", "images", "videos", "audios")) else {}
     return chat
 
 

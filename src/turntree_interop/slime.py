@@ -26,7 +26,8 @@ _FAILED = frozenset({"aborted", "failed", "pending"})
 
 @dataclass(frozen=True, kw_only=True)
 class Slime(TextOptions):
-    """Samples of one `group_index` in one file are a group. Where rewards are objects, `rewards` names their keys."""
+    """Samples of one `group_index` in one file are a group, those of one `rollout_id` a rollout. Where rewards are
+    objects, `rewards` names their keys."""
 
     marks: ClassVar = (frozenset({"group_index", "response", "response_length", "status", "reward"}),)
     file_marks: ClassVar = (".pt",)
@@ -60,4 +61,6 @@ class Slime(TextOptions):
             task=named_prompt(said),
             rollout=replace(rollout, reward=None) if status in _FAILED or row.get("remove_sample") else rollout,
             facts=facts_of(row, label=row.get("label")),
+            whole=text(row, "rollout_id"),
+            output=count(row, "index") or 0,
         )

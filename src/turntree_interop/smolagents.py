@@ -11,6 +11,7 @@ from typing import Any, cast
 from turntree.traces.formats.row import (
     ACT,
     FAILED,
+    UNSEEN,
     ChatRow,
     answers,
     call_of,
@@ -58,7 +59,7 @@ def read_smolagents(row: dict[str, Any]) -> ChatRow:
 def _messages(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
     if step.get("task") is not None:
-        return [{"role": "user", "content": step["task"]}]
+        return [{"role": "user", "content": step["task"], UNSEEN: bool(step.get("task_images"))}]
     said, error = object_of(step, "model_output_message"), part_of(step, "error")
     count_unknown(said, _SAID_KEYS, "steps[].model_output_message.", chat.ignored)
     turn: dict[str, Any] = {"role": "assistant", "content": said.get("content")}
@@ -76,7 +77,7 @@ def _messages(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     if step.get("is_final_answer") and not calls:
         return [turn]
     ids = [one.get("id") for one in turn.get("tool_calls", ()) if isinstance(one, dict)]
-    failed = {FAILED: bool(error)}
+    failed = {FAILED: bool(error), UNSEEN: bool(step.get("observations_images"))}
     return [turn, *(answers(ids, told, **failed) if ids else [{"role": "user", "content": told, **failed}])]
 
 

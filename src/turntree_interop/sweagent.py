@@ -20,6 +20,7 @@ from turntree.run.identity import fingerprint
 from turntree.traces.formats.row import (
     ACT,
     SKIP,
+    BrokenMessage,
     ChatRow,
     answers,
     chat_tools,
@@ -27,6 +28,7 @@ from turntree.traces.formats.row import (
     each_object,
     first_object,
     list_of,
+    of_today,
     outcome,
     reasoning_in,
     text_of,
@@ -114,6 +116,8 @@ def chat_row(row: dict[str, Any], key: str) -> ChatRow:
 
 def _messages(row: dict[str, Any], ignored: Counter[str]) -> list[Any]:
     """One message in chat form; one for each call where one observation answers several."""
+    if isinstance(row := of_today(row, ignored), BrokenMessage):
+        return [row]
     count_unknown(row, _KNOWN, "messages[].", ignored)
     role = _ROLES.get(str(row.get("role")), row.get("role"))
     content = row.get("content") if row.get("content") is not None else row.get("text")

@@ -47,8 +47,9 @@ case ${{PIPESTATUS[0]}} in
     3 | 126 | 127) exit ;;
     4) grep -qE '^(ImportError while loading conftest|ERROR: [^ ]+\.(toml|ini|cfg):)' /logs/verifier/log || exit ;;
 esac
-sed -nE 's/^PASSED (.*)$/\1/p; s/^XFAIL ([^ ]+).*$/\1/p' /logs/verifier/log | sort -u > /logs/verifier/passed
-missing=$(comm -23 /tests/due /logs/verifier/passed) || exit
+sed -nE 's/^(PASSED|XFAIL) ([^ ]+).*$/\2/p' /logs/verifier/log | sort -u > /logs/verifier/passed
+sed -nE 's/^(FAILED|ERROR) ([^ ]+).*$/\2/p' /logs/verifier/log | sort -u > /logs/verifier/failed
+missing=$(comm -23 /logs/verifier/passed /logs/verifier/failed | comm -23 /tests/due -) || exit
 if [ -z "$missing" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 
@@ -88,7 +89,8 @@ class SweBenchTasks(InContainers):
         if not image:
             hint = "name one in the row, or for all with --set environment.image=NAME"
             raise InputError("is missing", path=f"{self.source()}: {name}", field="docker_image", hint=hint)
-        due = sorted({*self._tests(row, "FAIL_TO_PASS"), *self._tests(row, "PASS_TO_PASS")})
+        tests = (*self._tests(row, "FAIL_TO_PASS"), *self._tests(row, "PASS_TO_PASS"))
+        due = sorted({test.split()[0] for test in tests})  # SWE-bench cuts names at the first space: its log parser
         changed = {path for pair in _CHANGED.findall(texts["test_patch"]) for path in pair}
         install = row.get("install_config")
         command = row.get("test_cmd") or (install.get("test_cmd") if isinstance(install, dict) else None) or _COMMAND
@@ -102,7 +104,7 @@ class SweBenchTasks(InContainers):
         )
         files = {"test.sh": script, "test.patch": texts["test_patch"], "due": "".join(f"{test}\n" for test in due)}
         made = {path: text.encode() for path, text in files.items()}
-        tests = Tests(
+        judged = Tests(
             files=lambda: made, script="test.sh", seconds=self.seconds, environment=self.variables,
             strict=self.system_changes == "refuse",
         )  # fmt: skip
@@ -112,7 +114,7 @@ class SweBenchTasks(InContainers):
             kind=str(row["repo"]) if row.get("repo") else None,
             instruction=texts["problem_statement"],
             image=lambda host: host.image(image),
-            judge=tests.judge,
+            judge=judged.judge,
             folder=self.folder,
             environment=self.variables,
             gold=(f"cd -- {shlex.quote(self.folder)} && {applying(patch)}",) if patch else (),

@@ -464,8 +464,9 @@ def _table(path: Path) -> list[Record]:
 def _reward_columns(paths: Sequence[Path], report: ReadReport) -> tuple[str, ...]:
     """The columns that were rewards: the only one of numbers, else those that are named so. (Where the advantages are
     not theirs, `_check_advantages` refuses them.)"""
-    rows = [[row for _, row in _records(path, ReadReport("trl"))] for path in paths]  # `_groups` counts them
-    names = list(dict.fromkeys(name for each in rows for name in _numeric(each, _NOT_REWARDS)))
+    told = ReadReport("trl")  # of a look: `_groups` counts the lines
+    found = (_numeric((row for _, row in _records(path, told)), _NOT_REWARDS) for path in paths)
+    names = list(dict.fromkeys(itertools.chain.from_iterable(found)))
     rewards = tuple(names if len(names) == 1 else [name for name in names if "reward" in name.lower()])
     if not rewards:
         problem = f"does not tell which of {', '.join(names)[:300]} were rewards" if names else "has no reward column"
@@ -535,8 +536,8 @@ def _check_advantages(
                 f"the advantages of {len(scored)} rows of one step with one prompt are not those of a group "
                 f"whose reward is the sum of {', '.join(rewards)}",
                 path=path,
-                hint="name the columns that were rewards with --reward (weights other than 1 are not known); where "
-                "several tasks share a prompt, this log does not tell their groups apart",
+                hint="name the columns that were rewards with --reward (weights other than 1 are not known); where an "
+                "evaluation wrote into the file, or tasks share a prompt, this log does not tell their groups apart",
             )
     if failed:
         report.note(f"{path.name}: completions without a reward were trained on as if it were 0: {failed}")

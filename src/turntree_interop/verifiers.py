@@ -35,6 +35,7 @@ from turntree.env.loop import run, start
 from turntree.env.tools.tool import ToolSpec
 from turntree.run.jsonl import parse_json
 from turntree.traces.formats.row import (
+    BrokenMessage,
     ChatRow,
     chat_tools,
     count_unknown,
@@ -42,6 +43,7 @@ from turntree.traces.formats.row import (
     first_object,
     list_of,
     object_of,
+    of_today,
     outcome,
     role_of,
     text_of,
@@ -311,7 +313,9 @@ def read_record(row: dict[str, Any]) -> ChatRow:
     return chat
 
 
-def _said(raw: dict[str, Any], inside: str, chat: ChatRow) -> dict[str, Any]:
+def _said(raw: dict[str, Any], inside: str, chat: ChatRow) -> Any:
+    if isinstance(raw := of_today(raw, chat.ignored), BrokenMessage):
+        return raw
     count_unknown(raw, {*MESSAGE_KEYS, "reasoning_content", "type"}, inside, chat.ignored)
     message = {key: value for key, value in raw.items() if key in MESSAGE_KEYS and key != "cut"}
     if isinstance(message.get("tool_calls"), list):

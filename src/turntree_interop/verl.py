@@ -66,13 +66,14 @@ def export_verl(bundle: Bundle, out: Path) -> dict[str, Any]:
     return {"files": ["pivots.parquet", "reward.py"]}
 
 
-_OWN_UID = re.compile(r"_\d+_\d+$")  # what follows the name of the prompt in the uid of one rollout
+_OUTPUT = re.compile(r"(.*)_(\d+)_(\d+)", re.DOTALL)  # the uid of an output: its prompt, rollout and number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verl(TextOptions):
     """verl's rollout dumps. Rollouts of one step with the same `uid` (or prefix of it, where every rollout has a uid of
-    its own), or else the same prompt, are one group; a prompt with its gold answer is a task."""
+    its own), or else the same prompt, are one group, the outputs of one session (trainer v1) one rollout; a prompt with
+    its gold answer is a task."""
 
     marks: ClassVar = (frozenset({"input", "output", "score"}),)
     filter_setting: ClassVar = "algorithm.filter_groups.enable=True"
@@ -86,13 +87,17 @@ class Verl(TextOptions):
         uid = (text(row, "uid") or "").strip()
         if not prompt.strip() and not uid:
             raise RowRefused("neither a prompt nor a uid: its group is not known")
-        group = _OWN_UID.sub("", uid) or named_prompt(prompt)
+        own = _OUTPUT.fullmatch(uid)
+        group = (own[1] if own else uid) or named_prompt(prompt)
+        later = int(own[3]) if own else 0  # these are given what was seen in the earlier ones, or a summary
         return LoggedRow(
             group=group,
             task=named_prompt(prompt) if prompt.strip() else group,
             rollout=rollout_of_text(row, output, self),
             iteration=count(row, "step"),
             task_type=text(row, "data_source"),
-            facts=facts_of(row, input=prompt),
+            facts=facts_of(row, input=None if later else prompt),
             name=uid or None,
+            whole=own and own[2],
+            output=later,
         )

@@ -136,6 +136,13 @@ def test_files_that_a_patch_of_tests_removes_or_that_hold_no_tests_are_not_given
     assert rewarded(tmp_path, row | due, change, MENDED) == 1
 
 
+@pytest.mark.parametrize("name", ["tests/test_half.py::test_odd[a", "tests/test_half.py::test_odd[a b]"])
+@pytest.mark.parametrize("other, reward", [("a c", 1), ("a fails", 0)])
+def test_a_name_is_cut_at_its_first_space_as_swebench_cuts_it(tmp_path, row, name, other, reward):
+    change = WRITTEN.replace("3, 'a b'", f"3, 'a b', {other!r}").replace("n == 'a b'", "n in ('a b', 'a c')")
+    assert rewarded(tmp_path, row | {"PASS_TO_PASS": [name]}, change, MENDED) == reward
+
+
 @pytest.mark.parametrize(
     "due, command, reward",
     [

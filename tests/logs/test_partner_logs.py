@@ -5,6 +5,7 @@ The rows are those that each framework's own writer makes (verifiers 0.4.0, SkyR
 """
 
 import json
+import random
 from itertools import count
 
 import pytest
@@ -217,3 +218,47 @@ def test_a_pickle_is_not_opened(tmp_path):
     with pytest.raises(InputError) as refused:
         list(open_log([tmp_path / "3.pt"]))
     assert refused.value.path == tmp_path / "3.pt"
+
+
+@pytest.mark.parametrize("form", ["verl", "slime"])
+@given(outputs=st.lists(st.integers(1, 3), min_size=2, max_size=4), seed=st.integers(0, 99))
+@settings(max_examples=20)
+def test_a_rollout_whose_context_was_compacted_is_one_rollout_of_several_outputs(form, outputs, seed, tmp_path_factory):
+    rows = []
+    for rollout, many in enumerate(outputs):
+        for n in range(many):
+            asked, reward = "Q" if n == 0 else f"Q, summary {rollout}.{n}", float(rollout)
+            if form == "verl":
+                own = {"uid": f"abc_{rollout}_{n}", "input": asked, "score": reward}
+                rows.append(own | {"output": "ab", "gts": "4", "step": 1})
+            else:
+                own = {"rollout_id": rollout, "index": len(rows), "reward": reward}
+                rows.append(sample(0, n, reward) | own | {"response_length": 2})
+    random.Random(seed).shuffle(rows)
+    file = tmp_path_factory.mktemp("log") / "1.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = open_log([file])
+    (group,) = log
+    assert sorted(group.rewards) == [float(n) for n in range(len(outputs))] and log.report.rollouts == len(outputs)
+    made = {rollout.reward: rollout for rollout in group.rollouts}
+    if form == "slime":
+        assert [made[n].tokens for n in range(len(outputs))] == [2 * many for many in outputs]
+    else:
+        assert [made[n].characters for n in range(len(outputs))] == [2 * many for many in outputs]
+
+
+def test_the_last_output_of_a_rollout_has_its_reward(tmp_path):
+    rows = [sample(0, n, reward) | {"rollout_id": 5, "index": n} for n, reward in enumerate((0.0, 1.0))]
+    rows += [sample(0, n, 0.0) | {"rollout_id": 6, "index": n, "status": "aborted"} for n in (2, 3)]
+    (tmp_path / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (group,) = open_log([tmp_path / "0.jsonl"])
+    assert group.rewards == (1.0, None)
+
+
+def test_rollouts_of_areal_that_answered_several_times_are_one_group(tmp_path):
+    """It writes what stands before the last `sum(loss_mask)` tokens as the prompt."""
+    prompts = ["Q", "Q first answer, wrong:", "Q another, wrong:"]
+    rows = [WRITERS["areal"][1](0, 0, n, float(n)) | {"prompt": prompt} for n, prompt in enumerate(prompts)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (group,) = open_log([tmp_path / "tasks.jsonl"])
+    assert group.rewards == (0.0, 1.0, 2.0)

@@ -110,8 +110,6 @@ class TestStopping:
              "unknown_key"),
             (row(USER, {"role": "assistant", "contnet": "x"}),
              ":2: field 'messages[1].contnet': unknown key; did you mean 'content'?", "unknown_key"),
-            (row(USER, {"role": "assistant", "function_call": "f()"}),
-             ":2: field 'messages[1].function_call': unknown key", "unknown_key"),
             (row(USER), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
             (row(), ":2: field 'messages': hold no assistant turn;", "no_assistant_turn"),
             ({"message": []}, ":2: is of no known format (keys: message). Tried agentbench, atif,", "unknown_format"),
@@ -344,6 +342,9 @@ class TestOneCallToldTwice:
         both = call(arguments={"at": 1}) | {"function_call": old}
         said, ignored = self.imported(file, both)
         assert said.tool_calls == (ToolCall("f", {"at": 1}, "1"),) and list(ignored.values()) == [1]
+        assert refusal(file(row(USER, {"role": "assistant", "function_call": "f()"}))).startswith(
+            ":1: field 'messages[1].function_call': is not an object"
+        )
         other = both | {"function_call": old | {"arguments": '{"at": 2}'}}
         assert refusal(file(row(USER, other))).startswith(":1: field 'messages[1].function_call': is another call")
 

@@ -90,7 +90,7 @@ def test_every_providers_word_for_its_token_limit_is_known(told: dict[str, Any])
         was_cut(told) and not was_cut({"finish_reason": "stop", "incomplete_details": None}) and not was_cut("length")
     )
     observed = Observed()
-    observed.add("t", [USER], {"role": "assistant", "content": "It is", "response_metadata": told}, [], 0)
+    observed.add(None, "t", [USER], {"role": "assistant", "content": "It is", "response_metadata": told}, [], 0)
     assert [taught(chat) for chat in observed.rows()] == [[]]
 
 
@@ -103,7 +103,7 @@ def test_every_providers_word_for_its_token_limit_is_known(told: dict[str, Any])
 )
 def test_a_call_that_langchain_keeps_elsewhere_is_a_call(more: dict[str, Any]) -> None:
     observed = Observed()
-    observed.add("t", [USER], {"type": "ai", "content": "Let me look.", "tool_calls": [], **more}, [], 0)
+    observed.add(None, "t", [USER], {"type": "ai", "content": "Let me look.", "tool_calls": [], **more}, [], 0)
     (chat,) = observed.rows()
     assert [call["function"]["name"] for call in chat.messages[-1]["tool_calls"]] == ["find"]
 
@@ -155,7 +155,7 @@ def test_what_was_undone_aborted_or_hidden_in_opencode_is_not_taught() -> None:
     rows = [message(0, "user", "do"), message(1, "assistant", "half", error={"name": "MessageOutputLengthError"})]
     rows += [message(2, "user", "again"), message(3, "assistant", "done"), message(4, "assistant", "undone")]
     rows[2]["parts"].append({"type": "text", "text": "a note", "ignored": True})
-    chat = read_opencode({"info": {"id": "s", "revert": {"messageID": "m4"}}, "messages": rows})
+    (chat,) = read_opencode({"info": {"id": "s", "revert": {"messageID": "m4"}}, "messages": rows})
     assert taught(chat) == ["done"] and chat.left_out["abandoned_branch"] == 1
     assert [one["content"] for one in chat.messages if one["role"] == "user"] == ["do", "again"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_fixtures import CLAUDE, FIXTURES, SDK, Fixture, adds_up, claude, line, text_item, use, used
+from trace_fixtures import CLAUDE, FIXTURES, SDK, Fixture, adds_up, claude, line, lines, text_item, use, used
 
 from chat_import import import_chat
 from turntree.core import parts
@@ -492,6 +492,90 @@ def test_a_branch_is_abandoned_wherever_the_user_went_back_to_and_however_he_wro
     assert ("fix it" in [message.content for message in trace.messages]) is (parent is not None)
 
 
+@pytest.mark.parametrize("parent", ["3", None, "4"])
+@given(places=st.sets(st.integers(1, 7)), kinds=st.lists(st.sampled_from(["system", "attachment"]), min_size=8))
+def test_lines_between_messages_and_lines_written_twice_change_no_trace(
+    parent: str | None, places: set[int], kinds: list[str]
+) -> None:
+    """What Claude Code writes between messages has a place in the chain of their parents (2.1)."""
+    rows = attempts(parent, "do it so")
+    more: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    for number, row in enumerate(rows, start=1):
+        above = row["parentUuid"]
+        more += [row | {"parentUuid": after.get(above, above)}] * (2 if number in places else 1)
+        if number in places:
+            after[row["uuid"]] = f"x{number}"
+            more.append({**claude(kinds[number], f"x{number}", row["uuid"], None), "subtype": "turn_duration"})
+    told = [imported(FIXTURES["claude_code"], lines(*some)) for some in (rows, more)]
+    assert told[0][0] == told[1][0] and told[0][1].dropped_turns == told[1][1].dropped_turns
+
+
+def test_what_a_user_wrote_while_claude_worked_stands_before_the_turn_that_saw_it() -> None:
+    queued = {"type": "queued_command", "commandMode": "prompt", "prompt": "STOP, use python3 only"}
+    rows = attempts("4", "do it so")
+    rows.insert(3, {**claude("attachment", "q", "3", None), "attachment": queued})
+    [trace], _ = imported(FIXTURES["claude_code"], lines(*rows))
+    texts = [message.content for message in trace.messages]
+    assert trace.messages[texts.index(queued["prompt"])].role == "user"
+    assert texts.index(queued["prompt"]) + 1 == texts.index("That was wrong.")
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
+SHOWN = {  # a file in which a turn was asked with an image
+    "claude_code": [claude("user", "1", None, [{"type": "text", "text": "What is it?"}, IMAGE]),
+                    claude("assistant", "2", "1", [{"type": "text", "text": "A cat."}, use("a")])],
+    "claude_code alone": [claude("user", "1", None, [IMAGE]), claude("assistant", "2", "1", [use("a")])],
+    "claude_code result": [claude("user", "1", None, "Look."), claude("assistant", "2", "1", [use("a")], response="m"),
+                           claude("user", "3", "2", [used("a") | {"content": [IMAGE]}]),
+                           claude("assistant", "4", "3", [use("b")], response="n")],
+    "inspect": [{"id": 1, "epoch": 1, "target": "cat", "input": "q", "scores": {}, "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "What is it?"}, {"type": "image", "image": "data:A"}]},
+        {"role": "assistant", "content": "A cat."}]}],
+    "opencode": [{"info": {"id": "s"}, "messages": [
+        {"info": {"role": "user"}, "parts": [{"type": "text", "text": "What?"}, {"type": "file", "mime": "image/png"}]},
+        {"info": {"role": "assistant"}, "parts": [{"type": "step-start"}, {"type": "text", "text": "A cat."}]}]}],
+    "smolagents": [{"steps": [{"task": "What is it?", "task_images": ["A"]}, {"step_number": 1, "model_output_message":
+        {"role": "assistant", "content": "A cat."}, "is_final_answer": True}]}],
+    "sharegpt": [{"conversations": [{"from": "human", "value": "<image> What?"}, {"from": "gpt", "value": "A cat."}],
+                  "images": ["a.png"]}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_turn_behind_an_image_is_no_candidate_for_a_trace_cannot_show_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(lines(*SHOWN[name]))
+    _, report = import_chat([tmp_path / "a.jsonl"], candidates="turns")
+    assert report.dropped_turns["after_an_image"] == 1 and report.turns_kept == (1 if "result" in name else 0)
+
+
+OLD_CALL = {"role": "assistant", "content": "I look.", "function_call": {"name": "weather", "arguments": '{"at": 1}'}}
+ASKED = [{"role": "system", "content": "S"}, {"role": "user", "content": "Weather?"}]
+OLD_FORMS = {
+    "chat": {"messages": [*ASKED, OLD_CALL]},
+    "verifiers": {"prompt": ASKED, "completion": [OLD_CALL], "reward": 1.0, "example_id": 0},
+    "openhands": {"trajectory": [*ASKED, OLD_CALL], "trajectory_id": "x"},
+    "swe_gym": {"messages": [*ASKED, OLD_CALL], "traj_id": "x"},
+    "terminus": {"conversations": [*ASKED, OLD_CALL]},
+    "langfuse": {
+        "id": "g",
+        "traceId": "t",
+        "type": "GENERATION",
+        "startTime": "2026",
+        "input": ASKED,
+        "output": OLD_CALL,
+    },
+}
+
+
+@pytest.mark.parametrize("name", OLD_FORMS)
+def test_a_call_of_the_old_form_is_the_call_of_its_turn_in_every_format(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(lines(OLD_FORMS[name]))
+    [trace], report = import_chat([tmp_path / "a.jsonl"], candidates="turns", format=Part(name))
+    assert [(call.name, call.arguments) for call in trace.messages[-1].tool_calls] == [("weather", {"at": 1})]
+    assert report.turns_kept == 1
+
+
 def test_a_fork_of_a_session_is_in_its_group_and_so_are_the_sub_agents_of_both(tmp_path: Path) -> None:
     def write(name: str, session: str, rows: list[dict[str, Any]]) -> None:
         path = tmp_path / name
@@ -535,3 +619,54 @@ def test_a_text_with_tags_becomes_a_turn_a_call_whose_results_are_not_the_assist
         said = " ".join(m["content"] for m in messages if m["role"] == "assistant")
         assert "Shepard" in said.partition("<answer>")[2] and "Shepard" not in said.partition("<answer>")[0]
         assert [m["content"] for m in messages if m["role"] == "tool"] == ["E. H. Shepard", "2"]
+
+
+# contexts that were compacted
+
+
+def event(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "id": name, "source": "agent", **more}
+
+
+def acted(number: int) -> list[dict[str, Any]]:
+    call = {"id": f"c{number}", "name": "terminal", "arguments": "{}"}
+    told = {"tool_name": "terminal", "tool_call_id": f"c{number}"}
+    seen = {"content": [{"type": "text", "text": f"seen {number}"}]}
+    action = event("ActionEvent", f"a{number}", **told, tool_call=call, llm_response_id=f"r{number}", thought=[])
+    return [action, event("ObservationEvent", f"o{number}", **told, observation=seen)]
+
+
+@given(forgotten=st.sets(st.integers(0, 3), min_size=1), more=st.integers(1, 3))
+@settings(max_examples=30)
+def test_what_a_condensation_forgets_is_in_no_later_history_and_every_turn_counts_once(
+    forgotten: set[int], more: int
+) -> None:
+    asked = event("MessageEvent", "e1", llm_message={"role": "user", "content": [{"type": "text", "text": "Fix it."}]})
+    gone = [f"{kind}{number}" for number in forgotten for kind in "ao"]
+    condensed = event("Condensation", "x", forgotten_event_ids=gone, summary="So far.", summary_offset=1)
+    before, after = [[one for n in numbers for one in acted(n)] for numbers in (range(4), range(4, 4 + more))]
+    (first, second), report = imported(FIXTURES["openhands_events sdk"], lines(asked, *before, condensed, *after))
+    texts = [message.content for message in second.messages]
+    assert not {f"seen {number}" for number in forgotten} & {*texts} and texts[1] == "So far."
+    assert {f"seen {number}" for number in {*range(4 + more)} - forgotten} < {*texts}
+    assert (len(candidates(first)), len(candidates(second))) == (4, more) and first.group == second.group
+    assert adds_up(report)
+
+
+def test_opencode_begins_anew_where_it_was_compacted() -> None:
+    def message(role: str, *parts: dict[str, Any], **info: Any) -> dict[str, Any]:
+        return {"info": {"role": role, **info}, "parts": [{"type": "step-start"}, *parts]}
+
+    def said(text: str) -> dict[str, Any]:
+        return {"type": "text", "text": text}
+
+    rows = [message("user", said("fix it")), message("assistant", said("Long work.")),
+            message("user", {"type": "compaction", "auto": True}), message("assistant", said("SUMMARY"), summary=True),
+            message("user", said("go on")), message("assistant", said("Done."))]  # fmt: skip
+    traces, report = imported(
+        FIXTURES["opencode"], json.dumps({"info": {"id": "s"}, "messages": rows}), candidates="turns"
+    )
+    assert [[m.content for m in trace.messages] for trace in traces] == [
+        ["fix it", "Long work."], ["What did we do so far?", "SUMMARY", "go on", "Done."],
+    ]  # fmt: skip
+    assert report.dropped_turns == {"a_summary": 1} and {trace.group for trace in traces} == {"s"} and adds_up(report)

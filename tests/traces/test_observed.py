@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -68,7 +69,7 @@ def test_of_any_tree_of_calls_every_answer_is_a_candidate_once_and_every_leaf_a_
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     observed = Observed()
     for asked, said, at in shuffled:
-        observed.add("t", asked, said, [], at)
+        observed.add(None, "t", asked, said, [], at)
     rows = list(observed.rows())
     turns = [m["content"] for row in rows for m in row.messages if m["role"] == "assistant" and "_skip" not in m]
     assert sorted(turns) == sorted(said["content"] for _, said, _ in calls)
@@ -122,3 +123,29 @@ def test_an_answer_that_the_token_limit_cut_is_no_demonstration_in_whatever_goes
     [trace], report = import_chat([tmp_path / "runs.jsonl"])
     assert trace.meta["skip_turns"] == {"0": "marked_not_trained"} and len(trace.messages) == 4
     assert report.dropped_turns == {"marked_not_trained": 1} and adds_up(report)
+
+
+@pytest.mark.parametrize("service", ["langsmith", "langfuse", "langfuse traces"])
+def test_the_turns_of_a_thread_count_once_though_each_is_a_trace_with_the_whole_history(
+    service: str, tmp_path: Path
+) -> None:
+    said: list[dict[str, str]] = [{"role": "system", "content": "S"}]
+    rows: list[dict[str, Any]] = []
+    for n in range(3):
+        said.append({"role": "user", "content": f"question {n}"})
+        answer, at = {"role": "assistant", "content": f"answer {n}"}, f"2026-01-01T00:00:0{n}"
+        if service == "langsmith":
+            row = {"id": str(n), "trace_id": f"t{n}", "run_type": "llm", "start_time": at}
+            row |= {"inputs": {"messages": [*said]}, "outputs": {"choices": [{"message": answer}]}}
+            row |= {"extra": {"metadata": {"thread_id": "T"}}}
+        else:
+            row = {"id": str(n), "traceId": f"t{n}", "type": "GENERATION", "startTime": at, "input": [*said],
+                   "output": answer, "sessionId": "T"}  # fmt: skip
+            if service == "langfuse traces":
+                del row["sessionId"]
+                row = {"id": f"t{n}", "timestamp": at, "sessionId": "T", "observations": [row]}
+        rows.append(row)
+        said.append(answer)
+    (tmp_path / "a.jsonl").write_text(lines(*rows))
+    [trace], report = import_chat([tmp_path / "a.jsonl"])
+    assert len(candidates(trace)) == 3 == report.turns_read and trace.group == "T" and trace.id == "t2"

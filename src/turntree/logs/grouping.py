@@ -12,7 +12,8 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -80,15 +81,36 @@ def grouped(rows: Iterable[LoggedRow], path: Path, report: ReadReport) -> Iterat
     for members in _gathered(rows, path):
         for number, (told, alike) in enumerate(_apart(members, path, report).items(), start=1):
             most = max(alike, key=lambda row: len(row.facts))  # a row may lack what others know
-            report.saw_group(len(alike))
+            rollouts = _rollouts(alike) if told.name is None else tuple(row.rollout for row in alike)
+            report.saw_group(len(rollouts))
             again = f" ({number})" if number > 1 else ""
             yield LoggedGroup(
                 id=(most.group if most.iteration is None else f"{most.iteration}/{most.group}") + again,
                 task=report.task(most.task, hash(told.facts)),
-                rollouts=tuple(row.rollout for row in alike),
+                rollouts=rollouts,
                 iteration=most.iteration,
                 task_type=most.task_type,
             )
+
+
+def _rollouts(rows: Sequence[LoggedRow]) -> tuple[LoggedRollout, ...]:
+    outputs: dict[Any, list[LoggedRow]] = {}
+    for number, row in enumerate(rows):
+        outputs.setdefault(number if row.whole is None else row.whole, []).append(row)
+    return tuple(_joined([row.rollout for row in sorted(one, key=lambda row: row.output)]) for one in outputs.values())
+
+
+def _joined(outputs: Sequence[LoggedRollout]) -> LoggedRollout:
+    """The rollout of these outputs, which begin anew where its context was compacted."""
+    if len(outputs) == 1:
+        return outputs[0]
+    apart = all(output.actions for output in outputs)
+    lists = {name: [getattr(output, name) for output in outputs] for name in ("actions", "observations", "turn_tokens")}
+    totals = {name: [getattr(output, name) for output in outputs] for name in ("tokens", "characters")}
+    joined = {name: None if None in found or not apart else tuple(chain(*found)) for name, found in lists.items()}
+    joined["actions"] = joined["actions"] or ()
+    summed = {name: None if None in found else sum(found) for name, found in totals.items()}
+    return replace(outputs[-1], **joined, **summed, suspect=next((one.suspect for one in outputs if one.suspect), None))
 
 
 def _gathered(rows: Iterable[LoggedRow], path: Path) -> Iterator[list[LoggedRow]]:

@@ -32,7 +32,8 @@ class RowRefused(Exception):
 class LoggedRow:
     """A rollout and where it belongs. Rows with equal `iteration` and `group` in one file are one group, unless they
     contradict each other (`logs.grouping`): in `facts` about their task, by field; in a `name` that several of them
-    have, which is then that of a group; in having the same number `sample` within it."""
+    have, which is then that of a group; in having the same number `sample` within it. Rows of a group with an equal
+    `whole` are the outputs of one rollout, in the order of `output`: its reward is that of the last."""
 
     group: str
     task: str
@@ -42,6 +43,8 @@ class LoggedRow:
     facts: Mapping[str, int] = field(default_factory=dict[str, int])
     name: str | None = None
     sample: int | None = None
+    whole: str | None = None
+    output: int = 0
 
 
 FACTS = frozenset({

@@ -111,8 +111,9 @@ def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parquet_lines(path: Path) -> Iterator[bytes]:
-    """The rows of a Parquet file as JSON, in which a date or bytes are text."""
-    return (json.dumps(row, default=str).encode() for row in parquet_rows(path))
+    """The rows of a Parquet file as JSON, in which a date or bytes are text and a number that is none (NaN) is null."""
+    rows = ({k: None if isinstance(v, float) and v != v else v for k, v in row.items()} for row in parquet_rows(path))
+    return (json.dumps(row, default=str).encode() for row in rows)
 
 
 def _descriptor(path: Path) -> int:

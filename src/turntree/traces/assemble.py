@@ -24,21 +24,24 @@ from turntree.traces.formats.row import (
     FAILED,
     RESPONSE,
     SKIP,
+    UNSEEN,
     BrokenMessage,
     ChatRow,
     RowRefused,
     Rule,
     count_unknown,
     failed_exit,
+    of_today,
 )
 from turntree.traces.schema import MESSAGE_KEYS, Trace, check_message, check_schemas, check_tools
 
 NOT_TRAINED = "marked_not_trained"
 PIVOT_HISTORY = "history_of_a_pivot_row"
+AFTER_IMAGE = "after_an_image"
 ARGUMENTS = "arguments_not_json"
 MALFORMED = "malformed_message"
 AFTER_MALFORMED = "after_malformed_message"
-_READ = MESSAGE_KEYS | {*REASONING_KEYS, "weight", ACT, FAILED, RESPONSE, SKIP}
+_READ = MESSAGE_KEYS | {*REASONING_KEYS, "weight", ACT, FAILED, RESPONSE, SKIP, UNSEEN}
 # how the text of a failed tool's result begins: no heading ("Error rate: 3%", "Errors: 0")
 _ERROR = re.compile(
     r"traceback \(most recent call last\)|\[error\]|<\w*error>|\{\s*'errors?'\s*:\s*+(?!none|''|\[\]|false|0\b)"
@@ -86,7 +89,7 @@ def assemble(
     A malformed message raises `InputError` with its field; with `keep_going` the trace ends before it instead, and
     the turns from there on are lost and counted. No assistant turn at all raises `RowRefused`.
     """
-    turns = _turns(row.messages)
+    turns = _turns([of_today(message, row.ignored) for message in row.messages])
     assistants = sum(turn.is_assistant for turn in turns)
     if not assistants and not row.left_out:
         for turn in () if keep_going else turns:
@@ -126,11 +129,15 @@ def _skipped(turns: Sequence[_Turn], messages: Sequence[Message], rule: Rule) ->
     """Assistant turn index as text -> why the source, or the rule of its domain, excludes the turn from training."""
     skip: dict[str, str] = {}
     number = 0
+    unseen = False
     for i, (turn, message) in enumerate(zip(turns, messages, strict=True)):
+        parts = [cast("dict[str, Any]", part) for part in turn.parts]
+        unseen = unseen or any(part.get(UNSEEN) for part in parts)
         if not turn.is_assistant:
             continue
-        parts = [cast("dict[str, Any]", part) for part in turn.parts]
-        if any(part.get("weight") == 0 for part in parts):
+        if unseen:
+            skip[str(number)] = AFTER_IMAGE
+        elif any(part.get("weight") == 0 for part in parts):
             skip[str(number)] = NOT_TRAINED
         elif marked := next((part[SKIP] for part in parts if SKIP in part), None):
             skip[str(number)] = marked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import REASONING_KEYS, read_arguments
+from turntree.core.messages import REASONING_KEYS
 from turntree.traces.formats.row import (
     ChatRow,
     RowRefused,
@@ -14,7 +14,6 @@ from turntree.traces.formats.row import (
     list_of,
     object_of,
     outcome,
-    part_of,
     text_of,
     told_by,
 )
@@ -29,7 +28,7 @@ ROW_KEYS = frozenset(
     | {"environment", "meta", "parallel_tool_calls"}
 )
 # weight 0: OpenAI's mark for "do not train on this turn"
-MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight", *REASONING_KEYS}
+MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight", "function_call", "finish_reason", *REASONING_KEYS}
 MESSAGE_KEYS_IGNORED = frozenset({"refusal", "annotations", "audio"})
 _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in meta.extra"
 
@@ -73,8 +72,7 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     """The message without the fields that a trace has no place for; those are counted."""
     if not isinstance(message, dict):
         return message  # refused, with its place, when messages are parsed
-    said = {key: value for key, value in cast("dict[str, Any]", message).items() if value is not None}
-    row = _today(said, inside, chat)
+    row = {key: value for key, value in cast("dict[str, Any]", message).items() if value is not None}
     if unknown_keys == "stop":
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
     if row.get("weight", 1) not in (0, 1):
@@ -85,39 +83,6 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
     unread |= {key for key in REASONING_KEYS if not isinstance(row.get(key, ""), str)}  # signed blocks of an API
     chat.ignored.update(f"messages[].{key}" for key in unread)
     return {key: value for key, value in row.items() if key in MESSAGE_KEYS_READ and key not in unread}
-
-
-def _today(row: dict[str, Any], inside: str, chat: ChatRow) -> dict[str, Any]:
-    """A message of the old form (`function_call`, role "function") as one of today's. A turn that the token limit
-    ended has weight 0."""
-    old: Any = row.get("function_call")
-    if isinstance(old, dict):
-        del row["function_call"]
-        calls = row.get("tool_calls")
-        if not old.get("name") and old.get("arguments") in (None, "", "{}", {}):  # some data sets write it for "none"
-            pass
-        elif not calls:
-            row["tool_calls"] = [{"function": old}]
-        elif isinstance(calls, list) and any(_same(old, call) for call in cast("list[Any]", calls)):
-            chat.ignored["messages[].function_call that is one of tool_calls"] += 1
-        else:
-            problem, hint = "is another call than those of tool_calls", "write the calls of a turn in one form"
-            raise RowRefused("malformed_field", problem, field=f"{inside}function_call", hint=hint)
-    if row.get("role") == "function":
-        row["role"] = "tool"
-    if row.pop("finish_reason", None) == "length":
-        row["weight"] = 0
-    return row
-
-
-def _same(old: dict[str, Any], call: Any) -> bool:
-    """Whether a call of the old form is one of today's, in a log that writes both."""
-    new = part_of(call, "function")
-    try:
-        told = [read_arguments("", one.get("arguments")) for one in (old, new)]
-    except InputError:
-        told = [old.get("arguments"), new.get("arguments")]
-    return old.get("name") == new.get("name") and told[0] == told[1]
 
 
 def _refuse_unknown(row: dict[str, Any], known: frozenset[str], inside: str = "") -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import read_arguments
 from turntree.run.jsonl import parse_json, parse_object
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,6 +22,7 @@ ACT = (
 FAILED = "_failed"  # of a message that answers an action: whether the action failed
 RESPONSE = "_response"  # of an assistant message: the model's response that it is a piece of
 SKIP = "_skip"  # why a message must not become a candidate (or, of a user's, is not the task)
+UNSEEN = "_unseen"  # of a message: whether the model was shown more than its text (an image), which a trace cannot hold
 CALL_IN_TEXT = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
@@ -257,6 +259,40 @@ def _with_parameters(function: dict[str, Any], inside: str) -> dict[str, Any]:
     except InputError as error:
         where = f"{inside}.function.parameters"
         raise RowRefused("malformed_field", f"is text that {error.problem}", field=where, hint=error.hint) from error
+
+
+def of_today(message: Any, ignored: Counter[str]) -> Any:
+    """A message of the old form (`function_call`, role "function") as one of today's. A turn that the token limit
+    ended has weight 0."""
+    if not isinstance(message, dict):
+        return message
+    message = cast("dict[str, Any]", message)
+    if message.keys().isdisjoint(("function_call", "finish_reason")) and message.get("role") != "function":
+        return message
+    row = {key: value for key, value in message.items() if key not in ("function_call", "finish_reason")}
+    old, calls = message.get("function_call"), row.get("tool_calls")
+    if isinstance(old, dict) and (old.get("name") or old.get("arguments") not in (None, "", "{}", {})):  # else: "none"
+        if not calls:
+            row["tool_calls"] = [{"function": old}]
+        elif isinstance(calls, list) and any(_same(old, call) for call in cast("list[Any]", calls)):
+            ignored["messages[].function_call that is one of tool_calls"] += 1
+        else:
+            problem, hint = "is another call than those of tool_calls", "write the calls of a turn in one form"
+            return BrokenMessage(problem, turn=True, field="function_call", hint=hint)
+    elif old and not isinstance(old, dict):
+        return BrokenMessage("is not an object", turn=True, field="function_call", hint="write {name, arguments}")
+    role = {"role": "tool"} if row.get("role") == "function" else {}
+    return row | role | ({"weight": 0} if message.get("finish_reason") == "length" else {})
+
+
+def _same(old: dict[str, Any], call: Any) -> bool:
+    """Whether a call of the old form is one of today's, in a log that writes both."""
+    new = part_of(call, "function")
+    try:
+        told = [read_arguments("", one.get("arguments")) for one in (old, new)]
+    except InputError:
+        told = [old.get("arguments"), new.get("arguments")]
+    return old.get("name") == new.get("name") and told[0] == told[1]
 
 
 def call_of(name: Any, arguments: Any, call_id: Any = None, unread: Mapping[str, Any] | None = None) -> dict[str, Any]:
