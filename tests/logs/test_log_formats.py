@@ -176,7 +176,7 @@ class TestTrl:
             ]
             path.write_text(json.dumps({"columns": columns, "data": data}))
             if shared:
-                with pytest.raises(InputError, match="several tasks share a prompt"):
+                with pytest.raises(InputError, match="tasks share a prompt"):
                     read(path)
             else:
                 assert [list(group.rewards) for group in read(path)[0]] == [list(map(float, group)) for group in groups]
