@@ -161,7 +161,10 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
     if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
         seen = part_of(event, "observation")
         content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), None)
-        content = content if content is not None else event.get("error") or event.get("rejection_reason")
+        content = event.get("error") if content is None else content
+        if content is None and event.get("rejection_reason"):
+            content = f"Action rejected: {event['rejection_reason']}"
+        content = _blocks(chat, content, event["extended_content"]) if event.get("extended_content") else content
         failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error") or failed_exit(seen))
         return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
     chat.ignored[f"events[] of kind {kind}"] += 1

@@ -184,8 +184,8 @@ def read_item(item: Any, ignored: Counter[str]) -> Any:
         return {"role": "assistant", "content": "", "tool_calls": [_called(kind, row, unread)], **cut}
     if kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
         return {"role": "tool", "content": row.get("output"), "tool_call_id": row.get("call_id")}
-    if kind == "reasoning":
-        ignored["reasoning items"] += 1
+    if kind in ("reasoning", "ghost_snapshot"):  # the other is Codex's own, of the files
+        ignored[f"{kind} items"] += 1
         return None
     if isinstance(item, InputError):
         return item
