@@ -6,7 +6,7 @@ turn), so the billed arms meet the same moments again, and an oracle may look th
 saw are never those that it is billed for: the first branch of a fork is left out of what is known. So the oracle knows
 the variance, not the outcome, and its forks are as unbiased as a coin's.
 
-The arms fork by the same pace and budget (`decide.branching.rules.Pace`). If the oracle is worth no more than a coin,
+The arms fork by the same pace and budget (`decide.branching.rules.Paced`). If the oracle is worth no more than a coin,
 no rule that guesses the variance can be.
 """
 
@@ -149,9 +149,9 @@ class OracleBrancher(Paced):
         if known is None or len(moment.key) > 1 or len(moment.entropies[-1]) <= self.shared:
             return None
         value = known + 1e-6 * drawn(moment)
-        self._pace.tell(moment, value)
-        rate = self._pace.rate(moment, self.branches)
-        threshold = 0.0 if rate is None else self._pace.threshold(0 if self.pooled else moment.turn, rate)
+        self.tell(moment, value)
+        rate = self.paced(moment, self.branches)
+        threshold = 0.0 if rate is None else self.threshold(0 if self.pooled else moment.turn, rate)
         numbers = {"value": value}
         if value > threshold:
             return bounded(moment, self.branches, "highest value", numbers, shared=self.shared)

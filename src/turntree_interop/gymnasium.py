@@ -26,12 +26,12 @@ from functools import partial
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.core.foreign import reason_of
+from turntree.core.foreign import package, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
-from turntree.env.adapted import AdaptedEnvironment, named, package
+from turntree.env.adapted import AdaptedEnvironment, named
 
 NAMES = {  # how the documentation of toy-text games calls their actions
     "FrozenLake": ("left", "down", "right", "up"),

@@ -30,10 +30,10 @@ import anyio.from_thread
 
 from turntree.core.config import is_url
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentFault, EnvironmentGone, reason_of
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, package, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Environment, Observation
-from turntree.env.adapted import AdaptedEnvironment, named, package, prompt_of, rows_of, scored
+from turntree.env.adapted import AdaptedEnvironment, named, prompt_of, rows_of, scored
 from turntree.env.tasks import TaskSet
 from turntree.env.tools.runtime import ToolRuntime
 from turntree.env.tools.tool import ToolOutput, ToolSpec, ToolStatus

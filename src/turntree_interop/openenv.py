@@ -22,12 +22,12 @@ from functools import partial
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.core.foreign import EnvironmentFault, reason_of
+from turntree.core.foreign import EnvironmentFault, package, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
 from turntree.core.seeds import derive
-from turntree.env.adapted import AdaptedEnvironment, named, package
+from turntree.env.adapted import AdaptedEnvironment, named
 from turntree.env.loop import run, start
 from turntree.env.tools.tool import ToolSpec
 

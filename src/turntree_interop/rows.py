@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turntree.core.errors import InputError
+from turntree.core.foreign import package
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import by_rows
 from turntree.logs.groups import LoggedGroup, LoggedRollout
@@ -84,12 +84,7 @@ def row_of(pivot: ExportedPivot) -> dict[str, Any]:
 
 def write_parquet(path: Path, rows: Sequence[dict[str, Any]], json_columns: Sequence[str]) -> None:
     """Write the rows; a column of `json_columns` may hold any JSON values, the others scalars of one type."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        hint = "pip install 'turntree[parquet]'"
-        raise InputError("needs the pyarrow package", field="--to", hint=hint) from error
+    pa, pq = (package(name, "parquet", "--to") for name in ("pyarrow", "pyarrow.parquet"))
     arrays: dict[str, Any] = {}
     features: dict[str, Any] = {}
     for name in rows[0]:

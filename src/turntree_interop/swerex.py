@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentFault, call_foreign
-from turntree.env.adapted import package
+from turntree.core.foreign import EnvironmentFault, call_foreign, package
 from turntree.env.container import ContainerLimits, ContainerProvider, Snapshot
 from turntree.env.container_shell import LOUD, SLOW, ContainerShell, Heard
 from turntree.env.loop import run

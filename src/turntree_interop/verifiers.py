@@ -26,11 +26,11 @@ from typing import Any, cast
 
 from turntree.core import parts
 from turntree.core.errors import InputError
-from turntree.core.foreign import EnvironmentFault, reason_of
+from turntree.core.foreign import EnvironmentFault, package, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
-from turntree.env.adapted import AdaptedEnvironment, held_apart, named, of_split, package
+from turntree.env.adapted import AdaptedEnvironment, held_apart, named, of_split
 from turntree.env.loop import run, start
 from turntree.env.tools.tool import ToolSpec
 from turntree.run.jsonl import parse_json

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
+from turntree.credit.checked import credit_of
 from turntree.credit.comparisons import (
     AcrossAnchors,
     BatchStandardised,
@@ -146,6 +149,48 @@ def test_steps_at_states_of_their_own_gain_nothing_from_anchors(forked: Forked) 
     alone = AcrossAnchors(step_weight=5.0, state=lambda tree, node: node.id)
     rules = (CreditRule(comparison=alone), CreditRule())
     assert net(rules[0](f.tree, f.rewards)) == net(rules[1](f.tree, f.rewards))
+    standardised = replace(CreditRule(advantages=BatchStandardised(0.5, 0.5)), comparison=alone)
+    plain = replace(standardised, comparison=across_leaves)
+    assert net(standardised(f.tree, f.rewards)) == net(plain(f.tree, f.rewards))
+
+
+def test_a_long_rollout_beside_a_short_one_discounts_nothing_that_is_not_below_it() -> None:
+    tree = RolloutTree("long")
+    task = tree.add(None, NodeKind.PROMPT, (1,)).id
+    short = say(tree, task, 2)
+    node = say(tree, task, 3)
+    for turn in range(400):
+        node = say(tree, tree.add(node, NodeKind.OBSERVATION, (turn,)).id, 4)
+    for leaf in (short, node):
+        tree.stop(leaf, StopReason.COMPLETED)
+    rule = CreditRule(comparison=AcrossAnchors(discount=0.1), advantages=mean_centred)
+    credit = net(rule(tree, Rewards({short: Verdict(0.0, ""), node: Verdict(1.0, "")})))
+    assert all(map(math.isfinite, credit.values())) and credit[node] == pytest.approx(0.5)
+
+
+def test_one_baseline_for_a_batch_knows_no_starts_and_no_paths() -> None:
+    for more in ({"comparison": "starts"}, {"comparison": "starts", "leaf_weights": "path_weighted"}):
+        with pytest.raises(ConfigError):
+            CreditConfig(advantages="reinforce_pp", **more)
+
+
+class Float32(float):
+    def item(self) -> float:
+        return float(self)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rollouts": float("nan")}, {"zero_variance": 1}, {"nodes": {0: "good"}}, {"redistributed": float("inf")}]
+)
+def test_what_an_estimator_of_ones_own_says_is_plain_numbers_or_refused(forked: Forked, wrong: dict[str, Any]) -> None:
+    f = forked
+    good = CreditRule()(f.tree, f.rewards)
+    numbers = {name: Float32(getattr(good, name)) for name in ("rollout_tokens", "rollouts")}
+    foreign = replace(good, **numbers)
+    plain = credit_of(lambda tree, rewards: foreign, f.tree, f.rewards)
+    assert plain == good and type(plain.rollouts) is float
+    with pytest.raises(ConfigError):
+        credit_of(lambda tree, rewards: replace(good, **wrong), f.tree, f.rewards)
 
 
 def test_continuations_of_probed_tokens_are_at_a_state_of_their_own() -> None:

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from fixed_brancher import FixedBrancher
 from rollout_view import rollout_of
 from token_world import EPISODES, VOCABULARY, TokenRenderer, TokenWorld, WatchedEngine, episode_in
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, ToolCall
-from turntree.core.protocols import GateDecision, GroupProgress
+from turntree.core.protocols import GateDecision, GroupProgress, Observation
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
-from turntree.decide.gates.table import table_from_groups
+from turntree.decide.gates.table import shown_at, table_from_groups
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rollouts import group_from_tree
 from turntree.rollout.groups import GrownGroup
@@ -121,17 +123,32 @@ class Watching:
         return None
 
 
-def test_a_gate_is_shown_what_calibration_reads_in_the_log() -> None:
+class Breaking(TokenWorld):
+    def step(self, action: Message) -> Observation:
+        seen = super().step(action)
+        if len(self.said) == 2 and int(action.content.split()[0]) % 2:
+            raise RuntimeError("it broke")
+        return seen
+
+    def fork(self) -> TokenWorld:
+        return Breaking(self.task_id, self.said)
+
+
+@pytest.mark.parametrize("world", [TokenWorld, Breaking])
+def test_a_gate_is_shown_what_calibration_reads_in_the_log(world: type[TokenWorld]) -> None:
     """Else a threshold that the log supports is another one online: words beside a call are no part of the action."""
     gate = Watching()
     config = SchedulerConfig(episodes=EPISODES, group_size=4)
     scheduler = Scheduler(WatchedEngine(), CallingRenderer(), config, gate=gate)
-    logs = {
-        group.task.task_id: logged(group) for group in scheduler.run([TokenWorld(f"{n}") for n in range(5)], seed=2)
-    }
+    logs = {group.task.task_id: logged(group) for group in scheduler.run([world(f"{n}") for n in range(5)], seed=2)}
     assert len({action for log in logs.values() for r in log.rollouts for action in r.actions}) == 2
+    lost = 0
     for shown in gate.shown:
         turn, log = max(map(len, shown.actions)), logs[shown.task_id]
-        assert shown.actions == tuple(r.actions[:turn] for r in log.rollouts)
-        read = [(r.observations or ())[:turn] for r in log.rollouts]
-        assert [seen[: len(told)] for seen, told in zip(shown.observations, read, strict=True)] == read
+        there = shown_at(log, turn)
+        lost += len(log.rollouts) - len(there)
+        assert shown.actions == tuple(r.actions[:turn] for r in there)
+        read = [(r.observations or ())[:turn] for r in there]
+        ended = zip(shown.observations, shown.finished, strict=True)
+        assert [seen if finished else seen[:turn] for seen, finished in ended] == read
+    assert bool(lost) is (world is Breaking)

@@ -1,8 +1,8 @@
 """Questions are read from the files in which they are published; what is dropped is counted, with its place."""
 
-import builtins
 import gzip
 import json
+import sys
 from collections import Counter
 
 import pytest
@@ -181,14 +181,7 @@ def test_without_pyarrow_and_with_a_damaged_file_the_error_says_what_to_do(tmp_p
     path.write_bytes(b"no parquet at all")
     with pytest.raises(InputError, match="is not a Parquet file"):
         read(path)
-    genuine = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return genuine(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(InputError, match=r"pip install 'turntree\[parquet\]'"):
         read(path)
 

@@ -121,6 +121,7 @@ def test_a_table_is_not_written_that_could_not_be_read(tmp_path, profile):
         (b"NaN", "NaN is not a JSON number"),
         (b'{"x": 1e999}', "1e999 is not a JSON number"),
         (b"9" * 400 + b".0", "is not a JSON number"),
+        (b"1" + b"0" * 250 + b"e99", "is not a JSON number"),
         (b"{", "JSON over several lines; write one value a line"),
     ],
 )

@@ -212,3 +212,11 @@ def test_a_search_that_was_killed_while_it_wrote_leaves_no_half_file_behind(tmp_
             (run.path / "own" / name).write_text("half")
     with opened(tmp_path):
         assert [path.name for path in (tmp_path / "own").iterdir()] == ["traces-00001.jsonl"]
+
+
+def test_a_folder_that_was_moved_away_when_its_process_ended_is_put_back(tmp_path) -> None:
+    with opened(tmp_path):
+        aside = tmp_path / ".best.17.old"
+        (aside / "best").mkdir(parents=True)
+    with opened(tmp_path):
+        assert (tmp_path / "best").exists() and not aside.exists()

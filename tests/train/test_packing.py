@@ -19,6 +19,7 @@ from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.credit.credit import CreditRule
 from turntree.pack.packing import PackedBatch, PackingStats, flat_batches, pack
+from turntree.pack.rows import rows
 from turntree.pack.slots import Segment, merged, tree_segment
 
 
@@ -262,10 +263,14 @@ def test_flat_batches_hold_one_rollout_a_row_and_need_no_mask() -> None:
 
 
 def test_a_root_that_was_sampled_is_refused() -> None:
-    tree = RolloutTree("headless")
-    leaf = tree.add(None, NodeKind.COMPLETION, (3,), logprobs=(-1.0,)).id
-    with pytest.raises(InputError, match="begins with a sampled token"):
-        pack([tree], [Credit({leaf: NodeCredit(1.0, 0.0, 1.0)}, 1.0, 1.0, False)], max_tokens=9)
+    for prompt in (False, True):
+        tree = RolloutTree("headless")
+        above = tree.add(None, NodeKind.PROMPT, ()).id if prompt else None
+        leaf = tree.add(above, NodeKind.COMPLETION, (3,), logprobs=(-1.0,)).id
+        credits = [Credit({leaf: NodeCredit(1.0, 0.0, 1.0)}, 1.0, 1.0, False)]
+        for made in (lambda t=tree, c=credits: pack([t], c, max_tokens=9), lambda t=tree, c=credits: rows([t], c)):
+            with pytest.raises(InputError, match="begins with a sampled token"):
+                made()
 
 
 def test_a_prompt_cannot_be_trained() -> None:

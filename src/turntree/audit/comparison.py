@@ -14,7 +14,7 @@ from turntree.decide.filters.greso import GresoConfig
 from turntree.decide.gates.calibrate import operating_point
 from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.decide.gates.signals import SIGNALS
-from turntree.decide.gates.table import progress_at, table_from_groups
+from turntree.decide.gates.table import progress_at, shown_at, table_from_groups
 from turntree.logs.groups import LoggedGroup
 
 NO_ITERATIONS = "the log does not say in which iteration a group was played"
@@ -127,7 +127,7 @@ def recommend(played: Played) -> tuple[PrefixDivergenceGate | None, dict[str, An
 def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
     """Ask the gate about every group as it was after `gate.turn` turns.
 
-    Censored rollouts (they were not there) and forked ones (they share their prefix) are not shown to the gate, but
+    Forked rollouts (they share their prefix) and those that a fault had ended by then are not shown to the gate, but
     what they spent later counts as saved too."""
     told = all(rollout.turn_tokens is not None for group in played.groups for rollout in group.rollouts)
     units = [unit for unit in (TOKENS, TURNS) if unit in played.spent] if told else [TURNS]
@@ -141,7 +141,7 @@ def cuts(played: Played, gate: PrefixDivergenceGate) -> GateCuts:
 
 
 def _is_cut(group: LoggedGroup, gate: PrefixDivergenceGate, horizon: int) -> bool:
-    shown = [rollout for rollout in group.rollouts if not (rollout.reward is None or rollout.forked or rollout.refill)]
+    shown = shown_at(group, gate.turn)
     decision = gate.decide(progress_at(group, shown, gate.turn, horizon)) if len(shown) > 1 else None
     return decision is not None and decision.cut
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -113,8 +112,8 @@ class Completion:
             raise TurntreeError("a completion needs at least one token; an engine that gave none returns a fault")
         if min(self.token_ids) < 0:
             raise TurntreeError("a completion has a token id below 0")
-        if any(map(math.isnan, (*self.logprobs, *self.entropies))):
-            raise TurntreeError("a completion has a log-probability or an entropy that is nan")
+        if not all(abs(value) < 1e30 for value in (*self.logprobs, *self.entropies)):
+            raise TurntreeError("a completion has a log-probability or an entropy that is no finite number")
 
 
 @dataclass(frozen=True, kw_only=True)

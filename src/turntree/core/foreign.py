@@ -8,14 +8,16 @@ line. Whoever calls it catches `BaseException` and asks `reason_of`, which lets 
 from __future__ import annotations
 
 import errno
+import importlib
 import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from turntree.core.errors import TurntreeError, disk_is_full
+from turntree.core.errors import InputError, TurntreeError, disk_is_full
 
 T = TypeVar("T")
 
@@ -34,6 +36,16 @@ _LOST = {
 }  # fmt: skip
 _SQLITE = (5, 6, 7, 10, 11, 13)  # busy, locked, no memory, disk, corrupt, full; its other errors are of the question
 _RUNTIME = ("CUDA error", "CUDA out of memory", "can't start new thread")
+
+
+def package(name: str, extra: str, field: str | None = "environment", path: Path | None = None) -> Any:
+    """Import a package that is an optional extra. Raises `InputError` that says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        own = name.partition(".")[0]
+        problem = f"{own} is not installed" if error.name in (own, name) else f"{own} needs {error.name!r}"
+        raise InputError(problem, field=field, path=path, hint=f"pip install 'turntree[{extra}]'") from error
 
 
 class EnvironmentFault(Exception):

@@ -3,6 +3,7 @@ plain ones only. Every reward and every flag of an environment, a tool, an agent
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from turntree.core.foreign import EnvironmentFault, call_foreign
@@ -23,6 +24,17 @@ def number(value: Any) -> float:
         raise ValueError(f"{type(value).__name__}, not a number") from error
     if not abs(found) <= MOST:
         raise ValueError(f"{found}" if found * 0 != 0 else f"{found}, which float32 does not hold")
+    return found
+
+
+def known_numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
+    """The plain numbers of a verdict's parts; one that is none is unknown."""
+    found: dict[str, float | None] = {}
+    for name, value in values.items():
+        try:
+            found[str(name)] = number(value)
+        except ValueError:
+            found[str(name)] = None
     return found
 
 

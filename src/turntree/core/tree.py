@@ -13,7 +13,7 @@ nodes: the tokens up to the fork in a completion that the branches share, the re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -335,7 +335,7 @@ class RolloutTree:
             "stops": {str(leaf): reason.value for leaf, reason in sorted(self._stops.items())},
             "parts": {str(leaf): end for leaf, end in sorted(self._parts.items())},
             "roles": dict.fromkeys(map(str, sorted(self._refills)), "refill"),
-            "decisions": [vars(decision) for decision in self._decisions],
+            "decisions": [asdict(decision) for decision in self._decisions],
             **({"routes": {str(node): list(told) for node, told in self._routes.items()}} if self._routes else {}),
         }
 

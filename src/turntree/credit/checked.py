@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from turntree.core import scalars
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import call_part
-from turntree.core.labels import Credit, Rewards
+from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.protocols import Estimator
 from turntree.core.tree import RolloutTree
 
@@ -20,14 +21,22 @@ def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Cred
     if not isinstance(credit, Credit):
         hint = "return a turntree.Credit"
         raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
-    for node, one in credit.nodes.items():
-        try:
-            wrong = not math.isfinite(one.positive + one.negative + one.multiplicity)
-        except TypeError:
-            wrong = True
-        if wrong:
-            raise ConfigError(f"gave node {node} of {tree.task_id!r} the credit {one}", field="estimator")
-    return credit
+    try:
+        plain = {
+            name: scalars.number(getattr(credit, name)) for name in ("rollout_tokens", "rollouts", "redistributed")
+        }
+        plain["zero_variance"] = scalars.truth(credit.zero_variance)
+        nodes = {int(node): NodeCredit(**_numbers(node, one)) for node, one in credit.nodes.items()}
+    except ValueError as error:
+        raise ConfigError(f"gave a credit of {tree.task_id!r} that is none: {error}", field="estimator") from error
+    return replace(credit, nodes=nodes, **plain)
+
+
+def _numbers(node: int, one: Any) -> dict[str, float]:
+    try:
+        return {name: scalars.number(getattr(one, name)) for name in ("positive", "negative", "multiplicity")}
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"node {node} has {one} ({error})") from error
 
 
 def over_batch(estimator: Estimator, batch: Sequence[Rewards]) -> Estimator:

@@ -160,14 +160,19 @@ class AcrossAnchors:
             groups.setdefault(self.state(scored.tree, scored.tree[node]), []).append(node)
         step: dict[int, float] = {}
         for steps in groups.values():
-            step |= zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
+            alone = len(steps) == 1
+            step |= (
+                {steps[0]: 0.0}
+                if alone
+                else zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
+            )
         return {n: [a + self.step_weight * step[n] for a in at_node] for n, at_node in episode.items()}
 
     def _return(self, scored: ScoredTree, node: int) -> float:
         """One number per sampling event, however many leaves it led to."""
         turn = scored.tree[node].turn
-        ahead = [scored.tree[leaf].turn - turn for leaf in scored.leaves]
-        return scored.mean_below(node, [r * self.discount**t for r, t in zip(scored.rewards, ahead, strict=True)])
+        ahead = {i: scored.tree[scored.leaves[i]].turn - turn for i in scored.below[node]}
+        return scored.mean_of([*ahead], {i: scored.rewards[i] * self.discount**t for i, t in ahead.items()})
 
 
 # rewards of turns
@@ -194,13 +199,21 @@ def turn_advantages(scored: ScoredTree, weights: Mapping[str, float], discount: 
         of_turn = [by_turn.get(turn, 0.0) for by_turn in returns]
         reached = {start: [i for i in scored.below[start] if turn in returns[i]] for start in starts}
         values[turn] = {start: scored.mean_of(below, of_turn) for start, below in reached.items() if below}
-    advantages: dict[int, list[float]] = {}
-    for node in scored.trained:
-        turn, advantages[node] = scored.tree[node].turn, []
-        for i in scored.below[node]:
-            others = [value for start, value in values[turn].items() if i not in scored.below[start]]
-            advantages[node].append(returns[i][turn] - (statistics.fmean(others) if others else 0.0))
-    return advantages
+    start_of = {i: start for start in starts for i in scored.below[start]}
+    baselines = {turn: _mean_of_others(by_start) for turn, by_start in values.items()}
+    return {
+        node: [returns[i][turn] - baselines[turn].get(start_of.get(i), 0.0) for i in scored.below[node]]
+        for node, turn in ((node, scored.tree[node].turn) for node in scored.trained)
+    }
+
+
+def _mean_of_others(values: Mapping[int, float]) -> dict[int | None, float]:
+    """For each of them the mean of the others, and for what is none of them the mean of all."""
+    found: dict[int | None, float] = {None: statistics.fmean(values.values())} if values else {}
+    whole = [*values.values()]
+    if len(whole) > 1:
+        found |= {start: statistics.fmean(whole[:n] + whole[n + 1 :]) for n, start in enumerate(values)}
+    return found
 
 
 def _returns(scored: ScoredTree, leaf: int, weights: Mapping[str, float], discount: float) -> dict[int, float]:

@@ -53,10 +53,9 @@ class CreditConfig:
 
     def rule(self, normalizer: Normalizer, *, per_rollout: bool) -> CreditRule:
         """The estimator for a loss with this normaliser; `per_rollout` as in `CreditRule`."""
-        if self.advantages == "remax" and self.comparison != "leaves":
-            raise ConfigError(
-                "has one baseline for all", field="comparison", hint="use 'leaves' with advantages 'remax'"
-            )
+        if self.advantages in ("remax", "reinforce_pp") and self.comparison != "leaves":
+            hint = f"use 'leaves' with advantages {self.advantages!r}"
+            raise ConfigError("has one baseline for all", field="comparison", hint=hint)
         kind = GreedyBaseline if self.advantages == "remax" else CreditRule
         rule = kind(
             advantages=ADVANTAGES[self.advantages],

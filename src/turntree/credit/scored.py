@@ -53,7 +53,7 @@ class ScoredTree:
     def mean_below(self, node: int, values: Sequence[float]) -> float:
         return self.mean_of(self.below[node], values)
 
-    def mean_of(self, positions: Sequence[int], values: Sequence[float]) -> float:
+    def mean_of(self, positions: Sequence[int], values: Sequence[float] | Mapping[int, float]) -> float:
         weights = [self.weights[i] for i in positions]
         return math.fsum(w * values[i] for w, i in zip(weights, positions, strict=True)) / math.fsum(weights)
 

@@ -3,7 +3,6 @@ them. Torch is imported when an engine is built, so that configurations can be r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +11,6 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import StreamingEngine
-from turntree.run.identity import CONNECTION
 
 Prefixes = Literal["auto", "shared", "repeated"]
 
@@ -131,20 +129,6 @@ class TinkerConfig:
             require_url(self.url, "url", "write http://host:port")
         if self.timeout <= 0:
             raise ConfigError("must be above 0", field="timeout")
-
-
-def connection_free(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a stage without how a server is reached: what decides the completions."""
-    device: Mapping[str, Any] = settings["device"]
-    reached = {name: device.get(name) for name in ("engine", "carrier")}
-    free = {
-        name: part and {k: v for k, v in part.items() if k not in (*CONNECTION, "prices")}
-        for name, part in reached.items()
-    }
-    endpoint = settings.get("endpoint")
-    if endpoint is not None:
-        endpoint = {key: endpoint[key] for key in ("tokenizer", "max_context")}
-    return {**settings, "device": {**device, **free}, "endpoint": endpoint}
 
 
 def hf(policy: Any, config: EngineConfig) -> StreamingEngine:

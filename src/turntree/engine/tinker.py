@@ -25,6 +25,7 @@ from typing import Any
 from turntree.core import seeds
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.errors import ConfigError, InputError, TurntreeError, first_line
+from turntree.core.foreign import package
 from turntree.engine.answers import NEVER
 from turntree.engine.limits import TinkerConfig
 from turntree.engine.requests import RemoteEngine, check_idle, cost_of
@@ -268,12 +269,8 @@ class TinkerEngine(RemoteEngine):
 
 
 def _sdk() -> Any:
-    """The package tinker. Raises `ConfigError` where it is missing or too old."""
-    try:
-        sdk = importlib.import_module("tinker")
-    except ImportError as error:
-        hint = "pip install 'turntree[tinker]'"
-        raise ConfigError("needs the package tinker", field="device.carrier", hint=hint) from error
+    """The package tinker. Raises `InputError` where it is missing or too old."""
+    sdk = package("tinker", "tinker", "device.carrier")
     found = str(sdk.__version__)
     if tuple(int(part) for part in found.split(".")[:2]) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -252,15 +250,6 @@ def prompt_of(value: Any, where: str) -> tuple[Message, ...]:
     if not isinstance(value, list):
         raise InputError("is neither a text nor a list of messages", path=where, field="prompt")
     return tuple(Message.from_chat(chat) for chat in cast("list[Any]", value))
-
-
-def package(name: str, extra: str) -> ModuleType:
-    """Import a package that is an optional extra. Raises `InputError` that says how to install it."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        problem = f"{name} is not installed" if error.name == name else f"{name} needs {error.name!r}"
-        raise InputError(problem, field="environment", hint=f"pip install 'turntree[{extra}]'") from error
 
 
 def named(argument: str | None, what: str) -> str:

@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from turntree.core.config import at_least
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentFault, EnvironmentGone
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, package
 from turntree.core.progress import notice
-from turntree.env.adapted import package
 
 if TYPE_CHECKING:
     from turntree.env.container_shell import ContainerShell

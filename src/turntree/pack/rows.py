@@ -66,7 +66,7 @@ def _rows(tree: RolloutTree, credit: Credit, number: int, advantage: Callable[[N
     """A row for each path, which trains the nodes that no earlier one trained."""
     seen: set[int] = set()
     for path in trained_paths(tree, credit):
-        if path[0].token_ids and path[0].id in credit.nodes:
+        if next((node.id for node in path if node.token_ids), None) in credit.nodes:
             raise begins_sampled(tree)
         trained = {n.id: credit.nodes[n.id] for n in path if n.id in credit.nodes and n.id not in seen}
         seen |= trained.keys()

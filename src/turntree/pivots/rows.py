@@ -156,6 +156,8 @@ class StoredProfile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.suffix in (".gz", ".xz"):
+            raise InputError("is packed, and its samples are read at their places", path=path, hint="unpack it")
         self.header, rows = PROFILE.stream(path)
         self._places: dict[tuple[str, int], int] = {}
         for place, row in enumerate(rows, start=1):

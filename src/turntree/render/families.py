@@ -8,7 +8,6 @@ That package writes messages as token ids, reads sampled ids and bridges to the 
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import ConfigError, InputError, first_line
+from turntree.core.foreign import package
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.render.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.render.tool_calls import can_be_logged
@@ -124,13 +124,14 @@ def has_option(name: str, option: str) -> bool:
 
 def _config(name: str) -> Any:
     """The package's configuration class of a family."""
-    kinds = [kind for kind in vars(_package("renderers.configs")).values() if hasattr(kind, "model_fields")]
+    configs = vars(package("renderers.configs", "renderers", "renderer"))
+    kinds = [kind for kind in configs.values() if hasattr(kind, "model_fields")]
     return next(kind for kind in kinds if getattr(kind.model_fields.get("name"), "default", None) == name)
 
 
 def _source(tokenizer: Words, name: str, given: dict[str, Any]) -> Any:
     """A renderer of the package. It does not get the tokenizer's name, which it would use to choose a form."""
-    base, config = _package("renderers.base"), _config(name)
+    base, config = package("renderers.base", "renderers", "renderer"), _config(name)
     unknown = sorted(set(given) - set(config.model_fields))
     if unknown:
         hint = f"the family has {', '.join(sorted(set(config.model_fields) - {'name'}))}"
@@ -141,14 +142,6 @@ def _source(tokenizer: Words, name: str, given: dict[str, Any]) -> Any:
     except Exception as error:  # the boundary to foreign code
         problem = f"the tokenizer cannot be that of {name} ({first_line(error)})"
         raise InputError(problem, field="renderer", hint="choose another family, or none") from error
-
-
-def _package(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        hint = "pip install 'turntree[renderers]'"
-        raise InputError(f"needs the package `renderers` ({error})", field="renderer", hint=hint) from error
 
 
 class FamilyRenderer(TurnByTurn):

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from turntree.core.errors import InputError
+from turntree.core.foreign import package
 
 _CALL = re.compile(r'(.*?)\{\s*"name":\s*"look",\s*"(arguments|parameters)":\s*\{[^{}]*\}\s*\}(.*)', re.DOTALL)
 _ANY: dict[str, Any] = {"type": "object"}
@@ -60,20 +61,16 @@ class Grammars:
     def constraint(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> Constraint:
         """An answer that is JSON of the schema, or a call of one of the tools, whichever are given. Raises `InputError`
         where the package is missing, and for what has no grammar."""
-        try:
-            from llguidance import LLMatcher, LLTokenizer
-        except ImportError as error:
-            hint = "pip install 'turntree[grammar]' where the gateway runs"
-            raise InputError("needs the package llguidance", field="grammar", hint=hint) from error
+        llguidance = package("llguidance", "grammar", "grammar")
         if self._words is None:
-            self._words = LLTokenizer(_plain_tokenizer(self._tokenizer), eos_token=sorted(self._stops))
+            self._words = llguidance.LLTokenizer(_plain_tokenizer(self._tokenizer), eos_token=sorted(self._stops))
         lark, form = self._written(schema, tools)
-        grammar = LLMatcher.grammar_from_lark(lark)
-        failed, said = LLMatcher.validate_grammar_with_warnings(grammar, self._words)
+        grammar = llguidance.LLMatcher.grammar_from_lark(lark)
+        failed, said = llguidance.LLMatcher.validate_grammar_with_warnings(grammar, self._words)
         if failed:
             problem = f"has no grammar ({' '.join(said).splitlines()[0][:200]})"
             raise InputError(problem, field="grammar", hint="simplify the schema")
-        return Constraint(LLMatcher(self._words, grammar), self._stops, form)
+        return Constraint(llguidance.LLMatcher(self._words, grammar), self._stops, form)
 
     def _written(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
         """The grammar in llguidance's dialect of Lark, and as vLLM's structural tag."""

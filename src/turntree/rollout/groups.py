@@ -293,7 +293,10 @@ class Group:
             task_id=self.task.task_id,
             max_turns=self.max_turns,
             actions=tuple(tuple(rollout.actions[:turn]) for rollout in seen),
-            observations=tuple(tuple(rollout.observations[: turn + 1]) for rollout in seen),
+            observations=tuple(  # what ended a rollout led to no action
+                tuple(one.observations[: one.turns if ended else turn + 1])
+                for one, ended in zip(seen, finished, strict=True)
+            ),
             finished=finished,
             progress=tuple(rollout.answers[: turn + 1][-1].progress for rollout in seen),
             iteration=self.iteration,

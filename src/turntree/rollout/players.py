@@ -35,21 +35,9 @@ class Player(Protocol):
     ) -> Iterator[GrownGroup]: ...
 
 
-class Plays(Protocol):
-    """The attribute `player` of tasks that are played by a program of their own."""
-
-    def __call__(
-        self,
-        engine: StreamingEngine,
-        renderer: Renderer,
-        config: SchedulerConfig,
-        rewards: RewardSum | None,
-        *,
-        gate: Gate | None = None,
-        brancher: Brancher | None = None,
-    ) -> Player:
-        """A gate and a brancher are given where there are any, and only to a task that `replays`."""
-        ...
+Plays = Callable[..., Player]
+"""The attribute `player` of tasks that are played by a program of their own: it takes the arguments of `Scheduler`, a
+gate and a brancher only for a task that `replays`."""
 
 
 class PlayedTask(Task, ABC):

@@ -203,9 +203,9 @@ def _verdict(function: RewardFunction, episode: Episode) -> Verdict:
     """What the function gives; without a reward the reason is what is wrong with it."""
     try:
         value: Any = function(episode)
+        parts_of = scalars.known_numbers(value.parts) if isinstance(value, Verdict) else {}
         if isinstance(value, Verdict) and value.reward is None:
-            return replace(value, reason=f"did not judge: {value.reason}")
-        parts_of = {name: _known(part) for name, part in value.parts.items()} if isinstance(value, Verdict) else {}
+            return Verdict(None, f"did not judge: {value.reason}", parts=parts_of, cost=value.cost)
         value = value.reward if isinstance(value, Verdict) else value
     except BaseException as error:  # a bad rollout is data: the boundary to foreign code
         return Verdict(None, f"raised {reason_of(error)}")
@@ -213,14 +213,6 @@ def _verdict(function: RewardFunction, episode: Episode) -> Verdict:
         return Verdict(scalars.number(value), "", parts=parts_of)
     except ValueError as error:
         return Verdict(None, "gave None" if value is None else f"gave {error}")
-
-
-def _known(value: Any) -> float | None:
-    """A part as a plain number; one that is none is unknown."""
-    try:
-        return scalars.number(value)
-    except ValueError:
-        return None
 
 
 def _check_function(name: str, function: Any) -> None:

@@ -20,7 +20,7 @@ from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.run.files import parse_line, stream_table, write_table
-from turntree.run.identity import CONNECTION, FREE, require_same
+from turntree.run.identity import FREE, require_same
 
 MOST_ROLLOUTS = 10_000  # of one candidate
 
@@ -221,8 +221,7 @@ def require_same_profile(out: Path, header: Row, *, overwrite: bool) -> None:
     except InputError as error:
         hint = "choose another --out, or pass --overwrite to replace it"
         raise InputError(error.problem, path=out, line=error.line, field=error.field, hint=hint) from error
-    free = (*FREE, *(f"config.endpoint.{key}" for key in CONNECTION))
-    require_same(_settings(found), _settings(header), out, free=free)
+    require_same(_settings(found), _settings(header), out, free=FREE)
 
 
 def _settings(header: Row) -> Row:

@@ -126,8 +126,11 @@ class RunDirectory:
         files.write_json(self._config, self.identity)
 
     def _tidy(self) -> None:
-        """Remove what a killed process left behind: temporary files of atomic writes, and checkpoints of a finished
-        run."""
+        """Put back a folder that a killed process had moved away, and remove what it left behind: temporary files of
+        atomic writes, and checkpoints of a finished run."""
+        for old in self.path.glob(".*.old/*"):  # its process ended while the new folder took its place
+            if not (self.path / old.name).exists():
+                old.rename(self.path / old.name)
         unfinished = (*(f".{name}.*" for name in _OWN), "own/.*.partial", "own/.*.tmp")
         for leftover in (path for names in unfinished for path in self.path.glob(names)):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

@@ -18,10 +18,10 @@ from turntree.core.errors import InputError
 
 # how often to save, where to step environments, how many processes, which loggers, how a server is reached, where the
 # reference lies (what it is has a name of its own): no result changes beyond rounding
-CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder")
+_CONNECTION = ("url", "concurrency", "retries", "timeout", "patience", "folder", "prices")
 FREE = (
     *("config.checkpoints", "config.workers", "config.cluster", "config.loggers", "config.reference"),
-    *(f"config.device.{part}.{key}" for part in ("engine", "carrier") for key in (*CONNECTION, "prices")),
+    *(f"config.{part}.{key}" for part in ("device.engine", "device.carrier", "endpoint") for key in _CONNECTION),
 )
 _MOST_KEYS = 8  # in a message
 _MOST_SHOWN = 60  # characters of a value in a message

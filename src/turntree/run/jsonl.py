@@ -24,7 +24,7 @@ from turntree.core.messages import each_key_once, finite_number
 from turntree.run.opening import LONGEST, opened
 
 DEEPEST = 100  # levels of nesting: far above any real input, far below Python's recursion limit
-_HUGE = re.compile(r"[eE]\+?\d{3}|\d{309}")  # what a number that no float can hold looks like
+_HUGE = re.compile(r"[eE]\+?\d{3}|\d{200}")  # what a number that no float can hold looks like
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON spells the halves of a surrogate pair
 _LONE = re.compile(r"[\ud800-\udfff]")  # a half that is left without the other, which UTF-8 cannot hold
 _AGAIN = "write the file again"

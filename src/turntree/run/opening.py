@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
+from turntree.core.foreign import package
 
 LONGEST = 2**28  # bytes (256 MiB) of a line, a value or a whole file in memory: the largest trees have some 100 MB
 UNPACKED = 200  # times: logs become 5 to 50 times as large, what is made to harm 1,000 times
@@ -89,15 +90,11 @@ def _named_errors(path: Path) -> Iterator[None]:
 def parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file, a few at a time. Raises `InputError` for a file that is not Parquet, is damaged, or
     would become far larger than it is."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError("needs pyarrow to be read", path=path, hint="pip install 'turntree[parquet]'") from error
+    parquet = package("pyarrow.parquet", "parquet", None, path)
     with opened(path) as raw:
         most = most_unpacked(path)
         try:
-            with pyarrow.parquet.ParquetFile(raw, pre_buffer=False) as file:
+            with parquet.ParquetFile(raw, pre_buffer=False) as file:
                 groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
                 if max(file.metadata.num_rows, sum(group.total_byte_size for group in groups)) > most:
                     raise unpacks_too_far(path)

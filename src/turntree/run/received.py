@@ -6,18 +6,14 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from turntree.core.errors import InputError
+from turntree.core.foreign import package
 from turntree.run.opening import LONGEST
 
 
 def client_of(url: str, *, timeout: float, field: str, retries: int = 4, later: bool = False) -> Any:
     """A client of OpenAI's API at `url`, which is awaited if `later`. A request that fails is tried again, after
     growing pauses. Raises `InputError`, which names `field`, where the package is missing."""
-    try:
-        import openai
-    except ImportError as error:
-        hint = "pip install 'turntree[endpoint]'"
-        raise InputError("needs the openai package", field=field, hint=hint) from error
+    openai = package("openai", "endpoint", field)
     key = os.environ.get("OPENAI_API_KEY") or "none"  # also where it is empty
     unpacked = {"Accept-Encoding": "identity"}
     options: dict[str, Any] = {"base_url": url, "api_key": key, "timeout": timeout, "max_retries": retries}

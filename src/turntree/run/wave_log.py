@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from turntree.core.errors import InputError
 from turntree.run.files import json_line, parse_line, writing
-from turntree.run.identity import digest, locked, require_same
+from turntree.run.identity import FREE, digest, locked, require_same
 
 SCHEMA = "turntree.waves/2"
 _CHECK = "check"
@@ -61,7 +61,7 @@ class WaveLog:
                 if value.get("schema") != SCHEMA:
                     problem, hint = f"is {value.get('schema')!r}, not {SCHEMA!r}", "pass --overwrite to start anew"
                     raise InputError(problem, path=self.path, line=1, field="schema", hint=hint)
-                require_same(value.get("identity"), identity, self.path)
+                require_same(value.get("identity"), identity, self.path, free=FREE)
             self._last = _checksum(self._last, value)
             if check != self._last:
                 problem = "is damaged, or lines before it are missing"
@@ -88,7 +88,8 @@ def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -
     """The log at `path`, locked for this process while the block lasts; `overwrite` empties it first.
 
     `identity` (a JSON object) names everything that determines the contents of the waves. Raises `InputError` where the
-    log belongs to another identity, naming what differs, where another process has it open, and where it is damaged.
+    log belongs to another identity (`FREE` apart), naming what differs, where another process has it open, and where it
+    is damaged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as handle, locked(path):

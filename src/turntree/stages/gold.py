@@ -28,9 +28,7 @@ class Gold:
     """
 
     noun: ClassVar[str] = "tasks"
-    short: ClassVar[dict[str, str]] = {
-        "--environment": "environment", "--split": "split", "--count": "count", "--seed": "seed",
-    }  # fmt: skip
+    short: ClassVar[str] = "environment split count seed"
 
     environment: Part = field(default_factory=lambda: parts.DEFAULT)
     """The environment whose tasks are played."""

@@ -22,7 +22,6 @@ from turntree.core.errors import InputError
 from turntree.core.messages import action_kind
 from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState
-from turntree.engine.limits import connection_free
 from turntree.pivots.profile import Judge, profile_wave
 from turntree.pivots.rows import PUBLISHED, StoredProfile, moments
 from turntree.pivots.samples import Sampler, one_by_one, together
@@ -66,8 +65,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         header = {"config": to_mapping(config), **made_from}
         require_same_profile(out, header, overwrite=overwrite)
         reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
-        identity = {"config": connection_free(to_mapping(config)), "version": __version__, **reused}
-        identity |= {"code": parts.identities(config), **made_from}
+        identity = {**header, "version": __version__, "code": parts.identities(config), **reused}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             if not log.finished:  # a resumed run has said it
                 states = stream_candidates(config.traces, config.split, chosen)

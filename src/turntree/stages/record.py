@@ -18,7 +18,6 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.protocols import Environment, Teacher, task_of
 from turntree.core.verdict import Verdict
-from turntree.engine.limits import connection_free
 from turntree.env.tasks import TaskSet, environment_record, identity, open_tasks
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
@@ -48,9 +47,9 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
     ):
         tasks = opened.of(config.split)
         made_from = {**speaker.identity, **identity(config.environment, opened)}
-        settings = {**connection_free(to_mapping(config)), "workers": None}
-        described = {"config": settings, "version": __version__, "code": parts.identities(config), **made_from}
-        with open_log(out.with_name(f"{out.name}.waves"), described, overwrite=overwrite) as log:
+        described = {"config": to_mapping(config), **made_from}
+        settings = {**described, "version": __version__, "code": parts.identities(config)}
+        with open_log(out.with_name(f"{out.name}.waves"), settings, overwrite=overwrite) as log:
             work(
                 log,
                 iter(tasks),
@@ -60,7 +59,7 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
                 what="traces record",
                 noun="tasks",
             )
-            return _write(log, {"made_by": "record", "config": to_mapping(config), **made_from}, out)
+            return _write(log, {"made_by": "record", **described}, out)
 
 
 def _played(

@@ -66,7 +66,12 @@ class UserVerifier(TurnVerifier):
     def _verdict(self, answer: Any, kind: str) -> Verdict:
         if isinstance(answer, Verdict):
             reward = None if answer.reward is None else self._reward(answer.reward)
-            return replace(answer, reward=reward, reason=str(answer.reason), kind=answer.kind or kind)
+            told = {"reason": str(answer.reason), "kind": answer.kind or kind}
+            try:
+                success = None if answer.success is None else scalars.truth(answer.success)
+            except ValueError as error:
+                raise InputError(f"returned a success that {error}", field=self.name) from error
+            return replace(answer, reward=reward, success=success, parts=scalars.known_numbers(answer.parts), **told)
         if answer is None:
             return Verdict(None, "the verifier could not tell", kind)
         return Verdict(self._reward(answer), self.name.partition("@")[0], kind)

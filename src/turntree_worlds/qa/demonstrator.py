@@ -34,12 +34,7 @@ class QaDemonstrator:
     """
 
     noun: ClassVar[str] = "questions"
-    short: ClassVar[dict[str, str]] = {
-        "--model": "questions.model",
-        "--count": "count",
-        "--slips": "slips",
-        "--seed": "seed",
-    }
+    short: ClassVar[str] = "questions.model count slips seed"
 
     questions: GeneratedQuestions = field(default_factory=GeneratedQuestions)
     count: Annotated[int, Between(1)] = 200

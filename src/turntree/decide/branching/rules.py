@@ -18,8 +18,9 @@ _Told = tuple[int, float, bool]  # turn, value, whether of an independent rollou
 _ENOUGH = 16  # with fewer values at a turn, the values of all turns are used
 
 
-class Pace:
-    """How often to fork, and the quantiles of a rule's values that give this rate, both from earlier iterations.
+class Paced(Brancher):
+    """A brancher with a pace: how often to fork, and the quantiles of its values that give this rate, both from earlier
+    iterations.
 
     A rollout that may still add b leaves, z - 1 per fork, forks with probability min(1, b / ((z - 1) n)). n is the mean
     number of moments that it still has ahead, this one included. n is counted per turn over the independent rollouts
@@ -55,7 +56,7 @@ class Pace:
         for turn, value, _ in sorted(told):
             self._by_turn.setdefault(turn, []).append(value)
 
-    def rate(self, moment: ForkMoment, branches: int) -> float | None:
+    def paced(self, moment: ForkMoment, branches: int) -> float | None:
         """The probability of a fork here; None until a first iteration is over."""
         if not self._alive:
             return None
@@ -81,19 +82,6 @@ class Pace:
         self._window = [[(turn, value, independent) for turn, value, independent in it] for it in state["window"]]
         self._told = []
         self._refresh()
-
-
-class Paced(Brancher):
-    """A brancher whose only state from earlier iterations is its pace."""
-
-    def __init__(self) -> None:
-        self._pace = Pace()
-
-    def state(self) -> dict[str, Any]:
-        return self._pace.state()
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._pace.restore(state)
 
 
 class RandomBrancher(Paced):
@@ -122,10 +110,10 @@ class RandomBrancher(Paced):
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if len(moment.entropies[-1]) < self.probe_tokens:
             return None
-        self._pace.tell(moment)
+        self.tell(moment)
         rate = self.rate
         if rate is None:
-            paced = self._pace.rate(moment, self.branches)
+            paced = self.paced(moment, self.branches)
             rate = self.alpha if paced is None else paced
         if drawn(moment) < rate:
             return bounded(moment, self.branches, "drawn to fork", {"rate": rate}, shared=self.probe_tokens - 1)
@@ -145,7 +133,7 @@ class EntropyBrancher(Paced):
     decision uses nothing below the fork. A turn that ends within the probe does not fork.
 
     Without tau the threshold is the quantile of P, among earlier moments at the same turn, that spends the budget
-    (`Pace`); in the first iteration, which has no earlier moments, it is alpha: a fork wherever entropy rises.
+    (`Paced`); in the first iteration, which has no earlier moments, it is alpha: a fork wherever entropy rises.
 
     Args:
         branches: Z, rollouts that go on from a fork, the rollout itself among them.
@@ -185,10 +173,10 @@ class EntropyBrancher(Paced):
         change = (entropy - initial) / self._most
         value, threshold = self.alpha + self.beta * change, self.alpha if self.tau is None else self.tau
         numbers = {"entropy": entropy, "initial_entropy": initial, "change": change, "value": value}
-        self._pace.tell(moment, value)
-        rate = self._pace.rate(moment, self.branches) if self.tau is None else None
+        self.tell(moment, value)
+        rate = self.paced(moment, self.branches) if self.tau is None else None
         if rate is not None:
-            numbers["rate"], threshold = rate, self._pace.threshold(moment.turn, rate)
+            numbers["rate"], threshold = rate, self.threshold(moment.turn, rate)
         if math.isfinite(threshold):
             numbers["threshold"] = threshold
         if value > threshold:

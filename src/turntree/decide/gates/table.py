@@ -91,7 +91,7 @@ def table_from_groups(
         savings.append(_savings(kept, turns, "tokens", lambda rollout: rollout.turn_tokens or ()))
     else:
         absent["tokens"] = "not every rollout says how many tokens its turns generated"
-    longest = np.array([[max(len(r.actions) for r in rollouts)] for _, rollouts in kept])
+    longest = np.array([[max(len(r.actions) for r in shown_at(group, 0))] for group, _ in kept])
     return GroupTable(
         source=source,
         max_turns=horizon,
@@ -122,14 +122,26 @@ Kept = Sequence[tuple[LoggedGroup, Sequence[LoggedRollout]]]
 
 def _signals(kept: Kept, turns: Sequence[int], horizon: int) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
     wanted, absent = {**SIGNALS, **PRINTED}, dict[str, str]()
-    if any(r.observations is None for _, rollouts in kept for r in rollouts):
+    if any(r.observations is None for group, _ in kept for r in shown_at(group, 0)):
         del wanted["obs_unique_ratio"], wanted["obs_unique_ratio_printed"]
         absent["obs_unique_ratio"] = "not every rollout has its observations"
-    finished = [progress_at(group, rollouts, None, horizon) for group, rollouts in kept]
-    return {
-        name: np.array([[signal(group, turn) for turn in turns] for group in finished])
-        for name, signal in wanted.items()
-    }, absent
+    columns: dict[str, list[list[float]]] = {name: [] for name in wanted}
+    made: list[dict[int, GroupProgress]] = [{} for _ in kept]  # of each group, by how many rollouts are left
+    for turn in turns:
+        for groups, (group, _) in zip(made, kept, strict=True):
+            shown = shown_at(group, turn)
+            groups.setdefault(len(shown), progress_at(group, shown, None, horizon))
+        now = [groups[min(groups)] for groups in made]
+        for name, signal in wanted.items():
+            columns[name].append([signal(group, turn) for group in now])
+    return {name: np.array(values, dtype=float).reshape(len(turns), -1).T for name, values in columns.items()}, absent
+
+
+def shown_at(group: LoggedGroup, turn: int) -> list[LoggedRollout]:
+    """The rollouts that a gate sees after `turn` turns: those that began independently, without those that a fault had
+    ended by then."""
+    began = (one for one in group.rollouts if one.actions and not (one.forked or one.refill))
+    return [one for one in began if one.reward is not None or len(one.actions) > turn]
 
 
 def progress_at(group: LoggedGroup, rollouts: Sequence[LoggedRollout], turn: int | None, horizon: int) -> GroupProgress:

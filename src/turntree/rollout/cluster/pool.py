@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.core.errors import ConfigError, InputError, TurntreeError, first_line
+from turntree.core.foreign import package
 from turntree.core.progress import notice
 from turntree.rollout.cluster.config import WorkersConfig
 from turntree.rollout.cluster.worker import Reply, Worker
@@ -67,7 +68,7 @@ class WorkerPool:
         self.lost = 0  # workers that died or were given up, each replaced
 
     def __enter__(self) -> WorkerPool:
-        self._ray = _ray()
+        self._ray = package("ray", "ray", "cluster")
         self._ours = _connect(self._ray, self.config)
         self._alone_since = time.monotonic()  # since when no worker lives
         settings: dict[str, Any] = {"target": self._serve, "name": "turntree worker", "daemon": True}
@@ -209,16 +210,6 @@ class WorkerPool:
         for future in ended:
             with contextlib.suppress(InvalidStateError):  # the command has cancelled it
                 future.set_exception(error)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ModuleNotFoundError as error:
-        hint = "pip install 'turntree[ray]', or leave cluster.workers at 0"
-        raise InputError("rollout workers need Ray, which is not installed", field="cluster", hint=hint) from error
-    return ray
 
 
 def _connect(ray: Any, config: WorkersConfig) -> bool:
