@@ -83,8 +83,8 @@ def read_traj(row: dict[str, Any]) -> ChatRow:
 
 
 def _is_swe_gym(row: dict[str, Any]) -> str:
-    known = isinstance(row.get("messages"), list | str) and any(key in row for key in _PATCHES)
-    return "" if known else f"no 'messages' beside one of {', '.join(_PATCHES)}"
+    known = isinstance(row.get("messages"), list | str) and "instance_id" in row and any(key in row for key in _PATCHES)
+    return "" if known else f"no 'messages' and 'instance_id' beside one of {', '.join(_PATCHES)}"
 
 
 @told_by(_is_swe_gym)

@@ -409,12 +409,13 @@ class CompletionsTables(TextOptions):
 def _groups(
     options: CompletionsTables, paths: Sequence[Path], report: ReadReport, *, weighted: bool
 ) -> Iterator[LoggedGroup]:
-    before: list[tuple[Any, Any]] = []
+    before: list[tuple[Any, ...]] = []
     for path in paths:
         numbered = _records(path, report)
         records = [record for _, record in numbered]
         report.files += 1
-        generated = [(record.get("prompt"), record.get("completion")) for record in records]
+        told = ("prompt", "completion", "advantage")
+        generated = [tuple(map(record.get, told)) for record in records]
         again, before = generated == before, generated
         rows: list[LoggedRow] = []
         batches: dict[tuple[str, int], list[tuple[float | None, Record]]] = {}
@@ -536,7 +537,7 @@ def _check_advantages(
                 f"the advantages of {len(scored)} rows of one step with one prompt are not those of a group "
                 f"whose reward is the sum of {', '.join(rewards)}",
                 path=path,
-                hint="name the columns that were rewards with --reward (weights other than 1 are not known); where an "
+                hint="name the columns that were rewards with --reward, also if all were and had weights; where an "
                 "evaluation wrote into the file, or tasks share a prompt, this log does not tell their groups apart",
             )
     if failed:

@@ -205,7 +205,7 @@ def test_rewards_of_several_columns_do_not_hide_that_a_prompt_stands_for_two_tas
     columns = ("a", "b")
     log = open_log([trl(tmp_path, [one, other], shared=False, columns=columns)], Part("trl", {"rewards": columns}))
     assert [len(set(group.rewards)) for group in log] == [3, 1]
-    with pytest.raises(InputError, match="several tasks share a prompt"):
+    with pytest.raises(InputError, match="tasks share a prompt"):
         list(open_log([trl(tmp_path, [one, other], shared=True, columns=columns)], Part("trl", {"rewards": columns})))
 
 

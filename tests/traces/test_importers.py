@@ -433,7 +433,7 @@ def test_reasoning_that_is_text_is_kept_and_other_forms_are_counted() -> None:
 
     said = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "done", **thought}]
     for name, key in (("swe_gym", "messages"), ("openhands", "trajectory")):
-        row = json.dumps({key: said, "run_id": "r"})
+        row = json.dumps({key: said, "run_id": "r", "instance_id": "i"})
         [trace], report = imported(FIXTURES[name], row, candidates="turns")
         assert trace.messages[1].reasoning == "hm" and "unknown key messages[].reasoning_content" not in report.ignored
     assert imported(FIXTURES["atif"])[0][0].messages[1].reasoning == "hm"

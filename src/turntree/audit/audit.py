@@ -61,6 +61,7 @@ def audit(groups: Iterable[LoggedGroup], config: AuditConfig) -> dict[str, Any]:
         )
     result = {
         "schema": SCHEMA,
+        "success": config.success,
         "counts": waste.counts(played),
         **waste.overall(played),
         "failures": waste.failures(played, config.success),

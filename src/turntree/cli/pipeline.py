@@ -197,10 +197,10 @@ def _success(result: dict[str, Any], steps: str = "steps") -> list[str]:
     """What a training says first, with what its steps are called."""
     success = result["success"]
     if success is None:
-        told = ["held-out success was not measured: check.tasks is 0, or no environment is known (check.environment)"]
-        lost = [f"{kind} {was:.2f} -> {now:.2f}" for kind, (was, now) in result.get("kinds", {}).items() if now < was]
-        if lost:
-            told.append(f"accepted less often than at the start, by kind of action: {', '.join(lost)}")
+        told = ["held-out success was not measured: check.tasks is 0, or no --environment says where to play"]
+        moved = [f"{kind} {was:.2f} -> {now:.2f}" for kind, (was, now) in result.get("kinds", {}).items() if now != was]
+        if moved:
+            told.append(f"accepted at the start and at the end, by kind of action: {', '.join(moved)}")
         return told
     start, end, highest = (
         "unknown" if success[name] is None else f"{success[name]:.1%}" for name in ("start", "end", "best")

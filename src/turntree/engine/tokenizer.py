@@ -29,7 +29,9 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     if (folder / ADAPTER).is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
         folder = checked_folder(base_of(folder))
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=GET_FOLDER)
+        inside = folder / "model"
+        hint = f"of a run, name its model: {inside}" if inside.is_dir() else GET_FOLDER
+        raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=hint)
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -253,7 +253,7 @@ class AgentPlayer:
         """Note whether the agents of a group that is over were answered."""
         self.rendered = self.rendered or answered
         if not answered:
-            self._silent.append(f"no agent of task {task.task_id!r} was answered: {reason}")
+            self._silent.append(f"no agent of task {task.task_id!r} asked a model and was answered: {reason}")
             self._require_answered(groups=_SILENT)
 
     def _require_answered(self, *, groups: int) -> None:

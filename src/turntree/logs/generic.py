@@ -91,8 +91,9 @@ class TextOptions(Options):
 
 def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
     """The documented JSONL (docs/audit.md), also what a custom format function returns for a row: `group` and `reward`,
-    and optionally task, iteration (or step), task_type, actions, turn_tokens, observations, tokens, completed, stop.
-    `task` defaults to the group's name; then the same group must have the same name in later iterations.
+    and optionally task, iteration (or step, global_step, train_step, epoch), task_type, actions, turn_tokens,
+    observations, tokens, completed, stop. `task` defaults to the group's name; then the same group must have the same
+    name in later iterations.
 
     Args:
         rewards: Columns whose sum is the reward.
@@ -115,7 +116,7 @@ def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
         group=group,
         task=text(row, "task") or group,
         rollout=rollout,
-        iteration=count(row, "iteration", "step"),
+        iteration=count(row, "iteration", "step", "global_step", "train_step", "epoch"),
         task_type=text(row, "task_type"),
         facts=facts_of(row, task=row.get("task"), task_type=row.get("task_type")),
     )

@@ -127,8 +127,11 @@ def sentences(result: dict[str, Any]) -> list[str]:
     lines = [
         f"{count(result['zero_variance'])} of {count(result['scored'])} scored groups had equal rewards (95% interval "
         f"{100 * result['low']:.0f}–{100 * result['high']:.0f}%): {count(why['all_fail'])} failed as a whole, "
-        f"{count(why['all_succeed'])} succeeded as a whole{looks}."
+        f"{count(why['all_succeed'])} succeeded as a whole{looks}. Success is a reward of at least "
+        f"{result['success']:g} (--set success=NUMBER).",
     ]
+    if "over_time" in result["absent"]:
+        lines.append("The log tells no iteration: all rollouts of one name were compared as one group.")
     if counts["censored"] or counts["censored_rollouts"]:
         few = f"; {plural(counts['censored'], 'group')} with fewer than two scored rollouts left out of all rates"
         lines.append(

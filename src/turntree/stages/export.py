@@ -145,7 +145,10 @@ def bundle_of(config: ExportConfig) -> Bundle:
             "refuses them where the trainer does not read the calls itself"
         )
     if len({pivot.weight for pivot in pivots}) > 1:
-        notes.append("pivots have a weight (`select --weight`): trainers draw uniformly unless they are told to use it")
+        notes.append(
+            "pivots have a weight (the balance over kinds of action, `select --weight`), in the column `weight`: "
+            "trainers draw uniformly unless they are told to use it (as torch's WeightedRandomSampler does)"
+        )
     return Bundle(
         pivots=pivots,
         verifier=verifier,

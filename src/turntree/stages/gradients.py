@@ -35,7 +35,7 @@ def remedy(why: Mapping[str, int]) -> str:
         return "loosen the gate: turntree gate calibrate shows what a threshold cuts"
     if 2 * sum(count for reason, count in why.items() if _SERVER.search(reason)) > sum(why.values()):
         return "so the server answered, or did not: look at its log, address, key and limits"
-    return "see turntree check model and turntree check environment"
+    return "mend the reward function that is named, or see turntree check model and turntree check environment"
 
 
 def require_rewards(rows: Sequence[Row]) -> None:

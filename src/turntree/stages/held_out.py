@@ -216,8 +216,8 @@ class SuccessCheck:
         lost = fewest_lost(FALSE_ALARMS / self._planned)
         if len(looks) == 1 and sum(start.outcomes.values()) < lost:
             won, known = sum(start.outcomes.values()), len(start.outcomes)
-            told = f"{won:g} of {known} held-out tasks are won at the start: their loss could not be told from chance"
-            notice(f"{told} (more of them: check.tasks={2 * len(self._evaluator.tasks)})")
+            told = f"{won:g} of {known} held-out tasks succeed at the start: a fall could not be told from chance"
+            notice(f"{told} (with more of them it might: check.tasks={2 * len(self._evaluator.tasks)})")
         if not counts(start, now):
             total = f"{len(now.outcomes)} held-out tasks say whether they succeeded, {len(start.outcomes)} at the start"
             notice(f"warning: step {now.step}: {total}: the success of the others is not known")

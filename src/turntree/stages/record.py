@@ -88,7 +88,8 @@ def require_labels(counts: Counter[str]) -> None:
     if counts["tasks"] >= _TASKS and failed.total() == counts["turns"] > 0:
         reason = failed.most_common(1)[0][0].partition(f"{FAILED} ")[2]
         problem = f"failed at each of the first {counts['turns']} states: {reason}"
-        raise InputError(problem, field="teacher", hint="mend it; the same command goes on where it stopped")
+        hint = "mend it; `traces record` goes on where it stopped, `train` needs --overwrite"
+        raise InputError(problem, field="teacher", hint=hint)
 
 
 def kept_episodes(

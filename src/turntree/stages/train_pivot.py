@@ -299,7 +299,7 @@ def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier
         raise InputError(
             f"were profiled with verifier {header['verifier']!r}, and training would use {name!r}",
             path=config.pivots,
-            hint="profile again with this verifier and cut_turns, or pass --allow-stale",
+            hint="judge the profile's samples again (turntree rescore, then select), or pass --allow-stale",
         )
 
 

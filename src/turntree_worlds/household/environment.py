@@ -147,11 +147,9 @@ def build_game(source: Mapping[str, Any] | None) -> Game:
     if source is not None and "task_id" in source:
         source = _recorded(source)
     if source is None or source.get("name") != "household":
-        raise InputError(
-            f"{source!r} is not a household game",
-            field="environment",
-            hint="use traces made by `turntree traces household`, or another verifier",
-        )
+        hint = "name the verifier of these traces (--verifier tool_call, recommended, strict or module:function)"
+        problem = f"a trace's environment, {source!r}, is not a household game, which the verifier judges"
+        raise InputError(problem, field="environment", hint=hint)
     if "seed" in source:
         return _generated(int(source["seed"]), str(source["task_type"]), str(source["difficulty"]))
     games = _file(str(source["path"]))

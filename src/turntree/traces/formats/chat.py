@@ -16,6 +16,7 @@ from turntree.traces.formats.row import (
     outcome,
     text_of,
     told_by,
+    words,
 )
 from turntree.traces.schema import MESSAGE_KEYS, check_keys
 
@@ -23,10 +24,9 @@ UnknownKeys = Literal["stop", "keep"]
 
 ID_KEYS = ("id", "trajectory_id", "uuid")
 GROUP_KEYS = ("group", "task_id", "instance_id")
-ROW_KEYS = frozenset(
-    {"messages", "tools", "functions", *ID_KEYS, *GROUP_KEYS, "success", "resolved", "reward", "domain", "split"}
-    | {"environment", "meta", "parallel_tool_calls"}
-)
+ROW_KEYS = words(
+    "messages tools functions system success resolved reward domain split environment meta parallel_tool_calls"
+) | {*ID_KEYS, *GROUP_KEYS}
 # weight 0: OpenAI's mark for "do not train on this turn"
 MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight", "function_call", "finish_reason", *REASONING_KEYS}
 MESSAGE_KEYS_IGNORED = frozenset({"refusal", "annotations", "audio"})
@@ -64,6 +64,10 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
     chat.ignored.update({"parallel_tool_calls"} & {key for key in row if row[key] is not None})  # OpenAI's fine-tuning
     functions = [{"type": "function", "function": one} for one in list_of(row, "functions", "a list of functions")]
     chat.tools = chat_tools([*functions, *list_of(row, "tools", "a list of tool declarations")], chat.ignored)
+    if isinstance(row.get("system"), str) and row["system"]:  # as Anthropic's API has it
+        chat.messages = [{"role": "system", "content": row["system"]}, *chat.messages]
+    elif row.get("system"):
+        raise RowRefused("malformed_field", "is no text", field="system", hint="write it as a message, or as text")
     chat.messages = [_known_part(m, f"messages[{i}].", unknown_keys, chat) for i, m in enumerate(chat.messages)]
     return chat
 
