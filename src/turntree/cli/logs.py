@@ -102,8 +102,8 @@ def _verdict(result: dict[str, Any]) -> list[str]:
     short_help="What your rollout logs bought.",
 )
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", default="audit.html", show_default=True, type=click.Path(path_type=Path), help="The page.")
-def audit(config: Any, logs: tuple[Path, ...], out: Path, json_path: str | None) -> None:
+@click.option("--out", type=click.Path(path_type=Path), help="The page (audit.html; none with `--json -`).")
+def audit(config: Any, logs: tuple[Path, ...], out: Path | None, json_path: str | None) -> None:
     """Audit rollout logs of turntree, verl, TRL, prime-rl and verifiers, SkyRL, slime and miles, rLLM, AReaL, Agent
     Lightning, NeMo Gym, JSONL lines with `group` and `reward`, or a format of your own (docs/audit.md).
 
@@ -115,9 +115,10 @@ def audit(config: Any, logs: tuple[Path, ...], out: Path, json_path: str | None)
     from turntree.report.audit import build_audit_page, sentences, suspicion
 
     result = run_audit(logs, config, _progress())
-    build_audit_page(result, out)
-    lines = [result["headline"], *sentences(result), *filter(None, [suspicion(result)]), *counted(result["log"])]
-    finish(result, json_path, [*lines, f"-> {out}"])
+    out = out or (None if json_path == "-" else Path("audit.html"))
+    page = [] if out is None else [f"-> {build_audit_page(result, out)}"]
+    lines = [result["headline"], *sentences(result), *filter(None, [suspicion(result)]), *counted(result["log"]), *page]
+    finish(result, json_path, lines)
 
 
 def _progress() -> Callable[[ReadReport], None]:

@@ -113,7 +113,7 @@ class Completion:
         if min(self.token_ids) < 0:
             raise TurntreeError("a completion has a token id below 0")
         if not all(abs(value) < 1e30 for value in (*self.logprobs, *self.entropies)):
-            raise TurntreeError("a completion has a log-probability or an entropy that is no finite number")
+            raise TurntreeError("a completion has a log-probability or an entropy that is nan or not finite")
 
 
 @dataclass(frozen=True, kw_only=True)

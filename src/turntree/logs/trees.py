@@ -174,7 +174,8 @@ def is_kept(iteration: int, iterations: int, keep: int | None) -> bool:
 
 
 def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
-    """The trees of a file in order, one at a time; `report` as in `logs.rollouts.read_own`."""
+    """The trees of a file, or of a run's folder, in order, one at a time; `report` as in `logs.rollouts.read_own`."""
+    path = path / FILE_NAME if path.is_dir() else path
     return read_own(path, KeptTree.from_json, "a rollout tree", report)
 
 

@@ -77,6 +77,16 @@ def read_json(path: Path) -> Any:
     return parse_json(read_text(path), path, half_characters=True)
 
 
+def require_replaceable(path: Path, beginning: str) -> None:
+    """Raise `InputError` where `path` holds something that does not begin so: a file of the user's own, or of another
+    kind."""
+    if path.is_file() and path.stat().st_size and path.suffix not in (".gz", ".xz"):
+        with path.open("rb") as file:
+            if not file.read(200).lstrip().lower().startswith(beginning.lower().encode()):
+                hint = "choose another --out, or delete the file"
+                raise InputError("holds something else, which would be lost", path=path, hint=hint)
+
+
 def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any]]) -> int:
     """A JSONL table: a header object that says what it is, then one row a line. Returns the number of rows."""
     count = 0

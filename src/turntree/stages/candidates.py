@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +78,21 @@ class SelectedState:
     group: str
 
 
+def traces_of(header: Mapping[str, Any], path: str | Path) -> str:
+    """Where the traces of a profile or of pivots lie: where they were, seen from here, or beside the file."""
+    told = Path(str(header["traces"]))
+    found = next((place for place in (told, Path(path).parent / told.name) if place.exists()), None)
+    if found is None:
+        hint = f"{path} was made of it: say with --traces where it lies now"
+        raise InputError("no such file", path=told, hint=hint)
+    return str(found)
+
+
 def read_selected(path: str, traces: str | None = None) -> tuple[dict[str, Any], list[SelectedState]]:
     """The header of a pivots file, and its rows with their states (`traces`: where the traces lie now). Raises
     `InputError` when traces and pivots do not fit."""
     header, rows = PIVOTS.read(Path(path))
-    source = traces or str(header["traces"])
+    source = traces or traces_of(header, path)
     if file_hash(Path(source)) != header["traces_hash"]:
         raise InputError(
             "is not the file that was profiled", path=source, hint="name it with --traces, or profile again"

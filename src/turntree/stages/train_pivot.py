@@ -41,7 +41,7 @@ from turntree.run.artifacts import POLICY, policy_of
 from turntree.run.files import file_hash
 from turntree.run.folder import HELD_OUT, RunDirectory, open_run
 from turntree.run.means import mean_by_kind
-from turntree.stages.candidates import SelectedState, read_candidates, read_selected
+from turntree.stages.candidates import SelectedState, read_candidates, read_selected, traces_of
 from turntree.stages.config import TrainPivotConfig
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import SuccessCheck, TrainedOn, open_held_out
@@ -166,7 +166,7 @@ def _given(
         if not config.allow_stale:
             _require_profiled_alike(config, header, policy)
         verifier = chosen_verifier(config.verifier, header, config.pivots)
-        traces, split = config.traces or str(header["traces"]), str(header["split"])
+        traces, split = config.traces or traces_of(header, config.pivots), str(header["split"])
         if config.check.states and split != "train":
             problem = f"would be looked at in the turns that are trained on: the pivots are of split {split or 'all'!r}"
             raise ConfigError(problem, field="check.states", hint="profile the split train, or set it to 0")
