@@ -273,8 +273,8 @@ def _never_forks(row: Row) -> Iterator[str]:
     found = row.get("branching") if row["step"] == 1 else None
     if found and not found["decisions"] and found["refills"] + found["unfilled_leaves"]:
         yield (
-            "warning: step 1: no turn could fork: the brancher declined all, or none that follows a tool result is as long "
-            "as it looks at (brancher.probe_tokens); rollouts that start anew take the place of branches"
+            "warning: step 1: no turn could fork: the brancher declined all, or none that follows a tool result is as "
+            "long as it looks at (brancher.probe_tokens); rollouts that start anew take the place of branches"
         )
 
 
