@@ -50,7 +50,7 @@ from turntree.run.files import write_json
 from turntree.stages.policy import Policy, load_policy
 from turntree.stages.verifier import open_verifier
 from turntree.train.config import LossConfig
-from turntree.train.loop import Hooks, Trainee, train
+from turntree.train.loop import Trainee, train
 from turntree.train.lora import Reference, frozen_reference
 from turntree.train.pivot import Pivot, PivotRL
 
@@ -289,7 +289,7 @@ def _trained(
     )
     pivots = [Pivot(space.prompted, "", "pivot") for space in studied]
     trainee = Trainee(policy.model, policy.engine, policy.renderer)
-    train(PivotRL(trainee, settings, pivots, verifier), Hooks(lambda row: None))
+    train(PivotRL(trainee, settings, pivots, verifier), lambda row: None)
     states = [space.prompted for space in studied]
     trees = sample_local(states, policy.engine, policy.renderer, COMMAND, config.group_size, config.seed + 1)
     groups = list(

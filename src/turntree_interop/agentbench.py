@@ -24,12 +24,7 @@ _RUN_KEYS = words("index error info output time")
 _BASH = re.compile(r"Act(?:ion)?:\s*bash\b|```(?:bash|sh)\b", re.IGNORECASE)
 
 
-def _is_agentbench(row: dict[str, Any]) -> str:
-    problem = needs(row, output=dict)
-    return problem or needs(row["output"], history=list)
-
-
-@told_by(_is_agentbench)
+@told_by(lambda row: needs(row, output=dict) or needs(row["output"], history=list))
 def read_agentbench(row: dict[str, Any]) -> ChatRow:
     """A sample of an AgentBench run."""
     output = object_of(row, "output")

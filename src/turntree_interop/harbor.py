@@ -43,8 +43,8 @@ from turntree.traces.formats.row import (
     chat_tools,
     count_unknown,
     each_object,
-    first_object,
     list_of,
+    needs,
     object_of,
     outcome,
     reasoning_in,
@@ -168,12 +168,7 @@ _CALLED = ("tool_calls", "tool_call_id", "function_call", "reasoning_content")
 _REFUSED = ("previous response had parsing errors", "error:", "warnings:")
 
 
-def _is_terminus(row: dict[str, Any]) -> str:
-    first = first_object(turns_of(row))
-    return "" if "role" in first and "content" in first else "no 'conversations' of {role, content}"
-
-
-@told_by(_is_terminus)
+@told_by(lambda row: needs({"conversations": turns_of(row)}, conversations=("role", "content")))
 def read_terminus(row: dict[str, Any]) -> ChatRow:
     """A Terminus trajectory, whose prompts are messages of the user and whose actions are JSON texts."""
     meta = {key: row[key] for key in ("task", "episode", "run_id", "agent", "model") if row.get(key) is not None}

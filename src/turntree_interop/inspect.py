@@ -16,6 +16,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     each_object,
     list_of,
+    needs,
     object_of,
     text_of,
     told_by,
@@ -33,12 +34,7 @@ _PART_KEYS = words("type text reasoning summary signature redacted refusal inter
 _CALL_KEYS = words("id function arguments type parse_error view internal")
 
 
-def _is_inspect(row: dict[str, Any]) -> str:
-    known = {"epoch", "target", "messages", "scores"} <= row.keys() and "input" in row
-    return "" if known else "no 'epoch', 'target' and 'scores' beside 'messages'"
-
-
-@told_by(_is_inspect)
+@told_by(lambda row: needs(row, epoch=object, target=object, scores=object, messages=object, input=object))
 def read_inspect(row: dict[str, Any]) -> ChatRow:
     """A sample. One that ended with an error is no demonstration. It holds no declared tools."""
     chat = ChatRow(messages=[], id=text_of(row, ("uuid",)), group=text_of(row, ("id",)), rule="tool_calls")

@@ -14,6 +14,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     first_object,
     list_of,
+    needs,
     part_of,
     text_of,
     told_by,
@@ -31,11 +32,7 @@ _KEYS = words(
 )
 
 
-def _is_run(first: dict[str, Any]) -> str:
-    return "" if {"run_type", "trace_id", "inputs"} <= first.keys() else "no 'run_type' and 'trace_id' beside 'inputs'"
-
-
-@told_by(session=_is_run)
+@told_by(session=lambda first: needs(first, run_type=object, trace_id=object, inputs=object))
 def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
     """The conversations of each thread, of runs without one of each trace."""
     observed = Observed()

@@ -18,8 +18,8 @@ from turntree.traces.formats.row import (
     ChatRow,
     call_of,
     count_unknown,
-    first_object,
     list_of,
+    needs,
     object_of,
     part_of,
     text_of,
@@ -35,13 +35,7 @@ _COMPACTED = "What did we do so far?"  # what it sends for a part of type compac
 _STATE_KEYS = words("status input output title metadata time error attachments raw")
 
 
-def _is_opencode(row: dict[str, Any]) -> str:
-    first = first_object(row.get("messages"))
-    known = "info" in row and "info" in first and "parts" in first
-    return "" if known else "no 'info' beside messages of {info, parts}"
-
-
-@told_by(_is_opencode)
+@told_by(lambda row: needs(row, info=object, messages=("info", "parts")))
 def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
     """An exported OpenCode session, one trace for each context: where it was compacted, a question and the summary that
     answered it stand in place of all before. It holds no system prompt and no tool schemas."""

@@ -43,13 +43,7 @@ from turntree.traces.formats.row import (
 from turntree_interop.sweagent import ROW_KEYS, chat_row
 
 
-def _is_openhands(row: dict[str, Any]) -> str:
-    problem = needs(row, trajectory=list)
-    first = first_object(row.get("trajectory"))
-    return problem or ("" if "role" in first and "content" in first else "'trajectory' has no chat messages")
-
-
-@told_by(_is_openhands)
+@told_by(lambda row: needs(row, trajectory=("role", "content")))
 def read_openhands(row: dict[str, Any]) -> ChatRow:
     """OpenHands trajectories in chat form."""
     chat = chat_row(row, "trajectory")

@@ -22,8 +22,8 @@ from turntree.traces.formats.row import (
     chat_tools,
     count_unknown,
     each_object,
-    first_object,
     list_of,
+    needs,
     outcome,
     text_of,
     told_by,
@@ -51,12 +51,7 @@ def turns_of(row: dict[str, Any]) -> Any:
     return row.get("conversations", row.get("conversation"))
 
 
-def _is_sharegpt(row: dict[str, Any]) -> str:
-    first = first_object(turns_of(row))
-    return "" if "from" in first and "value" in first else "no 'conversations' of {from, value}"
-
-
-@told_by(_is_sharegpt)
+@told_by(lambda row: needs({"conversations": turns_of(row)}, conversations=("from", "value")))
 def read_sharegpt(row: dict[str, Any]) -> ChatRow:
     """Calls are messages from "function_call" (JSON), or `<tool_call>` in the text, results likewise."""
     meta: dict[str, Any] = {}

@@ -88,7 +88,7 @@ def test_a_log_of_rollouts_is_calibrated(capsys, log):
             "field 'termination': is 90.0; it is from 0 to 1",
         ),
         (("calibrate", "{log}", "--max-turns", "0"), "field 'max_turns': is 0; it is at least 1"),
-        (("calibrate", "{log}", "--floor", "2"), "field 'floor': must be between 0 and 1"),
+        (("calibrate", "{log}", "--floor", "2"), "field 'floor': is 2.0; it is above 0 and below 1"),
         (("calibrate", "{log}", "--turns", "0"), "field 'turns[0]': is 0; it is at least 1"),
         (
             ("calibrate", "{log}", "--format", "csv"),

@@ -104,4 +104,4 @@ def test_questions_of_ones_own_are_asked_over_documents_of_ones_own(turntree, tm
     alone = turntree.error("train", "online", "--out", tmp_path / "no", *SMALL, "--questions", questions)
     assert "index" in alone
     held_out = turntree.error("train", "online", "--out", tmp_path / "no", *SMALL, *asked, "--count", 5)
-    assert "none is left to check on" in held_out
+    assert "none is left for split" in held_out

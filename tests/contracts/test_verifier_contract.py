@@ -21,8 +21,8 @@ from turntree.verify.recommended import Recommended
 from turntree.verify.strict import StrictMatch
 from turntree.verify.tool_call import ToolCallMatch
 from turntree.verify.user import UserVerifier
+from turntree_worlds.household.distance import shortest_plan
 from turntree_worlds.household.environment import HouseholdEnvironment, build_game, generated_source
-from turntree_worlds.household.experts import shortest_plan
 from turntree_worlds.household.verifier import HouseholdVerifier
 
 

@@ -113,7 +113,7 @@ def test_an_override_of_an_unknown_key_is_an_error(key: str) -> None:
 
 @pytest.mark.parametrize("values", [{"temperature": -0.1}, {"max_tokens": 0}])
 def test_impossible_sampling_is_refused(values: dict) -> None:
-    with pytest.raises(ConfigError, match=f"field '{next(iter(values))}': must be"):
+    with pytest.raises(ConfigError, match=f"field '{next(iter(values))}': is"):
         Sampling(**values)
 
 

@@ -177,9 +177,9 @@ def test_a_foreign_or_impossible_state_is_refused():
         Greso().restore({"schema": "turntree.greso/0"})
     with pytest.raises(ConfigError, match="unknown key"):
         Greso().restore({**Greso().state(), "config": {"p_easy": 0.5}})
-    with pytest.raises(ConfigError, match="is not a probability"):
+    with pytest.raises(ConfigError, match="it is from 0 to 1"):
         GresoConfig(easy_target=1.5)
-    with pytest.raises(ConfigError, match="outside"):
+    with pytest.raises(ConfigError, match=r"it is from 0\.05 to 0\.95"):
         GresoConfig(hard_exploration=0.01)
 
 

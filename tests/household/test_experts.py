@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from household_players import explore, noisy_explore
+from turntree_worlds.household.distance import shortest_plan
 from turntree_worlds.household.experts import (
     UnreachableGoal,
     next_exploring_action,
-    shortest_plan,
 )
 from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, Difficulty, generate_game
@@ -103,7 +103,7 @@ def assert_wins(state: State, plan: list[str]) -> None:
 def test_on_small_games_the_plan_is_as_short_as_breadth_first_search_over_everything(seed: int) -> None:
     state = wander(generate_game(seed, difficulty=TINY).parse().reset(), random.Random(seed), seed % 5)
     # Near the goal the full search is affordable; the first steps of a plan are covered by the next test.
-    for command in shortest_plan(state)[:-4]:
+    for command in (shortest_plan(state) or [])[:-4]:
         state.step(command)
     plan = shortest_plan(state)
     assert least_commands(state, len(plan)) == len(plan)
@@ -114,9 +114,8 @@ def test_on_small_games_the_plan_is_as_short_as_breadth_first_search_over_everyt
 @given(st.integers(0, 10**6))
 def test_on_generated_games_no_play_is_shorter_than_the_plan(seed: int) -> None:
     state = wander(generate_game(seed, difficulty=EASY).parse().reset(), random.Random(seed), seed % 12)
-    try:
-        plan = shortest_plan(state)
-    except UnreachableGoal:
+    plan = shortest_plan(state)
+    if plan is None:
         return
     assert not shorter_exists(state, len(plan))
     assert_wins(state, plan)
@@ -222,8 +221,7 @@ def test_an_object_that_no_receptacle_takes_is_a_dead_end(shared_data: Path) -> 
                 state.step(f"go to {receptacle.name}"), state.step(f"open {receptacle.name}")
                 if state.step(command).valid:
                     traps += 1
-                    with pytest.raises(UnreachableGoal):
-                        shortest_plan(state)
+                    assert shortest_plan(state) is None
                     with pytest.raises(UnreachableGoal, match=f"no receptacle takes the {thing}"):
                         next_exploring_action(state)
     assert traps == 38

@@ -16,8 +16,9 @@ from household_players import explore, generate_games, noisy_explore
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
+from turntree_worlds.household.distance import shortest_plan
 from turntree_worlds.household.environment import HouseholdEnvironment, generated_source
-from turntree_worlds.household.experts import next_exploring_action, shortest_plan
+from turntree_worlds.household.experts import next_exploring_action
 from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import (
     EASY,
@@ -28,7 +29,6 @@ from turntree_worlds.household.generate import (
     generate_game,
 )
 from turntree_worlds.household.verifier import (
-    ACTION_KINDS,
     HouseholdVerifier,
     action_kind,
     is_searching,
@@ -310,7 +310,6 @@ def test_kinds_name_what_a_command_does_here() -> None:
     assert action_kind(state, "move pen 1 to drawer 2") == "move"
     state.step("go to sinkbasin 1")
     assert action_kind(state, "clean pen 1 with sinkbasin 1") == "clean"
-    assert {action_kind(state, command) for command in state.admissible()} <= set(ACTION_KINDS)
 
 
 class TestHouseholdVerifier:

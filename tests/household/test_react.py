@@ -14,8 +14,8 @@ from turntree.env.tasks import open_tasks
 from turntree.logs.groups import action_text
 from turntree.render.tool_calls import parse_message
 from turntree_worlds.household.demonstrator import teacher
+from turntree_worlds.household.distance import shortest_plan
 from turntree_worlds.household.environment import REACT, HouseholdEnvironment, state_at
-from turntree_worlds.household.experts import shortest_plan
 from turntree_worlds.household.verifier import HouseholdVerifier
 from turntree_worlds.household.world import NOTHING_HAPPENS
 

@@ -251,7 +251,7 @@ def question_rows(path: Path) -> None:
 def read_question_rows(path: Path) -> object:
     from turntree_worlds.qa.formats import read_questions
 
-    return read_questions([path])
+    return read_questions(path)
 
 
 def document_rows(path: Path) -> None:

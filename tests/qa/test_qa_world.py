@@ -124,7 +124,7 @@ def test_the_mix_is_what_was_asked_for(world: QaWorld) -> None:
     ("bad", "why"),
     [
         (lambda: QuestionMix(hops=((0, 1.0),)), "impossible shares"),
-        (lambda: QuestionMix(arithmetic=1.5), "1.5 is not a share"),
+        (lambda: QuestionMix(arithmetic=1.5), "is 1.5"),
         (lambda: generate_questions(generate_world(0), "holdout", 1), "unknown split"),
         (lambda: generate_questions(generate_world(0), "dev", 5000, QuestionMix(hops=((1, 1.0),))), "has only"),
     ],

@@ -8,17 +8,13 @@ from collections import Counter
 import pytest
 
 from turntree.core.errors import InputError
-from turntree_worlds.qa.formats import read_questions
+from turntree_worlds.qa.formats import read_questions as read
 from turntree_worlds.qa.questions import Question
 
 
 def jsonl(path, *rows):
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
-
-
-def read(path, **options):
-    return read_questions([path], **options)
 
 
 def test_plain_rows_with_one_answer_or_several(tmp_path):
@@ -59,14 +55,13 @@ def test_the_facts_of_a_2wiki_row_are_its_hops(tmp_path):
     assert (question.id, question.kind, question.hops, question.answer_type) == ("x1", "compositional", 2, "number")
 
 
-def test_an_answer_type_is_the_row_s_the_caller_s_or_inferred(tmp_path):
+def test_an_answer_type_is_the_row_s_or_inferred(tmp_path):
     path = jsonl(
         tmp_path / "a.jsonl",
         {"question": "A", "answer": "1; 2", "answer_type": "list"},
         {"question": "B", "answer": "1"},
     )
     assert [question.answer_type for question in read(path).questions] == ["list", "number"]
-    assert [question.answer_type for question in read(path, answer_type="span").questions] == ["list", "span"]
 
 
 @pytest.mark.parametrize(("row", "reason", "said"), [
@@ -92,11 +87,11 @@ def test_a_row_that_cannot_be_used_is_dropped_counted_and_located(tmp_path, row,
     assert f"{tmp_path}/a.jsonl:2: " in found.report.first[reason] and said in found.report.first[reason]
 
 
-def test_questions_are_unique_over_all_files(tmp_path):
-    paths = [jsonl(tmp_path / name, {"question": "Q", "answer": "x"}) for name in ("a.jsonl", "b.jsonl")]
-    found = read_questions(paths)
+def test_questions_are_unique(tmp_path):
+    row = {"question": "Q", "answer": "x"}
+    found = read(jsonl(tmp_path / "a.jsonl", row, row))
     assert len(found.questions) == 1 and found.report.dropped == {"question: asked before": 1}
-    assert "b.jsonl:1" in found.report.first["question: asked before"]
+    assert "a.jsonl:2" in found.report.first["question: asked before"]
 
 
 def test_a_file_without_a_usable_question_is_an_error_that_says_why(tmp_path):
@@ -200,5 +195,3 @@ def test_the_public_files_are_read_whole(shared_data):
         assert found.report.rows == len(found.questions) == count, name
         assert Counter(question.answer_type for question in found.questions) == types, name
     assert {question.hops for question in found.questions} == {2, 3, 4, 5, 6}
-    mathematical = read(shared_data / "math" / "math500_test.jsonl.xz", answer_type="expression")
-    assert len(mathematical.questions) == 500 and not mathematical.report.dropped

@@ -29,7 +29,7 @@ from turntree.rollout.service import Parts
 from turntree.stages.train_pivot import _held_out
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LossConfig
-from turntree.train.loop import Hooks, Trainee, train
+from turntree.train.loop import Trainee, train
 from turntree.train.online import OnlineConfig, OnlineGRPO
 from turntree.verify.strict import StrictMatch
 
@@ -141,7 +141,7 @@ def trained_with(renderer: Failing) -> list[dict[str, Any]]:
     run = Parts(Trainee(model, HFEngine(model, renderer.stop_ids), renderer), tasks)
     episodes = {**vars(EPISODES), "cut_turns": "judge"}  # so that all are answered
     config = OnlineConfig(iterations=2, groups=2, group_size=4, **episodes)
-    train(OnlineGRPO(run, config), Hooks(log=rows.append))
+    train(OnlineGRPO(run, config), log=rows.append)
     return rows
 
 
@@ -198,7 +198,7 @@ def test_a_run_goes_on_where_its_next_task_is_the_one_that_cannot_be_rendered(tm
         )
         keep: Any = lambda step, groups, credits: found.extend(group.tree.task_id for group in groups)  # noqa: E731
         checkpoints = Checkpoints(tmp_path / folder, CheckpointConfig(every=1))
-        train(OnlineGRPO(run, config), Hooks(log=found.append, keep=keep, checkpoints=checkpoints))
+        train(OnlineGRPO(run, config), log=found.append, keep=keep, checkpoints=checkpoints)
         return [{**row, "timing": None} if isinstance(row, dict) else row for row in found]
 
     second = int(rows("order", 2, 99)[2])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from turntree.core.errors import ConfigError, InputError
 from turntree_worlds.qa.build import QaWorld
-from turntree_worlds.qa.entry import Questions, read_splits
+from turntree_worlds.qa.entry import Questions
 from turntree_worlds.workbench.entry import Software, Terminal
 
 ASKED = ["Where does Ada live?", "Who is José's mother?", "Is the Straße long?", "How old is Bob?", "What is 1 + 1?"]
@@ -34,7 +34,9 @@ def test_no_question_of_the_held_out_file_is_trained_on_however_it_is_written(tm
     folder = tmp_path_factory.mktemp("questions")
     source = written(folder / "train.jsonl", [*ASKED, "Only here?"])
     held_out = written(folder / "held_out.jsonl", [rewrite(text) for text, rewrite in again])
-    asked, checked, (report, _) = read_splits(source, count, held_out, checks)
+    opened = Questions(questions=source, index="index", held_out=held_out)
+    found, (report, _) = opened.read({"train": count, "dev": checks}, 0)
+    asked, checked = found["train"], found["dev"]
     left = {unicodedata.normalize("NFC", t) for t in ASKED} - {text for text, _ in again}
     assert len(asked) == min(count, len(left) + 1), "no more and no less is left out"
     assert not keys(asked) & keys(checked) and {q.text for q in asked} <= {*left, "Only here?"}
@@ -44,8 +46,8 @@ def test_no_question_of_the_held_out_file_is_trained_on_however_it_is_written(tm
 
 def test_one_file_gives_both_without_a_common_question(tmp_path):
     source = written(tmp_path / "all.jsonl", [*ASKED, *(text.upper() for text in ASKED)])
-    asked, checked, (report,) = read_splits(source, 3, None, 9)
-    assert (len(asked), len(checked), report["dropped"]) == (3, 2, {"question: asked before": 5})
+    found, (report,) = Questions(questions=source, index="index").read({"train": 3, "dev": 9}, 0)
+    assert (len(found["train"]), len(found["dev"]), report["dropped"]) == (3, 2, {"question: asked before": 5})
 
 
 @pytest.mark.parametrize("kind", [Terminal, Software])
@@ -88,7 +90,7 @@ def test_questions_of_a_file_that_may_have_been_trained_on_are_not_asked_as_held
 def test_a_file_that_is_held_out_whole_is_refused(tmp_path):
     source, held_out = written(tmp_path / "a.jsonl", ASKED), written(tmp_path / "b.jsonl", map(str.upper, ASKED))
     with pytest.raises(InputError, match="no question that is not held out"):
-        read_splits(source, 9, held_out, 9)
+        Questions(questions=source, index="index", held_out=held_out).read({"train": 9, "dev": 9}, 0)
 
 
 def test_an_offset_leaves_out_the_first_generated_questions_of_training_and_not_those_of_the_checks():

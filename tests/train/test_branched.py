@@ -27,7 +27,7 @@ from turntree.decide.branching.rules import EntropyBrancher, RandomBrancher
 from turntree.pack.packing import PackingStats, flat_batches, pack
 from turntree.rollout.scheduler import Scheduler
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
-from turntree.train.loop import Hooks, train
+from turntree.train.loop import train
 from turntree.train.losses import LossConfig
 from turntree.train.online import OnlineGRPO
 
@@ -157,7 +157,7 @@ def test_what_the_engine_says_of_split_turns_is_what_the_model_says_of_the_whole
 def test_a_killed_run_with_a_paced_brancher_goes_on_to_the_same_weights_and_rows(rule: str, tmp_path: Path) -> None:
     settings = config(iterations=4, group_size=5, initial_rollouts=2, max_retries=2)
     calm, calm_rows = branching_parts(BRANCHERS[rule]()), []
-    train(OnlineGRPO(calm, settings), Hooks(log=calm_rows.append))
+    train(OnlineGRPO(calm, settings), log=calm_rows.append)
     assert all(row["branching"]["forks"] for row in calm_rows[1:])
     assert [row["branching"]["leaves"] for row in calm_rows] == [3 * 5] * 4
 
@@ -170,8 +170,8 @@ def test_a_killed_run_with_a_paced_brancher_goes_on_to_the_same_weights_and_rows
         rows.append(json.loads(json.dumps(row)))
 
     with pytest.raises(KeyboardInterrupt):
-        train(OnlineGRPO(branching_parts(BRANCHERS[rule]()), settings), Hooks(log=killed, checkpoints=checkpoints))
+        train(OnlineGRPO(branching_parts(BRANCHERS[rule]()), settings), log=killed, checkpoints=checkpoints)
     again = branching_parts(BRANCHERS[rule]())
-    train(OnlineGRPO(again, settings), Hooks(log=rows.append, checkpoints=checkpoints))
+    train(OnlineGRPO(again, settings), log=rows.append, checkpoints=checkpoints)
     assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())

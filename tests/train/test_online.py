@@ -28,7 +28,7 @@ from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.render.template import ChatRenderer
 from turntree.rollout.service import Parts
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
-from turntree.train.loop import Checked, Hooks, Trainee, train
+from turntree.train.loop import Checked, Trainee, train
 from turntree.train.losses import LossConfig
 from turntree.train.online import OnlineConfig, OnlineGRPO
 from turntree.train.optimizer import OptimizerConfig
@@ -79,9 +79,8 @@ def test_an_iteration_plays_its_groups_and_learns_from_all_that_were_scored() ->
     before = weights(run)
     train(
         OnlineGRPO(run, config()),
-        Hooks(
-            log=rows.append, keep=lambda iteration, groups, credits: kept.append((iteration, len(groups), len(credits)))
-        ),
+        log=rows.append,
+        keep=lambda iteration, groups, credits: kept.append((iteration, len(groups), len(credits))),
     )
     assert kept == [(1, 3, 3), (2, 3, 3), (3, 3, 3)]
     assert [row["trained_groups"] for row in rows] == [3, 3, 3]
@@ -92,12 +91,12 @@ def test_an_iteration_plays_its_groups_and_learns_from_all_that_were_scored() ->
 def test_a_cut_group_is_never_learned_from() -> None:
     run, rows = parts(corridors(count=3), gate=CutAll()), []
     before = weights(run)
-    train(OnlineGRPO(run, config()), Hooks(log=rows.append))
+    train(OnlineGRPO(run, config()), log=rows.append)
     longer = [task for task in run.tasks if task.length > 1]  # type: ignore[attr-defined]
     assert rows[0]["groups_cut"] == len(longer) == 2
     assert rows[0]["trained_groups"] == 1
     run, rows = parts(longer, gate=CutAll()), []
-    train(OnlineGRPO(run, config(groups=2)), Hooks(log=rows.append))
+    train(OnlineGRPO(run, config(groups=2)), log=rows.append)
     assert [row["trained_groups"] for row in rows] == [0, 0, 0]
     assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
 
@@ -106,7 +105,7 @@ def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_b
     run, rows = parts(corridors(Hopeless, 3)), []
     greso = Greso(GresoConfig(easy_exploration=0.05, hard_exploration=0.05))
     run = replace(run, filters=[greso, DapoFilter()])
-    train(OnlineGRPO(run, config(iterations=6)), Hooks(log=rows.append))
+    train(OnlineGRPO(run, config(iterations=6)), log=rows.append)
     assert [row["trained_groups"] for row in rows] == [0] * 6
     assert rows[0]["prompts_skipped"] == {}
     assert sum(sum(row["prompts_skipped"].values()) for row in rows) > 5
@@ -114,7 +113,7 @@ def test_groups_without_variance_are_dropped_by_dapo_and_their_prompts_skipped_b
 
 def test_a_refill_replaces_dropped_groups_up_to_its_cap() -> None:
     run, rows = parts(corridors(Hopeless, 3), filters=[DapoFilter(refill_cap=1.0)]), []
-    train(OnlineGRPO(run, config(iterations=1)), Hooks(log=rows.append))
+    train(OnlineGRPO(run, config(iterations=1)), log=rows.append)
     assert rows[0]["groups"] == 6
 
 
@@ -145,7 +144,7 @@ def test_groups_that_a_gate_cut_or_a_fault_censored_are_not_replaced(kinds: str)
     """Selective Rollout trains on what is left."""
     rows: list[dict[str, Any]] = []
     run = parts(named_tasks(kinds), gate=CutLonger(), filters=[DapoFilter(refill_cap=2.0)])
-    train(OnlineGRPO(run, config(iterations=2)), Hooks(log=rows.append))
+    train(OnlineGRPO(run, config(iterations=2)), log=rows.append)
     dropped = [sum(row["groups_dropped"].values()) for row in rows]  # an even group may succeed as a whole, by chance
     assert all(row["groups"] - 3 <= most for row, most in zip(rows, dropped, strict=True))
 
@@ -178,7 +177,8 @@ def test_no_two_groups_of_a_run_share_a_draw_also_across_refill_rounds() -> None
     settings = config(groups=2)
     train(
         OnlineGRPO(run, settings),
-        Hooks(log=lambda row: None, keep=lambda iteration, played, credits: groups.append(len(played))),
+        log=lambda row: None,
+        keep=lambda iteration, played, credits: groups.append(len(played)),
     )
     assert groups == [6, 6, 6]
     seeds = [seed for _, seed in engine.seeds]
@@ -223,7 +223,7 @@ def test_refills_are_sampled_only_where_the_credit_may_count_them(
     """A task of two independent rollouts and two leaves that no branch is made for."""
     run, rows = parts(corridors(count=1), brancher=FixedBrancher(turns=(9,)), estimator=estimator), []
     settings = one_group(initial_rollouts=2, credit=credit)
-    train(OnlineGRPO(run, settings), Hooks(log=rows.append))
+    train(OnlineGRPO(run, settings), log=rows.append)
     figures = rows[0]["branching"]
     assert (figures["refills"], figures["unfilled_leaves"], figures["leaves"]) == (sampled, 2 - sampled, 2 + sampled)
 
@@ -234,7 +234,7 @@ def test_dapo_keeps_no_group_that_differs_only_in_refills_which_path_weights_do_
     rows: list[dict[str, Any]] = []
     settings = one_group(initial_rollouts=2, max_live_rollouts=1, refills=True, credit=PATH_WEIGHTED)
     before = weights(run)
-    train(OnlineGRPO(run, settings), Hooks(log=rows.append))
+    train(OnlineGRPO(run, settings), log=rows.append)
     assert rows[0]["groups_mixed"] == 1
     assert rows[0]["trained_groups"] == 0
     assert all(torch.equal(value, before[name]) for name, value in weights(run).items())
@@ -258,7 +258,7 @@ def test_dapo_keeps_no_group_in_which_one_start_is_left_to_compare() -> None:
     run = parts([Coin("coin", 3)], brancher=FixedBrancher(turns=(2,), branches=4), filters=[DapoFilter()])
     rows: list[dict[str, Any]] = []
     settings = one_group(initial_rollouts=1, credit=PATH_WEIGHTED)
-    train(OnlineGRPO(run, settings), Hooks(log=rows.append))
+    train(OnlineGRPO(run, settings), log=rows.append)
     assert rows[0]["groups_mixed"] == 1 and rows[0]["branching"]["leaves"] == 4
     assert rows[0]["trained_groups"] == 0 and rows[0]["groups_dropped"] == {"no difference among rewards that count": 1}
 
@@ -280,7 +280,7 @@ def test_cutting_amplifies_only_where_the_cut_groups_would_have_been_in_the_norm
 ) -> None:
     rows: list[dict[str, Any]] = []
     run = parts([Even("short", 1), Even("long", 3), Even("brief", 1)], gate=CutAll(), filters=filters)
-    train(OnlineGRPO(run, config(iterations=1, **settings)), Hooks(log=rows.append))
+    train(OnlineGRPO(run, config(iterations=1, **settings)), log=rows.append)
     assert (rows[0]["groups_cut"], rows[0]["groups_censored"]) == (1, 0)
     assert rows[0]["predicted_amplification"] == (1.5 if amplified else 1.0)
 
@@ -291,12 +291,12 @@ def test_a_resumed_run_knows_the_version_of_its_policy_also_after_iterations_wit
     settings, filters = config(iterations=4, groups=1), [DapoFilter()]
     calm, engine = noting(tasks, filters=filters)
     rows: list[dict[str, Any]] = []
-    train(OnlineGRPO(calm, settings), Hooks(log=rows.append))
+    train(OnlineGRPO(calm, settings), log=rows.append)
     assert {row["trained_groups"] for row in rows} == {0, 1}
     with pytest.raises(KeyboardInterrupt):
-        train(OnlineGRPO(parts(tasks, filters=filters), settings), Hooks(log=stop_at(3), checkpoints=checkpoints))
+        train(OnlineGRPO(parts(tasks, filters=filters), settings), log=stop_at(3), checkpoints=checkpoints)
     again, resumed = noting(tasks, filters=filters)
-    train(OnlineGRPO(again, settings), Hooks(log=lambda row: None, checkpoints=checkpoints))
+    train(OnlineGRPO(again, settings), log=lambda row: None, checkpoints=checkpoints)
     assert resumed.seeds and resumed.seeds == engine.seeds[-len(resumed.seeds) :]
     assert resumed.policy_version == engine.policy_version < 4
 
@@ -321,7 +321,7 @@ def without_timing(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, tmp_path: Path) -> None:
     settings = config(iterations=5, check_every=2)
     calm, calm_rows = filtered(), []
-    train(OnlineGRPO(calm, settings), Hooks(log=calm_rows.append, check=check))
+    train(OnlineGRPO(calm, settings), log=calm_rows.append, check=check)
     assert [row["checked"] for row in calm_rows if "checked" in row] == [0, 2, 4, 5], "every second, and the last"
 
     rows: list[dict[str, Any]] = []
@@ -333,9 +333,9 @@ def test_a_run_that_was_killed_goes_on_to_the_same_weights_and_rows(stop: int, t
         rows.append(json.loads(json.dumps(row)))
 
     with pytest.raises(KeyboardInterrupt):
-        train(OnlineGRPO(filtered(), settings), Hooks(log=killed, check=check, checkpoints=checkpoints))
+        train(OnlineGRPO(filtered(), settings), log=killed, check=check, checkpoints=checkpoints)
     again = filtered()
-    train(OnlineGRPO(again, settings), Hooks(log=rows.append, check=check, checkpoints=checkpoints))
+    train(OnlineGRPO(again, settings), log=rows.append, check=check, checkpoints=checkpoints)
     assert without_timing(json.loads(json.dumps(rows))) == without_timing(json.loads(json.dumps(calm_rows)))
     assert all(torch.equal(value, weights(calm)[name]) for name, value in weights(again).items())
 
@@ -359,7 +359,7 @@ def test_a_resumed_run_remembers_all_that_the_run_remembered_which_was_never_kil
         for stop in stops:
             with pytest.raises(KeyboardInterrupt):
                 run = filtered(tasks, gate=CutOdd())
-                train(OnlineGRPO(run, settings), Hooks(log=stop_at(stop), check=check, checkpoints=checkpoints))
+                train(OnlineGRPO(run, settings), log=stop_at(stop), check=check, checkpoints=checkpoints)
         held.append(without_clock(json.loads(json.dumps(checkpoints.held()))["state"]))
     calm, killed = held
     assert killed == calm
@@ -400,7 +400,7 @@ def test_an_iteration_costs_the_same_whatever_a_check_asked_before_it() -> None:
             run.policy.engine.generate([GenerationRequest(prompt_ids=ids, **few) for ids in prompts])
             return Checked({})
 
-        train(OnlineGRPO(run, config(check_every=1)), Hooks(log=rows.append, check=checker))
+        train(OnlineGRPO(run, config(check_every=1)), log=rows.append, check=checker)
         found.append([row["spent"] for row in rows if row["step"]])
     assert found[0] == found[1] and len(found[0]) == 3
 
@@ -429,7 +429,7 @@ def test_faults_at_random_end_no_run_lose_no_group_and_reach_no_loss(tmp_path: P
 
     with ProcessPool(ProcessPoolConfig(workers=2, step_seconds=1.0)) as pool:
         run = Parts(replace(run.policy, engine=engine), tasks, pool=pool)
-        train(OnlineGRPO(run, config(iterations=10, groups=4)), Hooks(log=rows.append, keep=keep))
+        train(OnlineGRPO(run, config(iterations=10, groups=4)), log=rows.append, keep=keep)
     assert kept == dict.fromkeys(range(1, 11), 4)
     stops: Counter[str] = sum((Counter(row["stops"]) for row in rows), Counter())
     assert stops.total() == 10 * 4 * 4

@@ -18,7 +18,7 @@ from turntree.render.template import ChatRenderer
 from turntree.rollout.local import render
 from turntree.train import loop
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
-from turntree.train.loop import Checked, Hooks, Trainee
+from turntree.train.loop import Checked, Trainee
 from turntree.train.optimizer import OptimizerConfig
 from turntree.train.pivot import Pivot, PivotConfig, PivotRL
 
@@ -69,8 +69,8 @@ def train(renderer):
         engine = HFEngine(model, renderer.stop_ids)
         (engines if engines is not None else []).append(engine)  # for a check that uses it
         algorithm = PivotRL(Trainee(model, engine, renderer), config, pivots, verifier, own=own)
-        hooks = Hooks(log or rows.append, check, checkpoints=checkpoints, **({"keep": keep} if keep else {}))
-        trained = loop.train(algorithm, hooks)
+        kept = {"keep": keep} if keep else {}
+        trained = loop.train(algorithm, log or rows.append, check, checkpoints=checkpoints, **kept)
         return SimpleNamespace(
             rows=rows, algorithm=algorithm, trained=trained, judged=verifier.judged, engine=engine, model=model
         )

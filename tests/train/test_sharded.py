@@ -40,7 +40,7 @@ from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LossConfig, OptimizerConfig, PivotConfig, SFTConfig
 from turntree.train.forward import with_served_logprobs
 from turntree.train.launch import open_ranks
-from turntree.train.loop import Hooks, Trainee, train
+from turntree.train.loop import Trainee, train
 from turntree.train.losses import loss_normalizer, window_stats
 from turntree.train.pivot import Pivot, PivotRL
 from turntree.train.ranks import ProcessGroup
@@ -224,7 +224,7 @@ def pivotrl(
         [Pivot(render(state, renderer), "say", "pivot") for state in states],
         Odd(),
     )
-    train(algorithm, Hooks(rows.append, checkpoints=checkpoints))
+    train(algorithm, rows.append, checkpoints=checkpoints)
     return model
 
 
@@ -265,7 +265,7 @@ def test_sft_on_two_ranks_logs_the_rows_of_one_process(pair: ProcessGroup) -> No
     rows: dict[ProcessGroup, list[dict[str, Any]]] = {pair: [], ProcessGroup(): []}
     models = {group: policy("") for group in rows}
     for group in rows:
-        train(SFT(models[group], examples, config, group), Hooks(rows[group].append))
+        train(SFT(models[group], examples, config, group), rows[group].append)
     together, alone = rows.values()
     assert len(alone) == 3 and [row.keys() for row in alone] == [row.keys() for row in together]
     for one, two in zip(alone, together, strict=True):

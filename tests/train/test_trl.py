@@ -33,7 +33,7 @@ from turntree.rollout.groups import GrownGroup
 from turntree.rollout.scheduler import SchedulerConfig
 from turntree.rollout.service import EpisodeGroup, Iterations, RolloutService
 from turntree.train.config import OptimizerConfig
-from turntree.train.loop import Hooks, train
+from turntree.train.loop import train
 from turntree.train.losses import LossConfig
 from turntree.train.online import OnlineGRPO
 from turntree_interop.trl import RolloutWorker, micro_batches
@@ -294,7 +294,7 @@ def test_three_steps_of_its_trainer_give_the_weights_of_our_loop(trl: Any, tmp_p
     start_of = tiny_model(seed=1).state_dict()
     ours = config(loss=LOSS, optimizer=optimizer)
     own = parts()
-    train(OnlineGRPO(own, ours), Hooks(log=lambda row: None))
+    train(OnlineGRPO(own, ours), log=lambda row: None)
 
     run, played = parts(), []
     args = arguments(trl, tmp_path, per_device_train_batch_size=8, adam_epsilon=1e-4)

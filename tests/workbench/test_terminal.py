@@ -10,10 +10,10 @@ from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
-from turntree.env.tasks import open_tasks
+from turntree.env.tasks import open_tasks, shared_out
 from turntree_worlds.sandboxes.box import SandboxLost
 from turntree_worlds.sandboxes.limits import File
-from turntree_worlds.workbench.entry import Terminal, _split
+from turntree_worlds.workbench.entry import Terminal
 from turntree_worlds.workbench.families import FAMILIES, generated
 from turntree_worlds.workbench.files import read_tasks
 from turntree_worlds.workbench.shell import Shell
@@ -372,7 +372,7 @@ def test_held_out_tasks_may_stand_in_a_file_of_the_same_name_and_a_copy_is_refus
 
 def test_the_tasks_of_a_file_are_held_out_from_training(tmp_path):
     tasks = [Task(id=str(number), instruction="", files={}) for number in range(5)]
-    found = _split(tasks, {"test": 9, "train": 3}, "f")
+    found = shared_out(tasks, {"test": 9, "train": 3}, "f")
     assert [[task.id for task in found[split]] for split in ("train", "test")] == [["0", "1", "2"], ["3", "4"]]
     with pytest.raises(InputError, match="none is left for split 'test'"):
-        _split(tasks, {"test": 1, "train": 5}, "f")
+        shared_out(tasks, {"test": 1, "train": 5}, "f")

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turntree.core.config import Part
-from turntree.core.errors import ConfigError
+from turntree.core.config import Checked, Part, Positive
 from turntree.core.outcome import SUCCESS_REWARD
 
 AUTO = Part("auto")  # the format that the log itself tells
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig:
+class AuditConfig(Checked):
     """`turntree audit`."""
 
     log_format: Part = AUTO
     """Of the logs, where their fields do not tell it: turntree, trees, verl, trl, nemo-gym, prime-rl, skyrl,
     slime, rllm, areal, agent-lightning, generic, or module:object of your own."""
-    epochs: int = 3
+    epochs: Positive = 3
     """Scored groups that a task needs before it can be listed as never teaching."""
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError("is below 1", field="epochs", hint="how many groups of a task are evidence")

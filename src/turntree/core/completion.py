@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from turntree.core.config import at_least, made_plain
+from turntree.core.config import Amount, Checked, Positive, made_plain
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
@@ -15,16 +15,13 @@ NARROW = 128  # experts of a layer, up to which the number of one is a byte
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(Checked):
     """How to sample: always from softmax(logits / temperature) itself, the policy of the loss."""
 
-    temperature: float = 1.0
+    temperature: Amount = 1.0
     """0 is greedy."""
-    max_tokens: int = 64
+    max_tokens: Positive = 64
     """Longest completion; longer ones are cut."""
-
-    def __post_init__(self) -> None:
-        at_least(self, temperature=0, max_tokens=1)
 
     def check_trainable(self, field: str = "sampling") -> None:
         """Raise `ConfigError` for greedy play, whose completions are no samples."""

@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from turntree.core.errors import ConfigError
 
@@ -30,13 +30,41 @@ FIXED = {"fixed": True}  # of a field that Python may set and no configuration: 
 
 @dataclasses.dataclass(frozen=True)
 class Between:
-    """The bounds of a number, both inclusive."""
+    """The bounds of a number: `least` and `most` are allowed themselves, `above` and `below` are not."""
 
     least: float = -math.inf
     most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def check(self, value: float | None, field: str) -> None:
+        """Raise `ConfigError` for a number outside (None: a default)."""
+        if value is not None:
+            inside = self.least <= value <= self.most and (self.above < value or self.above == -math.inf)
+            if not (inside and (value < self.below or self.below == math.inf)):
+                raise ConfigError(f"is {value!r}", field=field, hint=f"it is {self}")
 
     def __str__(self) -> str:
-        return f"at least {self.least:g}" if self.most == math.inf else f"from {self.least:g} to {self.most:g}"
+        if -math.inf < self.least and self.most < math.inf:
+            return f"from {self.least:g} to {self.most:g}"
+        told = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {bound:g}" for word, bound in told.items() if math.isfinite(bound))
+
+
+Count = Annotated[int, Between(0)]
+Positive = Annotated[int, Between(1)]
+Amount = Annotated[float, Between(0)]
+Above0 = Annotated[float, Between(above=0)]
+Share = Annotated[float, Between(0, 1)]
+
+
+class Checked:
+    """Base of dataclasses whose numbers lie within the bounds of their annotations, however one is made (`from_mapping`
+    checks those of any)."""
+
+    def __post_init__(self) -> None:
+        for name, bound in _bounds(type(self)):
+            bound.check(getattr(self, name), name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +158,17 @@ def _built(cls: type[T], values: Mapping[str, Any]) -> T:
 def _shape(cls: type) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
     """The resolved annotations and the fields of a dataclass."""
     return typing.get_type_hints(cls, include_extras=True), {f.name: f for f in dataclasses.fields(cls) if f.init}
+
+
+@functools.cache
+def _bounds(cls: type) -> tuple[tuple[str, Between], ...]:
+    """The bounds of the numbers of a dataclass, by field; of optional ones too."""
+    found: list[tuple[str, Between]] = []
+    for name, hint in _shape(cls)[0].items():
+        options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else ()
+        marks = [mark for one in (hint, *options) for mark in getattr(one, "__metadata__", ())]
+        found += [(name, mark) for mark in marks if isinstance(mark, Between)]
+    return tuple(found)
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
@@ -245,8 +284,8 @@ def converted(hint: Any, value: Any, field: str) -> Any:
             value = {"name": usual, **cast("Mapping[str, Any]", value)}
         plain = converted(arguments[0], value, field)
         for bound in arguments[1:]:
-            if isinstance(bound, Between) and plain is not None and not bound.least <= plain <= bound.most:
-                raise ConfigError(f"is {plain!r}", field=field, hint=f"it is {bound}")
+            if isinstance(bound, Between):
+                bound.check(plain, field)
         return plain
     if origin in (types.UnionType, typing.Union):
         return _convert_union(arguments, value, field)

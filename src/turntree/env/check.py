@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from turntree.core import seeds
-from turntree.core.config import Part, at_least
+from turntree.core.config import Checked, Part, Positive
 from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation, task_of
@@ -27,22 +27,19 @@ WORDS = ("look", "help", "yes", "no", "0", "1", "left", "right", "up", "[stop]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckConfig:
+class CheckConfig(Checked):
     """`turntree check environment`."""
 
     environment: Part
     """The environment to check: a registered name, or your own module:object."""
     split: Literal["train", "dev", "test"] = "train"
     """Which tasks."""
-    count: int = 3
+    count: Positive = 3
     """How many tasks are played."""
-    turns: int = 8
+    turns: Positive = 8
     """Random actions a task."""
     seed: int = 0
     """Of the tasks and the actions."""
-
-    def __post_init__(self) -> None:
-        at_least(self, count=1, turns=1)
 
 
 @dataclass(frozen=True)

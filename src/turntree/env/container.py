@@ -27,9 +27,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from turntree.core.config import at_least
+from turntree.core.config import Above0, Between, Checked, Positive
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, package
 from turntree.core.progress import notice
@@ -52,30 +52,28 @@ _FIRST = ["bash", "-c", "exec 3<> <(:); while :; do read -ru 3; done"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContainerLimits:
+class ContainerLimits(Checked):
     """What a container may use."""
 
-    seconds: float = 60.0
+    seconds: Above0 = 60.0
     """Time of one command; what it runs then is killed."""
-    memory_mb: int = 2048
+    memory_mb: Annotated[int, Between(16)] = 2048
     """Memory of a container."""
-    processes: int = 256
+    processes: Annotated[int, Between(16)] = 256
     """Processes and threads of a container."""
-    disk_mb: int = 4096
+    disk_mb: Positive = 4096
     """What may be written to a container's own layer; also the largest file."""
-    output_chars: int = 8000
+    output_chars: Annotated[int, Between(100)] = 8000
     """Most characters of an answer."""
     network: bool = False
     """Whether it reaches the network."""
     mounts: tuple[str, ...] = ()
     """Folders that every container sees and cannot write to, each HOST:CONTAINER."""
-    alive: int = 32
+    alive: Positive = 32
     """Containers that run at once. One that has to make room is kept as an image until its next command."""
 
     def __post_init__(self) -> None:
-        at_least(self, memory_mb=16, processes=16, disk_mb=1, output_chars=100, alive=1)
-        if self.seconds <= 0:
-            raise ConfigError("must be above 0", field="seconds")
+        super().__post_init__()
         for mount in self.mounts:
             if not re.fullmatch(r"/[^:]*:/[^:]+", mount):
                 raise ConfigError(f"is not HOST:CONTAINER ({mount!r})", field="mounts", hint="write two whole paths")

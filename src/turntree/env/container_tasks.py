@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turntree.core.config import Part, at_least
+from turntree.core.config import Checked, Part, Positive
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
@@ -147,7 +147,7 @@ class ContainerTools:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InContainers(ABC):
+class InContainers(Checked, ABC):
     """Tasks of a file or folder in containers, over Docker's API; with `held_out` that one is "dev" and "test". A
     command that plays only held-out tasks needs it."""
 
@@ -157,11 +157,8 @@ class InContainers(ABC):
     provider: Part = field(default_factory=lambda: Part("docker"))
     """Where containers come from: "docker" (Docker's or podman's daemon), "swerex" (services, by SWE-ReX), or one of
     your own."""
-    threads: int = 16
+    threads: Positive = 16
     """Commands that run at once."""
-
-    def __post_init__(self) -> None:
-        at_least(self, threads=1)
 
     @abstractmethod
     def source(self) -> str:

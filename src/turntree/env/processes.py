@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
+from turntree.core.config import Above0, Checked, Count
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentGone, reason_of
 from turntree.core.messages import Message
@@ -39,17 +40,13 @@ _CLOSING_SECONDS = 5.0  # for idle workers to end by themselves, so that environ
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessPoolConfig:
+class ProcessPoolConfig(Checked):
     """Where tasks are stepped. This does not change results. In this process a call has no time limit."""
 
-    workers: int = 4
+    workers: Count = 4
     """Processes that step the tasks, replaced where they hang or die; 0 steps tasks in this process."""
-    step_seconds: float = 60.0
+    step_seconds: Above0 = 60.0
     """Time limit of one environment call, and of each step of a rebuild."""
-
-    def __post_init__(self) -> None:
-        if self.workers < 0 or self.step_seconds <= 0:
-            raise ConfigError(f"impossible pool {self}", hint="workers >= 0, step_seconds > 0")
 
 
 class ProcessPool(LocalPool):

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from turntree.core import parts, scalars
 from turntree.core.config import Part, to_value
@@ -30,6 +30,8 @@ from turntree.env.processes import ProcessPool, ProcessPoolConfig
 from turntree.env.recorded import Recorded
 from turntree.run.files import tree_hash
 from turntree.run.identity import digest
+
+T = TypeVar("T")
 
 TRAIN, DEV = "train", "dev"
 
@@ -93,6 +95,19 @@ def must_be_held_out(splits: Mapping[str, int], source: str, held_out: str | Non
     if held_out is not None and TRAIN in splits and Path(held_out).resolve() == Path(source).resolve():
         hint = "name another file, or none: tasks that --count does not take are then held out"
         raise InputError("is also the file that is trained on", path=held_out, field="environment.held_out", hint=hint)
+
+
+def shared_out(found: Sequence[T], splits: Mapping[str, int], path: str) -> dict[str, Sequence[T]]:
+    """The first tasks of a file for the split that is trained on, the next ones for the others."""
+    made: dict[str, Sequence[T]] = {}
+    start = 0
+    for split in sorted(splits, key=lambda name: name != TRAIN):
+        made[split] = found[start : start + splits[split]]
+        start += splits[split]
+        if not made[split]:
+            problem = f"holds {len(found)} tasks, and none is left for split {split!r}"
+            raise InputError(problem, path=path, hint=f"lower --count (now {splits[split]})")
+    return made
 
 
 def identity(environment: Part, opened: TaskSet) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from turntree.core.config import Part, at_least, to_mapping
+from turntree.core.config import Checked, Count, Part, Positive, to_mapping
 from turntree.core.errors import TurntreeError
 from turntree.experiments.config import COMMAND
 from turntree.pivots.profile import ProfileConfig
@@ -82,16 +82,13 @@ TEST = replace(TEST, environment=Part("household", HARD))
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuickstartConfig:
+class QuickstartConfig(Checked):
     """`turntree quickstart`."""
 
-    seed: int = 0
+    seed: Count = 0
     """Of every stage."""
-    workers: int = 2
+    workers: Positive = 2
     """Stages that may run at the same time."""
-
-    def __post_init__(self) -> None:
-        at_least(self, seed=0, workers=1)
 
 
 def run_quickstart(config: QuickstartConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from turntree.core import scalars
 from turntree.core.completion import Sampling
-from turntree.core.config import UNKNOWN, from_mapping
+from turntree.core.config import UNKNOWN, Above0, Checked, Positive, from_mapping
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.gateway.calls import Thoughts
 from turntree.run.jsonl import parse_json
@@ -25,24 +25,19 @@ WAITING = 4096  # calls of all sessions that are sampled or wait in line; a quar
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayLimits:
+class GatewayLimits(Checked):
     """What sessions may use. Whoever asks for more gets an error in OpenAI's form that says which limit it is."""
 
-    sessions: int = 1024
+    sessions: Positive = 1024
     """Open sessions."""
-    calls: int = 512
+    calls: Positive = 512
     """Calls of one session, candidates counted one by one."""
-    tokens: int = 1_000_000
+    tokens: Positive = 1_000_000
     """New tokens of one session: those of prompts that no earlier call had, and sampled ones."""
-    seconds: float = 3600.0
+    seconds: Above0 = 3600.0
     """A session that is open for longer is closed without a reward."""
-    body_bytes: int = 8_000_000
+    body_bytes: Positive = 8_000_000
     """The largest request."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value <= 0:
-                raise ConfigError("must be above 0", field=f"limits.{name}")
 
     @property
     def connections(self) -> int:

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core import seeds
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.config import Above0, Checked, Positive
+from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.protocols import Environment, Observation, Renderer, StreamingEngine
@@ -53,7 +54,7 @@ _SILENT = 4  # groups without any answer, after which the command is at fault an
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentTasks:
+class AgentTasks(Checked):
     """The tasks of an agent."""
 
     argument: str | None
@@ -61,9 +62,9 @@ class AgentTasks:
     """A JSONL file: one task a row, given to the agent as it is. Default: numbered tasks, each with a seed."""
     held_out: str | None = None
     """A second such file for held-out tasks (default: shares of `tasks`)."""
-    seconds: float = 600.0
+    seconds: Above0 = 600.0
     """An agent that takes longer is stopped; its rollout has no reward."""
-    agents: int = 8
+    agents: Positive = 8
     """Agents that run at once."""
     thoughts: Thoughts = "fork"
     """An answer that comes back without its reasoning: a fork, or keep the sampled thoughts in the context."""
@@ -73,10 +74,7 @@ class AgentTasks:
     """Where the agents' folders are made and stay (default: they are removed)."""
 
     def __post_init__(self) -> None:
-        if self.seconds <= 0 or self.agents < 1:
-            raise ConfigError(
-                "must be above 0", field="environment.seconds" if self.seconds <= 0 else "environment.agents"
-            )
+        super().__post_init__()
 
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:

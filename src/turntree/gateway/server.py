@@ -20,14 +20,14 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from turntree.core.config import Between, from_mapping
+from turntree.core.config import Count, from_mapping
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
@@ -246,8 +246,8 @@ class _Opening:
 
     task: str = "task"
     session: str | None = None
-    seed: Annotated[int, Between(0)] | None = None
-    sample: Annotated[int, Between(0)] = 0
+    seed: Count | None = None
+    sample: Count = 0
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

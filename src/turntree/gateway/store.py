@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from turntree.core.completion import Completion
-from turntree.core.config import Between, from_mapping
+from turntree.core.config import Count, from_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
@@ -31,8 +31,6 @@ SCHEMA = "turntree.session/1"
 OPEN, CLOSED, DAMAGED = "open", "closed", "damaged"
 _DIGEST = re.compile("[0-9a-f]{64}")
 _AWAY = "move the file away"
-
-Count = Annotated[int, Between(0)]
 
 
 @dataclass(frozen=True, kw_only=True)

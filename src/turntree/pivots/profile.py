@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from turntree.core import seeds
 from turntree.core.completion import Sampling
-from turntree.core.config import at_least
+from turntree.core.config import Between, Checked, Positive
 from turntree.core.cost import NO_COST, Cost
-from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.protocols import TurnState, TurnVerifier, Verdict
@@ -24,28 +24,26 @@ _REASONS = 3  # the most distinct reasons for which actions were not judged that
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileConfig:
+class ProfileConfig(Checked):
     """K local rollouts at every candidate (PivotRL, Eq. 4)."""
 
-    rollouts: int = 16
+    rollouts: Annotated[int, Between(2, MOST_ROLLOUTS)] = 16
     """K local rollouts per candidate; with adaptive profiling the maximum."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0, max_tokens=256))
     seed: int = 0
     """Of every draw."""
-    wave: int = 32
+    wave: Positive = 32
     """Candidates that are sampled and logged together. A killed profile repeats its unfinished wave."""
     adaptive: AdaptiveConfig | None = None
     """Stop a candidate early where K rollouts would not change its selection."""
-    max_path: int = 8192
+    max_path: Positive = 8192
     """Longest prompt and completion together: `train.max_tokens` of the training to come. Longer states are left out
     and counted, because they could not be trained on."""
     cut_turns: CutTurns = "fail"
     """Reward of a turn that the token limit cut: 0 (fail), or the verifier's verdict on its text (judge)."""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.rollouts <= MOST_ROLLOUTS:
-            raise ConfigError(f"is not from 2 to {MOST_ROLLOUTS:,}", field="rollouts", hint="16 is usual")
-        at_least(self, wave=1, max_path=1)
+        super().__post_init__()
         if self.adaptive is not None:
             self.adaptive.check(self.rollouts)
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from turntree.core.completion import Sampling
-from turntree.core.config import to_mapping
+from turntree.core.config import Between, to_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
@@ -31,6 +31,7 @@ from turntree.run.means import wilson
 PUBLISHED = "published"  # the policy of a profile that was made of published pass rates
 
 Row = Mapping[str, Any]
+Threshold = Annotated[float, Between(above=0, most=1.01)]  # lambda_diff: 0.6 is usual, and 1.01 keeps every mean
 
 
 class Class(StrEnum):

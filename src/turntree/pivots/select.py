@@ -14,35 +14,30 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from turntree.core import seeds
+from turntree.core.config import Between, Checked, Count
 from turntree.core.errors import ConfigError
-from turntree.pivots.rows import Row, classify
+from turntree.pivots.rows import Row, Threshold, classify
 
 T = TypeVar("T")
 THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are previewed
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalanceConfig:
+class BalanceConfig(Checked):
     """How often each turn is drawn."""
 
-    max_per_kind: float = 0.3
+    max_per_kind: Annotated[float, Between(above=0, most=1)] = 0.3
     """Largest share of one kind of action in the draws of pivots (1: no limit, as in the paper). Too few kinds
     for it have equal shares."""
-    anchor_share: float = 0.3
+    anchor_share: Annotated[float, Between(0, below=1)] = 0.3
     """Share of mastered turns (mean at or above lambda) among the turns and in the draws, the same for every kind of
     action that has enough (0: none, as in the paper)."""
     weight: Literal["equal", "variance"] = "equal"
     """How heavy a pivot is in the draws of training: all alike, or by its reward variance. A step draws distinct turns:
     in proportion to the weights where it draws few of them, nearly all alike where it draws most."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.anchor_share < 1:
-            raise ConfigError("is outside [0, 1)", field="anchor_share", hint="0: no anchors")
-        if not 0 < self.max_per_kind <= 1:
-            raise ConfigError("is outside (0, 1]", field="max_per_kind", hint="1: no limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,22 +46,18 @@ class SelectConfig(BalanceConfig):
 
     rule: Literal["pivots", "random"] = "pivots"
     """Keep the pivots (variance above zero, mean below lambda), or the same number of candidates drawn at random."""
-    threshold: float = 0.6
+    threshold: Threshold = 0.6
     """lambda_diff: keep reward means below this."""
-    per_duplicate: int = 1
+    per_duplicate: Count = 1
     """Most pivots of equal demonstrated actions at equal states (0: no limit). What is dropped is chosen by seed."""
     seed: int = 0
     """Seed for choosing what is dropped at a limit."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold <= 1.01:
-            raise ConfigError("is outside (0, 1]", field="threshold", hint="0.6 is usual, and 1 keeps every mean")
         super().__post_init__()
         for name, none in (("weight", "equal"), ("anchor_share", 0), ("max_per_kind", 1)):
             if self.rule == "random" and getattr(self, name) not in (none, getattr(SelectConfig, name)):
                 raise ConfigError("does not go with rule random, which draws blindly", field=name, hint="leave it out")
-        if self.per_duplicate < 0:
-            raise ConfigError("must not be negative", field="per_duplicate", hint="0 means no limit")
 
 
 @dataclass(frozen=True)

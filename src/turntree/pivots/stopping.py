@@ -22,11 +22,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import FIXED, Between, Checked, Positive, Share
 from turntree.core.errors import ConfigError
-from turntree.pivots.rows import Class, class_of
+from turntree.pivots.rows import Class, Threshold, class_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,31 +37,22 @@ _ITERATIONS = 200  # of expectation maximisation; by then changes are too small 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveConfig:
+class AdaptiveConfig(Checked):
     """Stop a candidate when its selection at `threshold` (lambda) is certain or probable enough.
 
     The defaults were chosen on 3,000 household candidates and checked on others.
     """
 
-    threshold: float = 0.6
+    threshold: Threshold = 0.6
     """lambda_diff, the threshold that adaptive profiling decides on. Setting it switches adaptive profiling on."""
-    confidence: float = field(default=0.97, metadata=FIXED)
+    confidence: Annotated[float, Between(above=0.5, most=1)] = field(default=0.97, metadata=FIXED)
     """Stop when the candidate's selection has this predictive probability; 1: only when it is certain."""
-    first: int = 4
+    first: Positive = 4
     """Rollouts before the first look."""
-    step: int = field(default=2, metadata=FIXED)
+    step: Positive = field(default=2, metadata=FIXED)
     """Rollouts between two looks."""
-    audit: float = field(default=0.03, metadata=FIXED)
+    audit: Share = field(default=0.03, metadata=FIXED)
     """Share of the candidates that are run to K although they could have stopped."""
-
-    def __post_init__(self) -> None:
-        if not 0.5 < self.confidence <= 1:
-            raise ConfigError("is outside (0.5, 1]", field="confidence", hint="1 stops only where nothing can change")
-        if not 0 < self.threshold <= 1.01:
-            raise ConfigError("is outside (0, 1]", field="threshold", hint="0.6 is usual, and 1 keeps every mean")
-        at_least(self, first=1, step=1)
-        if not 0 <= self.audit <= 1:
-            raise ConfigError("is outside [0, 1]", field="audit")
 
     def check(self, rollouts: int) -> None:
         """Raises `ConfigError` where no candidate of that many rollouts could be stopped."""

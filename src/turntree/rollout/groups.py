@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import FIXED, Above0, Checked, Positive
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
@@ -51,10 +51,10 @@ def checked_fork(fork: BranchDecision | None, rollout: LiveRollout, completion: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupConfig:
+class GroupConfig(Checked):
     """The rollouts of one task, and how many are played at once."""
 
-    group_size: int = 8
+    group_size: Positive = 8
     """Episodes of one task: the leaves of its tree."""
     initial_rollouts: int | None = None
     """Rollouts of a group that begin independently; the rest is the brancher's. Default: all, half with a brancher."""
@@ -65,11 +65,11 @@ class GroupConfig:
     which path weights do not."""
     greedy_first: bool = field(default=False, metadata=FIXED)
     """The first rollout of a group takes the likeliest tokens: ReMax's baseline."""
-    max_live_rollouts: int | None = None
+    max_live_rollouts: Positive | None = None
     """Rollouts played at once, of as many tasks as that takes. Default: all of an iteration, 64 outside of training."""
     max_retries: int = field(default=2, metadata=FIXED)
     """Retries of failed calls per rollout, engine and environment together."""
-    rollout_seconds: float = 1800.0
+    rollout_seconds: Above0 = 1800.0
     """A rollout that takes longer from its start is cancelled."""
     group_seconds: float | None = field(default=None, metadata=FIXED)
     """A group that takes longer from its first rollout's start is cancelled (default: twice `rollout_seconds`)."""
@@ -77,9 +77,7 @@ class GroupConfig:
     """Runs repeat bit for bit. Off: up to rounding, since an answer of an environment is taken when it arrives."""
 
     def __post_init__(self) -> None:
-        at_least(self, group_size=1, max_live_rollouts=1)
-        if not self.rollout_seconds > 0:  # zero would cancel everything
-            raise ConfigError("must be above 0", field="rollout_seconds")
+        super().__post_init__()
         if not 1 <= self.initial <= self.group_size:
             raise ConfigError(f"must be from 1 to group_size ({self.group_size})", field="initial_rollouts")
 

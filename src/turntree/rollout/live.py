@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
-from turntree.core.config import at_least
+from turntree.core.config import Checked, Positive
 from turntree.core.cost import Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.foreign import reason_of
@@ -29,20 +29,17 @@ CutTurns = Literal["fail", "judge"]  # reward of a cut turn: 0, or the verdict o
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeConfig:
+class EpisodeConfig(Checked):
     """Limits on the length of an episode."""
 
-    max_turns: int = 30
+    max_turns: Positive = 30
     """Longest episode."""
-    max_context: int = 4096
+    max_context: Positive = 4096
     """Longest prompt plus completion, in tokens, beside the engine's own limit."""
     cut_turns: CutTurns = "fail"
     """A turn that the token limit cut ends the episode as a failure, or the environment judges its text. Its tool calls
     are never executed."""
     sampling: Sampling = field(default_factory=Sampling)
-
-    def __post_init__(self) -> None:
-        at_least(self, max_turns=1, max_context=1)
 
     def fails(self, action: Message) -> bool:
         """Whether the episode ends with this turn, which its environment does not see."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from turntree.core.completion import Sampling
-from turntree.core.config import Between, Part, from_mapping
+from turntree.core.config import Amount, Between, Count, Part, Share, from_mapping
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
@@ -24,10 +24,8 @@ from turntree.run.identity import FREE, require_same
 
 MOST_ROLLOUTS = 10_000  # of one candidate
 
-Count = Annotated[int, Between(0)]
-Share = Annotated[float, Between(0, 1)]
 Reward = float | None  # None: not judged
-Variance = Annotated[float, Between(0)] | None
+Variance = Amount | None
 Row = dict[str, Any]
 
 
@@ -144,7 +142,7 @@ class Candidate:
     demonstrated: str | None = None
     state: str | None = None
     reference: str | None = None
-    samples: list[Annotated[int, Between(0)] | None] | None = None
+    samples: list[Count | None] | None = None
 
     def __post_init__(self) -> None:
         _check_moments(self.reward_mean, self.reward_var)
@@ -184,7 +182,7 @@ class ProfileHeader:
     tokenizer_hash: str
     template_hash: str
     renderer: str = "template"
-    timing: dict[str, Annotated[float, Between(0)]] = field(default_factory=dict[str, float])
+    timing: dict[str, Amount] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
         for key in ("traces", "split"):
@@ -247,7 +245,7 @@ class Pivot:
     reward_mean: Reward
     reward_var: Variance
     role: Literal["pivot", "anchor", "random"]
-    weight: Annotated[float, Between(0)] = 1.0
+    weight: Amount = 1.0
     """How often it is drawn, relative to the others."""
 
     def __post_init__(self) -> None:

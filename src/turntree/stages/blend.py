@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from turntree.core import seeds
-from turntree.core.config import Part, at_least
+from turntree.core.config import Checked, Part, Positive
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
@@ -25,19 +25,19 @@ from turntree.train.sampler import PivotSampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blend:
+class Blend(Checked):
     """The tasks of several environments, each with a share of them (`--environment blend`)."""
 
     of: tuple[Part, ...] = ()
     """The environments: [{"name": "qa"}, {"name": "pivots:runs/pivots.jsonl"}]."""
     shares: tuple[float, ...] = ()
     """Of the tasks, in the order of the environments (default: equal ones). Every task is played once an epoch."""
-    threads: int = 64
+    threads: Positive = 64
     """Concurrent calls, where an environment waits for tools."""
     model: str = ""
 
     def __post_init__(self) -> None:
-        at_least(self, threads=1)
+        super().__post_init__()
         if len(self.of) < 2:
             raise ConfigError("names fewer than two environments", field="of", hint='[{"name": "qa"}, ...]')
         if self.shares and (len(self.shares) != len(self.of) or min(self.shares) <= 0):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import FIXED, Part, Usual, at_least, is_url
+from turntree.core.config import FIXED, Above0, Amount, Between, Checked, Count, Part, Positive, Share, Usual, is_url
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig, refuse_biased
@@ -30,14 +30,14 @@ AUTO = Part("auto")  # the renderer that the model's folder asks for
 
 
 @dataclass(frozen=True)
-class Device:
+class Device(Checked):
     """Where and how to compute."""
 
     name: str = "cpu"
     """The torch device: cpu, cuda, cuda:1."""
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     """dtype of the weights ('auto': as saved). Training keeps float32 copies of bfloat16 weights."""
-    threads: int | None = None
+    threads: Positive | None = None
     """CPU threads (default: one below 30 million parameters, else all)."""
     attention: Literal["sdpa", "flex_attention"] = "sdpa"
     """Attention over packed trees; FlexAttention on CUDA only."""
@@ -58,7 +58,7 @@ class Device:
     """Messages to tokens and back: auto (by the model's folder), template, family:NAME, or your own module:object."""
 
     def __post_init__(self) -> None:
-        at_least(self, threads=1)
+        super().__post_init__()
         if self.frozen and self.lora is not None:
             hint = "leave it out: an adapter leaves all weights as they are"
             raise ConfigError("has no effect beside device.lora", field="device.frozen", hint=hint)
@@ -74,7 +74,7 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Playing:
+class Playing(Checked):
     """Who plays what."""
 
     model: str = "default"
@@ -105,7 +105,7 @@ class FromProfile(TracesPlayed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Checked):
     """What changes weights."""
 
     loggers: tuple[Part, ...] = ()
@@ -124,11 +124,11 @@ class ReinforcedTraining(Training):
     tokenizer of the model (default: the policy that training starts from). A better one is a teacher, on the policy's
     own rollouts: on-policy distillation, with train.loss.kl_coefficient at 1."""
     train: ReinforcedConfig = field(default_factory=ReinforcedConfig)
-    keep_trees: int | None = None
+    keep_trees: Count | None = None
     """Write whole rollout trees (trees.jsonl) of this many steps, spread evenly, or of none (0). Default: all."""
 
     def __post_init__(self) -> None:
-        at_least(self, keep_trees=0)
+        super().__post_init__()
         if self.reference is not None and not self.train.loss.needs_reference_logprobs:
             hint = "set train.loss.kl_coefficient above 0, or leave it out"
             raise ConfigError("has no effect without a KL term", field="reference", hint=hint)
@@ -141,19 +141,15 @@ class ReinforcedTraining(Training):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutConfig:
+class HeldOutConfig(Checked):
     """Whole tasks that are played before, during and after a training, whose reward may run away from success
     (docs/results/hard.md)."""
 
-    tasks: int | None = None
+    tasks: Count | None = None
     """Number of tasks of the split "dev" to play (0: none). Default: 64 where an environment is known, else none."""
     stops: bool = field(default=True, metadata=FIXED)
     """Whether a run ends where its reward runs away from success, and keeps its best weights. (The arms of an
     experiment go on to their end, and nothing reads but their last.)"""
-
-    def __post_init__(self) -> None:
-        least = {"tasks": 0, "temperature": 0, "max_turns": 1, "max_tokens": 1, "states": 0, "samples": 1}
-        at_least(self, "check.", **{name: number for name, number in least.items() if name in vars(self)})
 
     @property
     def wanted(self) -> int:
@@ -165,7 +161,7 @@ class HeldOutConfig:
 class EpisodesCheckConfig(HeldOutConfig):
     """For a training on whole episodes, as which they are played."""
 
-    temperature: float = 0.0
+    temperature: Amount = 0.0
     """Sampling temperature of held-out episodes (0: greedy)."""
 
 
@@ -175,7 +171,7 @@ class SuccessConfig(HeldOutConfig):
 
     environment: Part | None = None
     """The environment of the held-out tasks. Default: that of --environment, or the one that the traces name."""
-    max_turns: int | None = None
+    max_turns: Positive | None = None
     """Longest episode (default: own.max_turns, or the longest of the traces)."""
 
 
@@ -183,7 +179,7 @@ class SuccessConfig(HeldOutConfig):
 class SFTCheckConfig(SuccessConfig):
     """For a training that samples nothing itself."""
 
-    max_tokens: int = 256
+    max_tokens: Positive = 256
     """Longest completion of one turn."""
 
 
@@ -191,9 +187,9 @@ class SFTCheckConfig(SuccessConfig):
 class CheckConfig(SuccessConfig):
     """Held-out figures during training: success on whole tasks, and acceptance at states of the traces."""
 
-    states: int = 0
+    states: Count = 0
     """Development candidates for measuring acceptance by kind of action, drawn by `task_seed` (0: none)."""
-    samples: int = field(default=4, metadata=FIXED)
+    samples: Positive = field(default=4, metadata=FIXED)
     """Rollouts per development candidate."""
 
 
@@ -222,7 +218,7 @@ class SFTStageConfig(Training):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileStageConfig(TracesPlayed):
+class ProfileStageConfig(Checked, TracesPlayed):
     """`turntree profile`."""
 
     traces: str
@@ -235,7 +231,7 @@ class ProfileStageConfig(TracesPlayed):
     own. 'default' is that of the games which the default policy plays."""
     split: Literal[Split, ""] = "train"
     """The split of the traces ('' for all)."""
-    limit: int = 0
+    limit: Count = 0
     """Profile this many candidates, drawn by `profile.seed` (0: all)."""
     reuse: str | None = None
     """An earlier profile of this policy: what it holds is not sampled again."""
@@ -248,7 +244,7 @@ class ProfileStageConfig(TracesPlayed):
     device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
-        at_least(self, limit=0)
+        super().__post_init__()
         if self.published and (self.profile != ProfileConfig() or self.reuse or self.endpoint):
             hint = "leave out --rollouts, --adaptive and what else says how to sample"
             raise ConfigError("samples nothing, so the settings of sampling do nothing", field="published", hint=hint)
@@ -266,37 +262,30 @@ class RescoreConfig(FromProfile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPathConfig:
+class OwnPathConfig(Checked):
     """Pivots on the policy's own path: the policy plays training tasks, a teacher labels the states that it reached,
     and these are profiled and selected like those of traces."""
 
-    refresh: int = 20
+    refresh: Count = 20
     """Steps between two searches (0: only before the first step)."""
-    keep: float = 0.5
+    keep: Annotated[float, Between(0, below=1)] = 0.5
     """Share of the weight that pivots of earlier searches keep (0: new pivots replace them). It is their share of the
     draws where a step draws few of the pivots; it draws distinct ones, so where new pivots are few, earlier ones fill
     it up."""
-    tasks: int = 32
+    tasks: Positive = 32
     """Tasks that a search plays, each once."""
-    count: int = 400
+    count: Positive = 400
     """Tasks of the split "train" that they are drawn from."""
-    greedy: float = field(default=0.5, metadata=FIXED)
+    greedy: Share = field(default=0.5, metadata=FIXED)
     """Share of a search's tasks that are played at temperature 0: the loops of greedy play are states that sampled play
     rarely reaches. They are profiled and trained on at the temperature of training, as the others are."""
-    max_turns: int = 30
+    max_turns: Positive = 30
     """Longest episode."""
-    candidates: int | None = None
+    candidates: Positive | None = None
     """Most states of a search that are profiled, drawn from every kind of action alike (default: all)."""
-    rollouts: int = 8
+    rollouts: Annotated[int, Between(2)] = 8
     """Rollouts of the profile at every state."""
     select: BalanceConfig = field(default_factory=BalanceConfig)
-
-    def __post_init__(self) -> None:
-        at_least(self, refresh=0, tasks=1, count=1, max_turns=1, rollouts=2, candidates=1)
-        if not 0 <= self.greedy <= 1:
-            raise ConfigError("is a share: from 0 to 1", field="greedy")
-        if not 0 <= self.keep < 1:
-            raise ConfigError("is a share: from 0, and below 1", field="keep")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +345,7 @@ class TrainPivotConfig(ReinforcedTraining, FromProfile):
 class TrainOnlineConfig(ReinforcedTraining, Playing):
     """`turntree train online`. A brancher needs `train.initial_rollouts` below the group size."""
 
-    count: int = 400
+    count: Positive = 400
     """Tasks of the split "train" to train on."""
     train: OnlineConfig = field(default_factory=OnlineConfig)
     check: EpisodesCheckConfig = field(default_factory=EpisodesCheckConfig)
@@ -376,7 +365,6 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, count=1)
         if self.train.max_off_policy_steps and not self.cluster.workers:
             hint = "set cluster.workers, or leave it at 0"
             raise ConfigError("needs rollout workers", field="train.max_off_policy_steps", hint=hint)
@@ -460,40 +448,35 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
 class EvaluateConfig(Playing):
     """`turntree evaluate`."""
 
-    count: int = 200
+    count: Positive = 200
     """Tasks to play."""
     split: Split = "test"
     """The split of the tasks: train, dev or test."""
-    samples: int = 1
+    samples: Positive = 1
     """Sampled episodes per task."""
-    temperature: float = 1.0
+    temperature: Above0 = 1.0
     """Temperature of the sampled episodes."""
     greedy: bool = True
     """Also play each task once greedily."""
-    max_turns: int = 16
+    max_turns: Positive = 16
     """Longest episode."""
-    max_tokens: int = 48
+    max_tokens: Positive = 48
     """Longest completion of one turn."""
     max_context: int = 4096
     """Longest prompt plus completion, in tokens."""
     cut_turns: CutTurns = "fail"
     """A turn that the token limit cut ends the episode as a failure, or the environment judges its text."""
-    skills_per_kind: int = 0
+    skills_per_kind: Count = 0
     """Questions per unrelated skill, to measure what a tiny policy forgets (0: none)."""
     seed: int = 0
     """Of every draw."""
-    max_live_rollouts: int = 256
+    max_live_rollouts: Positive = 256
     """Episodes that are played at the same time, and most copies of the environment that are open."""
     keep_trees: bool = False
     """Write the episodes beside the result (NAME.trees.jsonl), all tokens included."""
     rewards: tuple[Part, ...] = ()
     """Functions that judge the episodes, as module:function=0.5 (repeatable): the mean of each is told beside success,
     which stays the environment's."""
-
-    def __post_init__(self) -> None:
-        at_least(self, samples=1, max_turns=1, max_tokens=1, count=1, skills_per_kind=0, max_live_rollouts=1)
-        if self.temperature <= 0:
-            raise ConfigError("must be above 0", field="temperature")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -507,9 +490,9 @@ class RecordConfig(Playing):
     """Sample from a server, such as vLLM."""
     split: Split = "train"
     """The split of the tasks: train, dev or test."""
-    count: int = 100
+    count: Positive = 100
     """Number of tasks of the split."""
-    samples: int = 1
+    samples: Positive = 1
     """Episodes per task."""
     only: Literal["all", "successes"] = "all"
     """Which episodes are kept; the others are counted."""
@@ -517,11 +500,8 @@ class RecordConfig(Playing):
     """Label every state of the episodes with what a teacher would do there: household, qa, model, or your own
     module:object. The labels are the demonstrations of later stages (default: what was played is)."""
     episodes: EpisodeConfig = field(default_factory=lambda: EpisodeConfig(sampling=Sampling(max_tokens=256)))
-    wave: int = 16
+    wave: Positive = 16
     """Tasks that are played and logged together."""
     seed: int = 0
     """Draws the episodes."""
     workers: ProcessPoolConfig = field(default_factory=lambda: ProcessPoolConfig(workers=0))
-
-    def __post_init__(self) -> None:
-        at_least(self, count=1, samples=1, wave=1)

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from turntree.core import parts
-from turntree.core.config import to_mapping
+from turntree.core.config import Between, Checked, to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import described
 from turntree.core.progress import notice
@@ -50,7 +50,7 @@ class UpstreamConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig:
+class GatewayConfig(Checked):
     """`turntree gateway`."""
 
     model: str = "default"
@@ -58,7 +58,7 @@ class GatewayConfig:
     serves."""
     host: str = "127.0.0.1"
     """The address to listen on. Others than this machine reach the gateway only where you name one of theirs."""
-    port: int | None = None
+    port: Annotated[int, Between(0, 65535)] | None = None
     """The port (0: a free one). Default: 8080, and a free one for `exec`, so that several may run."""
     serving: ServingConfig = field(default_factory=ServingConfig)
     endpoint: EndpointConfig | None = None
@@ -66,10 +66,6 @@ class GatewayConfig:
     upstream: UpstreamConfig | None = None
     """Write traces of what agents do at another server."""
     device: Device = field(default_factory=Device)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.served_port < 65536:
-            raise ConfigError("is not a port", field="port", hint="use 0 to 65535")
 
     @property
     def served_port(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from turntree.core import parts
-from turntree.core.config import Between, Part
+from turntree.core.config import Between, Part, Positive
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
 from turntree.core.protocols import Observation, task_of
@@ -34,7 +34,7 @@ class Gold:
     """The environment whose tasks are played."""
     split: Split = "train"
     """Which of its tasks: train, dev or test."""
-    count: Annotated[int, Between(1)] = 200
+    count: Positive = 200
     """How many tasks."""
     dev: Annotated[float, Between(0, 0.99)] = 0.2
     """Share of the tasks to train on that is held out for development."""

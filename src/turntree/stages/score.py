@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from turntree.core import parts
-from turntree.core.config import Between, Part
+from turntree.core.config import Count, Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
@@ -63,7 +63,7 @@ class AuditConfig:
     """recommended, paper, nemo, judge, tool_call, strict, executed, or module:function of your own."""
     split: Literal[Split, ""] = ""
     """Only the traces of this split."""
-    limit: Annotated[int, Between(0)] = 0
+    limit: Count = 0
     """Judge this many turns, drawn at random, always the same ones (0: all)."""
     environment: Part | None = field(default=None, metadata=parts.AS_GIVEN)
     """For a verifier that plays actions (executed)."""

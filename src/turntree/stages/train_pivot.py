@@ -51,7 +51,7 @@ from turntree.stages.training import on_ranks, run_algorithm
 from turntree.stages.verifier import chosen_verifier, open_verifier
 from turntree.stages.workers import Published, open_crew, results
 from turntree.traces.schema import read_traces
-from turntree.train.loop import Checked, Row
+from turntree.train.loop import Check, Checked, Row
 from turntree.train.pivot import Pivot, PivotGroup, PivotRL, draw_local
 from turntree.train.ranks import SINGLE, ProcessGroup
 from turntree.train.success import moved_kinds
@@ -301,9 +301,6 @@ def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier
             path=config.pivots,
             hint="judge the profile's samples again (turntree rescore, then select), or pass --allow-stale",
         )
-
-
-Check = Callable[[int, Row], Checked]
 
 
 def _together(checks: Sequence[Check]) -> Check | None:

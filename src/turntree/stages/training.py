@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import ConfigError
-from turntree.core.labels import Credit
 from turntree.core.progress import notice, progress
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory
@@ -17,10 +16,8 @@ from turntree.stages.config import ReinforcedTraining, Training
 from turntree.stages.gradients import GradientWatch
 from turntree.stages.policy import Policy
 from turntree.train.checkpoints import resume
-from turntree.train.loop import Algorithm, Checked, Hooks, RolloutAlgorithm, Row, Trained, train
+from turntree.train.loop import Algorithm, Check, Keep, RolloutAlgorithm, Row, Trained, train
 from turntree.train.ranks import SINGLE
-
-Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
 
 
 def run_algorithm(
@@ -31,7 +28,7 @@ def run_algorithm(
     *,
     shown: Sequence[str],
     keep: Keep = lambda step, groups, credits: None,
-    check: Callable[[int, Row], Checked] | None = None,
+    check: Check | None = None,
     warnings: Callable[[Row], Iterable[str]] = lambda row: (),
 ) -> Trained:
     """Train from the run's current state to its end, and write the model and last the cost, which marks the run as
@@ -52,7 +49,7 @@ def run_algorithm(
                 bar.update(row["step"] - bar.n)
                 bar.set_postfix({key: row[key] for key in shown if row.get(key) is not None})
 
-        trained = train(algorithm, Hooks(log, check, keep, checkpoints))
+        trained = train(algorithm, log, check, keep, checkpoints)
     if watch and (warning := watch.at_the_end()):
         notice(warning)
     if trained.stopped:

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from turntree.core.config import Between, Part
+from turntree.core.config import Part, Share
 from turntree.core.errors import InputError
 from turntree.run.identity import fingerprint
 from turntree.run.jsonl import located, placed
@@ -44,7 +44,7 @@ class ImportConfig:
     """Which turns become candidates: all, calls without error, bash actions, search steps; auto: the format's rule."""
     tools: str = ""
     """A JSON file of tool declarations, for traces that record none."""
-    dev: Annotated[float, Between(0, 1)] = 0.1
+    dev: Share = 0.1
     """Share of traces held out for development."""
     seed: int = 0
     """Of the splits."""

@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
-from turntree.core.config import Between, from_mapping
+from turntree.core.config import Count, from_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.run.files import write_json, writing
@@ -51,7 +51,7 @@ class _Held:
 
     schema: str
     identity: dict[str, Any]
-    logs: dict[str, Annotated[int, Between(0)]]  # in bytes
+    logs: dict[str, Count]  # in bytes
     files: dict[str, str]
     state: dict[str, Any]
 

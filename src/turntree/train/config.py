@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from turntree.core.completion import Sampling
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import FIXED, Above0, Amount, Between, Checked, Count, Positive, Share
 from turntree.core.errors import ConfigError
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
@@ -22,36 +22,27 @@ from turntree.train.loss_config import LossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """AdamW without weight decay, which would pull a post-trained policy away from its start without evidence from
     data."""
 
-    learning_rate: float = 1e-5
+    learning_rate: Above0 = 1e-5
     """AdamW's step size. The embedded tiny policies want 3e-4 to 5e-4."""
     betas: tuple[float, float] = field(default=(0.9, 0.95), metadata=FIXED)
     """Decay rates of AdamW's moments. With 0.95 a large gradient fades within about twenty steps, which suits runs of
     tens to hundreds of steps."""
     eps: float = field(default=1e-8, metadata=FIXED)
     """Added to the denominator of AdamW."""
-    weight_decay: float = 0.0
+    weight_decay: Amount = 0.0
     """Decoupled weight decay."""
-    warmup_steps: int = 0
+    warmup_steps: Count = 0
     """Steps over which the learning rate rises linearly."""
     schedule: Literal["constant", "cosine"] = "constant"
     """After warm-up: hold the learning rate, or lower it to `final_fraction` of it at the last step."""
     final_fraction: float = field(default=0.1, metadata=FIXED)
     """For "cosine": the learning rate at the last step as a fraction of `learning_rate`."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Above0 = 1.0
     """Gradients with a larger norm are scaled down to this norm."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < math.inf:
-            raise ConfigError("must be a finite number above 0", field="learning_rate")
-        if not self.max_grad_norm > 0:  # infinity clips nothing
-            raise ConfigError("must be a number above 0", field="max_grad_norm")
-        for name in ("warmup_steps", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError("must be a finite number of at least 0", field=name)
 
     def require_steps(self, total: int | None, field: str = "schedule") -> None:
         """Raise `ConfigError` where no step is left for the learning rate to fall."""
@@ -72,55 +63,49 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Checked):
     """When to save checkpoints. With both intervals 0, a killed run starts over. No result depends on these, so they
     may differ when a run is resumed."""
 
-    every: int = 10
+    every: Count = 10
     """Steps between two checkpoints (0: never)."""
-    every_seconds: float = field(default=300.0, metadata=FIXED)
+    every_seconds: Amount = field(default=300.0, metadata=FIXED)
     """Save at the end of a step if the last checkpoint is this old (0: never)."""
-    keep: int = field(default=2, metadata=FIXED)
+    keep: Positive = field(default=2, metadata=FIXED)
     """How many of the newest checkpoints are kept while the run is unfinished."""
-
-    def __post_init__(self) -> None:
-        at_least(self, every=0, every_seconds=0, keep=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
+class LoRAConfig(Checked):
     """Low-rank adaptation (Hu et al. 2021). There is no dropout: a policy must score as it samples."""
 
-    rank: int = 16
+    rank: Positive = 16
     """Rank of the adapter's two matrices."""
-    alpha: int = 32
+    alpha: Positive = 32
     """alpha over rank scales the adapter."""
     targets: tuple[str, ...] = ("all-linear",)
     """Names of linear modules, or "all-linear": all except the head, and the experts and router of a mixture. Experts
     by the name of their stacked weights (mlp.experts.gate_up_proj), which every pass then adds up anew."""
 
     def __post_init__(self) -> None:
-        at_least(self, "lora.", rank=1, alpha=1)
+        super().__post_init__()
         if not self.targets:
             raise ConfigError("names no module", field="lora.targets", hint='for example ["q_proj", "v_proj"]')
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig:
+class SFTConfig(Checked):
     """Supervised fine-tuning on the assistant turns of traces."""
 
-    epochs: int = 2
+    epochs: Positive = 2
     """Passes over the traces."""
-    batch: int = 16
+    batch: Positive = 16
     """Traces of one optimizer step."""
-    max_tokens: int = 8192
+    max_tokens: Positive = 8192
     """Most padded positions of one forward pass. Longer examples are left out, and counted."""
     seed: int = 0
     """Seed of the order of the traces."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-
-    def __post_init__(self) -> None:
-        at_least(self, epochs=1, batch=1, max_tokens=1)
 
     def steps(self, examples: int) -> int:
         """Optimizer steps for this number of examples."""
@@ -128,19 +113,19 @@ class SFTConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcedConfig:
+class ReinforcedConfig(Checked):
     """Options that both kinds of training on rollouts share."""
 
-    groups: int = 16
+    groups: Positive = 16
     """Tasks (states) of one iteration (step), each played `group_size` times."""
-    group_size: int = 8
+    group_size: Annotated[int, Between(2)] = 8
     """Rollouts of one task (state), the paper's G."""
     sampling: Sampling = field(default_factory=lambda: Sampling(max_tokens=256))
-    updates: int = 1
+    updates: Positive = 1
     """Passes over one batch of rollouts."""
-    minibatch: int | None = None
+    minibatch: Positive | None = None
     """Groups of one optimizer step (ARPO as released: 16 of 128). Default: the whole batch."""
-    max_tokens: int = 8192
+    max_tokens: Positive = 8192
     """Most token positions of one forward pass."""
     seed: int = 0
     """Of every draw."""
@@ -152,10 +137,8 @@ class ReinforcedConfig:
     def step_rollouts(self) -> int:
         return self.groups * self.group_size
 
-    def _check(self, *counts: str) -> None:
-        """Raise `ConfigError` where one of `counts` is below 1, or `sampling` and the loss do not go together."""
-        ones = dict.fromkeys(("groups", "updates", "minibatch", "max_tokens", *counts), 1)
-        at_least(self, group_size=2, **ones)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.minibatch is not None and self.optimizer.schedule == "cosine":
             hint = "use 'constant' with minibatch: how many groups are trained on is known at each step only"
             raise ConfigError("needs a number of steps", field="optimizer.schedule", hint=hint)
@@ -167,13 +150,13 @@ class ReinforcedConfig:
 class PivotConfig(ReinforcedConfig):
     """GRPO on one-turn groups (PivotRL, Algorithm 1)."""
 
-    steps: int = 40
+    steps: Positive = 40
     """Training steps, the paper's K_train."""
-    groups: int = 32
+    groups: Positive = 32
     """States of one step, the paper's B."""
-    per_trace: int = 1
+    per_trace: Positive = 1
     """States that a step draws in each trace: what they share is prefilled and trained on once (1: in any trace)."""
-    check_every: int | None = None
+    check_every: Count | None = None
     """Steps between held-out checks (0: only before the first and after the last step). Default: a quarter of the
     steps."""
     loss: LossConfig = field(default_factory=lambda: LossConfig(kl_coefficient=0.02))
@@ -183,8 +166,7 @@ class PivotConfig(ReinforcedConfig):
     def __post_init__(self) -> None:
         if self.credit.advantages == "remax":
             raise ConfigError("plays a greedy episode", field="credit.advantages", hint="use it in `train online`")
-        at_least(self, check_every=0)
-        self._check("steps", "per_trace")
+        super().__post_init__()
         self.optimizer.require_steps(self.steps * self.updates, "optimizer.schedule")
 
 
@@ -192,33 +174,28 @@ class PivotConfig(ReinforcedConfig):
 class OnlineConfig(ReinforcedConfig, GroupConfig, EpisodeConfig):
     """GRPO on whole episodes."""
 
-    iterations: int = 40
+    iterations: Positive = 40
     """Batches of episodes, each followed by its updates."""
-    check_every: int = 10
+    check_every: Count = 10
     """Iterations between held-out checks (0: only before the first and after the last)."""
-    max_turns: int = 16
+    max_turns: Positive = 16
     """Longest episode."""
     turn_rewards: dict[str, float] = field(default_factory=dict[str, float])
     """Rewards of turns, beside that of the episode: weights of what the environment says after each turn, by name. That
     is "progress" (what `Observation.progress` gained), or one of its metrics. Their unit is that of the episodes'
     advantages (`credit.comparisons.turn_advantages`)."""
-    turn_discount: float = 0.5
+    turn_discount: Share = 0.5
     """Weight of a reward one turn later in the credit of a turn. At 1 the gradient is that of their sum; below, a turn
     answers more for what follows at once."""
-    max_off_policy_steps: int = 0
+    max_off_policy_steps: Count = 0
     """Iterations whose rollouts are played by the workers while earlier ones are trained on: each is sampled with the
     weights of this many updates before its turn (0: synchronous)."""
 
     def __post_init__(self) -> None:
-        GroupConfig.__post_init__(self)
-        EpisodeConfig.__post_init__(self)
-        at_least(self, check_every=0, max_off_policy_steps=0)
+        super().__post_init__()
         for name, weight in self.turn_rewards.items():
             if not math.isfinite(weight):
                 raise ConfigError("must be a finite number", field=f"turn_rewards.{name}")
-        if not 0 <= self.turn_discount <= 1:
-            raise ConfigError("must be from 0 to 1", field="turn_discount")
-        self._check("iterations")
         self.optimizer.require_steps(self.iterations * self.updates, "optimizer.schedule")
 
     @property

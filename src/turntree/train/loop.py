@@ -60,16 +60,8 @@ class Checked:
     stop: str = ""
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What a run tells, and where it saves. `log` gets one row a step, with the figures of `check` where one is due;
-    `check` gets the step and its row so far.
-    Before it, `keep` gets all groups of the step with the credit of those that were trained on (None: the others)."""
-
-    log: Callable[[Row], None]
-    check: Callable[[int, Row], Checked] | None = None
-    keep: Callable[[int, Sequence[Any], Sequence[Credit | None]], None] = lambda step, groups, credits: None
-    checkpoints: Checkpoints | None = None
+Check = Callable[[int, Row], Checked]
+Keep = Callable[[int, Sequence[Any], Sequence[Credit | None]], None]
 
 
 @dataclass(frozen=True)
@@ -115,34 +107,42 @@ class Algorithm(ABC):
         self.cost = Cost(**state["cost"])
 
 
-def train(algorithm: Algorithm, hooks: Hooks) -> Trained:
-    """Run the algorithm from its last checkpoint, or from the start, to its end. Updates its model in place."""
+def train(
+    algorithm: Algorithm,
+    log: Callable[[Row], None],
+    check: Check | None = None,
+    keep: Keep = lambda step, groups, credits: None,
+    checkpoints: Checkpoints | None = None,
+) -> Trained:
+    """Run the algorithm from its last checkpoint, or from the start, to its end. Updates its model in place.
+
+    `log` gets one row a step, with the figures of `check` where one is due; `check` gets the step and its row so far.
+    Before it, `keep` gets all groups of the step with the credit of those that were trained on (None: the others)."""
     checks = NO_COST
-    checkpoints = hooks.checkpoints
     state = None if checkpoints is None else checkpoints.restore(algorithm.trainers)
     done = 0
     if state is not None:
         done, checks = state["step"], Cost(**state["checks"])
         algorithm.restore(state)
 
-    def check(step: int, row: Row) -> Checked:
+    def checked_at(step: int, row: Row) -> Checked:
         nonlocal checks
-        if hooks.check is None:
+        if check is None:
             return Checked({})
-        checked = hooks.check(step, row)
+        checked = check(step, row)
         checks += checked.cost
         algorithm.after_check()
         return checked
 
-    if done == 0 and hooks.check is not None:
-        hooks.log({"step": 0, **check(0, {}).figures})
+    if done == 0 and check is not None:
+        log({"step": 0, **checked_at(0, {}).figures})
     for step in range(done + 1, algorithm.steps + 1):
         result = algorithm.step(step)
         if result.groups:
-            hooks.keep(step, result.groups, result.credits)
+            keep(step, result.groups, result.credits)
         due = step == algorithm.steps or (algorithm.check_every > 0 and step % algorithm.check_every == 0)
-        checked = check(step, result.row) if due else Checked({})
-        hooks.log({"step": step, **result.row, **checked.figures})
+        checked = checked_at(step, result.row) if due else Checked({})
+        log({"step": step, **result.row, **checked.figures})
         if checked.stop:
             return Trained(algorithm.cost, checks, checked.stop)
         if checkpoints is not None and checkpoints.due(step):

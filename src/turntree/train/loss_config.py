@@ -10,23 +10,23 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turntree.core.completion import Sampling
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import FIXED, Above0, Amount, Checked, Share
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.config import CreditConfig, Normalizer
 from turntree.credit.credit import CreditRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig:
+class LossConfig(Checked):
     """Defaults: PPO's symmetric clip, token ratios, a light KL pull towards the frozen reference."""
 
-    clip_low: float = 0.2
+    clip_low: Share = 0.2
     """Ratios below 1 - clip_low of punished tokens have no gradient."""
-    clip_high: float = 0.2
+    clip_high: Amount = 0.2
     """Ratios above 1 + clip_high of rewarded tokens have no gradient; independent of clip_low (DAPO's clip-higher)."""
     ratio: Literal["token", "action"] = "token"
     """The ratio of each token, or the product over one completion (PivotRL, Eq. 8)."""
-    kl_coefficient: float = 0.01
+    kl_coefficient: Amount = 0.01
     """Weight of the KL term towards the starting policy; 0 switches it off."""
     kl: Literal["k2", "k3"] = "k2"
     """The KL estimator (`train.losses` describes their gradients)."""
@@ -37,9 +37,9 @@ class LossConfig:
     old_logprobs: Literal["auto", "trainer", "engine"] = field(default="auto", metadata=FIXED)
     """Source of pi_old: the engine, the trainer before the update, or (auto) the trainer wherever the two can
     differ."""
-    importance_cap: float = field(default=2.0, metadata=FIXED)
+    importance_cap: Above0 = field(default=2.0, metadata=FIXED)
     """Bounds exp(old - sampling), which is 1 with the engine's log-probabilities."""
-    temperature: float | None = field(default=None, metadata=FIXED)
+    temperature: Above0 | None = field(default=None, metadata=FIXED)
     """The temperature that the engine sampled at (none: that of the run's sampling, and 1 outside a run)."""
 
     @property
@@ -89,11 +89,6 @@ class LossConfig:
         return rollouts
 
     def __post_init__(self) -> None:
-        if not 0 <= self.clip_low <= 1:
-            raise ConfigError(f"is {self.clip_low}", field="clip_low", hint="it lies from 0 to 1")
-        at_least(self, clip_high=0, kl_coefficient=0)
-        for name in ("importance_cap", "sampled_at"):
-            if not getattr(self, name) > 0:
-                raise ConfigError("must be above 0", field=name.replace("sampled_at", "temperature"))
+        super().__post_init__()
         if (self.normalizer == "constant") != (self.constant is not None and 0 < self.constant < math.inf):
             raise ConfigError("goes with normalizer 'constant' and only with it", field="constant", hint="a number > 0")

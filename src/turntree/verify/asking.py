@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turntree.core.config import require_url
+from turntree.core.config import Checked, Positive, require_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import THOUGHT, Message, whole_characters
@@ -43,20 +43,20 @@ class Vote(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class Asking(TurnVerifier):
+class Asking(Checked, TurnVerifier):
     """What asks a language model (`judge`, `rubric`): the options, which are fields of it, and the questions."""
 
     url: str
     """The base of the API: http://host:8000/v1. A key, where one is needed, is OPENAI_API_KEY."""
     model: str
     """The name that the server gives the model."""
-    votes: int = 1
+    votes: Positive = 1
     """How often each question is asked; the majority decides. More than one needs a temperature."""
     temperature: float = 0.0
     """Sampling temperature of the answers."""
     answer_tokens: int = 512
     """Longest answer."""
-    concurrency: int = 8
+    concurrency: Positive = 8
     """Requests, and verdicts that are worth asking for, at the same time."""
     cache: str = ""
     """An SQLite file: an answer that was paid for is not asked for again. Models of one name need a file each."""
@@ -65,8 +65,7 @@ class Asking(TurnVerifier):
 
     def __post_init__(self) -> None:
         require_url(self.url, "url")
-        if self.votes < 1 or self.concurrency < 1:
-            raise ConfigError("impossible judge settings", field="votes", hint="votes and concurrency >= 1")
+        super().__post_init__()
         if self.votes > 1 and self.temperature == 0:
             raise ConfigError("votes are equal at temperature 0", field="votes", hint="set verifier.temperature=0.7")
         self.client: OpenAI = client_of(self.url, timeout=_TIMEOUT, field="verifier", retries=_RETRIES)

@@ -14,9 +14,10 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.traces.schema import Trace
 from turntree.traces.splits import demonstrated_split
+from turntree_worlds.household.distance import shortest_plan
 from turntree_worlds.household.entry import GamesConfig, games
 from turntree_worlds.household.environment import HouseholdEnvironment
-from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, shortest_plan, stumble
+from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, stumble
 from turntree_worlds.household.world import Game, State
 
 
@@ -101,7 +102,10 @@ def _play(game: Game, source: dict[str, Any], config: HouseholdDemonstrator) -> 
 def _commands(state: State, config: HouseholdDemonstrator) -> Iterator[tuple[str, bool]]:
     """What the player does next and whether it is a slip; the caller plays it before drawing the next."""
     if config.expert == "shortest":
-        yield from ((command, False) for command in shortest_plan(state))
+        plan = shortest_plan(state)
+        if plan is None:
+            raise UnreachableGoal(f"game {state.game.id}: the goal is out of reach")
+        yield from ((command, False) for command in plan)
         return
     rng = seeds.generator(config.seed, "expert", state.game.id)
     while not state.won:

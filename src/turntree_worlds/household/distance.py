@@ -41,7 +41,8 @@ def distance(state: State) -> int | None:
 
 
 def shortest_plan(state: State) -> list[str] | None:
-    """One shortest list of commands that wins from here (the first of equals), or None where there is none."""
+    """One shortest list of commands that wins from here (the first of equals; [] when won), or None where there is
+    none: an object is in hand that no receptacle takes, or a target does not exist."""
     if state.won:
         return []
     best = min(_errand_lists(state), key=lambda errands: len(_commands(state, errands)), default=None)

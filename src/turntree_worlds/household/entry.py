@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core.config import at_least
+from turntree.core.config import Checked, Positive
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.traces.schema import Split
@@ -36,14 +36,14 @@ SPLIT_SEEDS = {"train": 1 * SPLIT_SIZE, "dev": 2 * SPLIT_SIZE, "test": 3 * SPLIT
 
 
 @dataclass(frozen=True, kw_only=True)
-class GamesConfig:
+class GamesConfig(Checked):
     """Which games. The six task types alternate in generated ones; those of a file or folder are drawn by a seed."""
 
     source: str = GENERATED
     """'generated', a packed games file (JSONL), or a folder of game.tw-pddl files."""
     split: Split = "train"
     """Which games: train, dev or test; generated ones are drawn from it."""
-    count: int = 200
+    count: Positive = 200
     """How many games."""
     offset: int = 0
     """Skip this many of the split's games."""
@@ -51,7 +51,7 @@ class GamesConfig:
     """Of generated games: how much there is to search."""
 
     def __post_init__(self) -> None:
-        at_least(self, count=1)
+        super().__post_init__()
         if self.offset < 0 or self.offset + self.count > SPLIT_SIZE:
             raise ConfigError(
                 f"games {self.offset} to {self.offset + self.count} leave the split",

@@ -1,7 +1,4 @@
-"""Two experts for household games: one knows the room, the other has to search like any player.
-
-An expert is a function of the state (and a random generator) that names the next commands; the caller plays them.
-"""
+"""An expert for household games that has to search like any player (`distance.shortest_plan` knows the room)."""
 
 from __future__ import annotations
 
@@ -9,25 +6,12 @@ import random
 from collections.abc import Iterable
 
 from turntree.core.errors import TurntreeError
-from turntree_worlds.household import distance
+from turntree_worlds.household.distance import VERB_OF_TRAIT
 from turntree_worlds.household.world import APPLIANCES, State
 
 
 class UnreachableGoal(TurntreeError):
     """No command list wins from here: an object is in hand that no receptacle takes, or a target does not exist."""
-
-
-def shortest_plan(state: State) -> list[str]:
-    """The fewest commands that win from `state`, knowing where everything is ([] when won).
-
-    Optimal by the argument in `distance`: a winning play is a list of errands, walking between two errands and
-    opening a door cost one command each and at most once, and everything else (closing, looking, moving other
-    objects) can be cut from a winning play and leaves one that wins. Raises UnreachableGoal where none wins.
-    """
-    plan = distance.shortest_plan(state)
-    if plan is None:
-        raise UnreachableGoal(f"game {state.game.id}: the goal is out of reach, {state.held} is in hand for good")
-    return plan
 
 
 def slip(state: State, rng: random.Random) -> str:
@@ -79,7 +63,7 @@ def next_exploring_action(state: State, rng: random.Random | None = None) -> str
     if goal.receptacle_kind is None:
         return _light(state, rng)
     if goal.trait is not None and not state.has(goal.trait, state.held):
-        return _treat(state, distance.VERB_OF_TRAIT[goal.trait])
+        return _treat(state, VERB_OF_TRAIT[goal.trait])
     return _visit(state, _destination(state), f"move {state.held} to {{}}")
 
 

@@ -11,15 +11,8 @@ from typing import TypeVar
 from turntree.core.errors import InputError
 from turntree_worlds.household.world import NOTHING_HAPPENS, Game, Goal, Receptacle, Thing
 
-_ABILITIES = {
-    "pickupable": "pickupable",
-    "cleanable": "cleanable",
-    "heatable": "heatable",
-    "coolable": "coolable",
-    "sliceable": "sliceable",
-    "toggleable": "toggleable",
-    "isreceptacleobject": "container",
-}
+_OWN_ABILITIES = ("pickupable", "cleanable", "heatable", "coolable", "sliceable", "toggleable")
+_ABILITIES = {**{name: name for name in _OWN_ABILITIES}, "isreceptacleobject": "container"}
 _TRAITS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced", "istoggled": "on"}
 _ARITY = {
     **dict.fromkeys(["openable", *_ABILITIES, *_TRAITS], 1),

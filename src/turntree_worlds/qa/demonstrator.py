@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, cast
 
 from turntree.core import seeds
-from turntree.core.config import Between, Part, to_mapping
+from turntree.core.config import Between, Part, Positive, to_mapping
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.env.tasks import TRAIN, environment_record
@@ -37,7 +37,7 @@ class QaDemonstrator:
     short: ClassVar[str] = "questions.model count slips seed"
 
     questions: GeneratedQuestions = field(default_factory=GeneratedQuestions)
-    count: Annotated[int, Between(1)] = 200
+    count: Positive = 200
     """How many questions."""
     slips: Annotated[float, Between(0, 0.99)] = 0.0
     """Chance of a wrong look-up before each look-up of the expert."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core import seeds
-from turntree.core.config import at_least, is_url
+from turntree.core.config import Checked, Count, Positive, is_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.env.local import LocalPool
-from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out, shared_out
 from turntree.env.tools.runtime import ToolRuntimeConfig
 from turntree.run.files import read_json
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
@@ -35,10 +35,10 @@ GENERATED = "generated"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedQuestions:
+class GeneratedQuestions(Checked):
     """What decides which questions are generated, and how an episode of one looks."""
 
-    offset: int = 0
+    offset: Count = 0
     """Skip this many generated questions to train on, as those of traces that the policy learned from; or of those to
     play, where nothing is trained."""
     world: QaWorldConfig = field(default_factory=QaWorldConfig)
@@ -47,9 +47,6 @@ class GeneratedQuestions:
     model: str = EMBEDDED
     """The policy that answers. It gets instructions about the answer format, unless it is the embedded one or was
     trained from it (it has the same tokenizer): these have learned the format without them."""
-
-    def __post_init__(self) -> None:
-        at_least(self, offset=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +69,11 @@ class Questions(GeneratedQuestions):
     reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
-    threads: int = 64
+    threads: Positive = 64
     """Concurrent tool calls."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, threads=1)
         if (self.questions == GENERATED) != (self.index is None):
             raise ConfigError(
                 "a file of questions needs an index of the documents to search; generated questions have their own",
@@ -135,14 +131,18 @@ class Questions(GeneratedQuestions):
     def read(self, splits: Mapping[str, int], seed: int) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
         """The questions of each split from files, of which none has one of another, and what reading them counted."""
         must_be_held_out(splits, self.questions, self.held_out)
-        (first, count), *others = sorted(splits.items(), key=lambda item: item[0] != TRAIN)
-        if not others:
-            source = self.questions if first == TRAIN else self.held_out or self.questions
-            found = read_questions([source])
-            return {first: _drawn(found, seed)[:count]}, [found.report.to_json()]
-        ((checked, wanted),) = others
-        trained, held_out, read = read_splits(self.questions, count, self.held_out, wanted, seed)
-        return {first: trained, checked: held_out}, read
+        found = read_questions(self.questions)
+        if self.held_out is None:
+            return shared_out(_drawn(found, seed), splits, self.questions), [found.report.to_json()]
+        held_out = read_questions(self.held_out)
+        rest = found.without(held_out.questions, "held out")
+        if not rest.questions:
+            raise InputError("holds no question that is not held out too", path=self.questions, field="held_out")
+        trained = {split: count for split, count in splits.items() if split == TRAIN}
+        checked = {split: count for split, count in splits.items() if split != TRAIN}
+        asked = shared_out(_drawn(rest, seed), trained, self.questions)
+        asked |= shared_out(_drawn(held_out, seed), checked, self.held_out)
+        return asked, [rest.report.to_json(), held_out.report.to_json()]
 
     def _episodes(self) -> QaConfig:
         """As they are given; else instructions for policies that have not learned the format."""
@@ -166,30 +166,6 @@ def _has_tokenizer_of_embedded(folder: Path) -> bool:
         return False
     theirs, own = (read_json(place / "tokenizer.json").get("model", {}).get("vocab") for place in (folder, POLICY))
     return theirs == own
-
-
-def read_splits(
-    source: str, count: int, held_out: str | None, held_out_count: int, seed: int = 0
-) -> tuple[Sequence[Question], Sequence[Question], list[dict[str, Any]]]:
-    """Those to train on and those to check on, drawn by `seed`, which have none in common, and what reading them
-    counted."""
-    first = read_questions([source])
-    if held_out is None:
-        drawn = _drawn(first, seed)
-        checked = drawn[count : count + held_out_count]
-        if not checked:
-            raise InputError(
-                f"all {len(first.questions)} questions would be trained on and none is left to check on",
-                path=source,
-                hint=f"lower --count (now {count}), or name a file as --held-out",
-            )
-        return drawn[:count], checked, [first.report.to_json()]
-    second = read_questions([held_out])
-    rest = first.without(second.questions, "held out")
-    if not rest.questions:
-        raise InputError("holds no question that is not held out too", path=source, field="held_out")
-    reports = [rest.report.to_json(), second.report.to_json()]
-    return _drawn(rest, seed)[:count], _drawn(second, seed)[:held_out_count], reports
 
 
 def _drawn(found: QuestionFile, seed: int) -> list[Question]:

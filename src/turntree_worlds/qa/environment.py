@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.config import Checked, Positive
+from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
 from turntree.env.tools.runtime import ToolRuntime
@@ -23,17 +24,13 @@ INSTRUCTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class QaConfig:
+class QaConfig(Checked):
     """How a question is answered."""
 
-    max_calls: int = 12
+    max_calls: Positive = 12
     """Tool calls of an episode, refused ones included; further calls are answered with an error."""
     instructions: str | None = None
     """The system's message that opens the conversation, where there is any."""
-
-    def __post_init__(self) -> None:
-        if self.max_calls < 1:
-            raise ConfigError("a question without a call needs no tools", field="max_calls", hint="use 1 or more")
 
 
 class QaEnvironment:

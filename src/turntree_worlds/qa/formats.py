@@ -10,7 +10,7 @@ One row is one question. Its fields decide the schema, not the name of the file:
 | ARPO, verl (Parquet) | `extra_info.question`, or the last user message of `prompt` | `reward_model.ground_truth` |
 
 Answers are numbers where all can be read as such, expressions where the schema is MATH's, `ability` is "math" or there
-is LaTeX in them, and spans otherwise; or what a row says in `answer_type`, or the caller.
+is LaTeX in them, and spans otherwise; or what a row says in `answer_type`.
 
 Other fields are left alone, system prompts too: an environment writes its own. (All of ARPO's published ones hold a
 backspace and "oxed{" where `\boxed{` was meant. Their number is reported.) The same damage in a question or an answer
@@ -78,28 +78,27 @@ class QuestionFile:
         return QuestionFile(kept, report)
 
 
-def read_questions(paths: Sequence[str | Path], *, answer_type: AnswerType | None = None) -> QuestionFile:
-    """The questions of JSON, JSON lines (also .gz, .xz) and Parquet files, in order, each (`Question.key`) once.
+def read_questions(path: str | Path) -> QuestionFile:
+    """The questions of a JSON, JSON lines (also .gz, .xz) or Parquet file, in order, each (`Question.key`) once.
 
     A row that cannot be used is dropped and counted. Raises `InputError` for a file that cannot be read, or when no
-    question is left. `answer_type` is that of every answer, unless its row says its own.
+    question is left.
     """
     report, kept, ids = QuestionReport(), dict[str, Question](), set[str]()
-    for path in map(Path, paths):
-        for row in _rows(path):
-            report.rows += 1
-            try:
-                question = row.question(answer_type, report)
-                _check_new(question, kept, ids, row)
-            except RowRefused as refused:
-                report.drop(refused.reason, located(refused, path=row.path, line=row.number))
-            else:
-                kept[question.key] = question
-                ids.add(question.id)
+    for row in _rows(Path(path)):
+        report.rows += 1
+        try:
+            question = row.question(report)
+            _check_new(question, kept, ids, row)
+        except RowRefused as refused:
+            report.drop(refused.reason, located(refused, path=row.path, line=row.number))
+        else:
+            kept[question.key] = question
+            ids.add(question.id)
     report.questions = len(kept)
     if not kept:
         why = "; ".join(report.first.values()) or "it is empty"
-        raise InputError(f"holds no question that can be used ({why})", path=paths[0] if paths else None)
+        raise InputError(f"holds no question that can be used ({why})", path=path)
     return QuestionFile(tuple(kept.values()), report)
 
 
@@ -114,7 +113,7 @@ class _Row:
     def refused(self, problem: str, field: str | None = None, hint: str | None = None) -> RowRefused:
         return RowRefused(problem if field is None else f"{field}: {problem}", problem, field=field, hint=hint)
 
-    def question(self, asked_type: AnswerType | None, report: QuestionReport) -> Question:
+    def question(self, report: QuestionReport) -> Question:
         """Raises `RowRefused`."""
         name, raw_text = self._text()
         raw_answers = self._answers()
@@ -123,7 +122,7 @@ class _Row:
             raise self.refused("is empty", name)
         if not all(answers):
             raise self.refused("is empty", "answer")
-        declared = self.values.get("answer_type", asked_type)
+        declared = self.values.get("answer_type")
         if declared is not None and declared not in ANSWER_TYPES:
             raise self.refused(f"is none of {', '.join(ANSWER_TYPES)}", "answer_type")
         question = Question(

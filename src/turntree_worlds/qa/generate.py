@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from turntree.core import seeds
+from turntree.core.config import Checked, Share
 from turntree.core.errors import ConfigError
 from turntree_worlds.qa.questions import Question
 from turntree_worlds.qa.world import RELATIONS, World
@@ -47,21 +48,20 @@ class Posed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionMix:
+class QuestionMix(Checked):
     """What is asked."""
 
     hops: tuple[tuple[int, float], ...] = ((2, 0.35), (3, 0.3), (4, 0.2), (5, 0.1), (6, 0.05))
     """Shares of questions by how many look-ups they take: [look-ups, share] each."""
-    arithmetic: float = 0.35
+    arithmetic: Share = 0.35
     """Share of those with arithmetic, which take two look-ups at least."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.hops or any(hops < 1 or share < 0 for hops, share in self.hops):
             raise ConfigError(f"impossible shares {self.hops}", field="hops", hint="[hops >= 1, share >= 0] each")
         if sum(share for _, share in self.hops) <= 0:
             raise ConfigError("all shares are 0", field="hops")
-        if not 0 <= self.arithmetic <= 1:
-            raise ConfigError(f"{self.arithmetic} is not a share", field="arithmetic", hint="use 0 to 1")
 
 
 def generate_questions(world: World, split: Split, count: int, mix: QuestionMix | None = None) -> tuple[Posed, ...]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turntree.core.config import FIXED
-from turntree.core.errors import ConfigError
+from turntree.core.config import FIXED, Above0, Checked, Positive
 
 EPOCH = 1_577_836_800  # 1 January 2020: old enough for listings to show the date alone
 Language = Literal["python", "shell"]
@@ -30,39 +29,30 @@ Files = Mapping[str, File]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Checked):
     """Bounds of one execution."""
 
-    seconds: float = 10.0
+    seconds: Above0 = 10.0
     """Wall-clock time of one execution."""
-    memory_bytes: int = 512 * 2**20
+    memory_bytes: Positive = 512 * 2**20
     """Address space of a process, so a box may use up to `processes` times as much."""
-    processes: int = field(default=16, metadata=FIXED)
+    processes: Positive = field(default=16, metadata=FIXED)
     """Processes of a box, threads included."""
-    disk_bytes: int = field(default=32 * 2**20, metadata=FIXED)
+    disk_bytes: Positive = field(default=32 * 2**20, metadata=FIXED)
     """Size of the whole scratch folder."""
-    output_bytes: int = field(default=16 * 2**10, metadata=FIXED)
+    output_bytes: Positive = field(default=16 * 2**10, metadata=FIXED)
     """Bytes of each stream that are kept."""
-
-    def __post_init__(self) -> None:
-        sizes = (self.memory_bytes, self.processes, self.disk_bytes, self.output_bytes)
-        if min(self.seconds, *sizes) <= 0:
-            raise ConfigError(f"impossible limits {self}", hint="every limit must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SandboxConfig:
+class SandboxConfig(Checked):
     """Where programs of the policy run."""
 
     limits: Limits = Limits()
-    boxes: int = field(default=2, metadata=FIXED)
+    boxes: Positive = field(default=2, metadata=FIXED)
     """Executions that may run at once."""
     packages: tuple[str, ...] = ()
     """Folders of importable packages that programs may read."""
-
-    def __post_init__(self) -> None:
-        if self.boxes < 1:
-            raise ConfigError(f"{self.boxes} boxes can run nothing", field="boxes", hint="use 1 or more")
 
 
 @dataclass(frozen=True, kw_only=True)

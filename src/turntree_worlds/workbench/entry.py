@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from turntree.core.config import at_least
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.config import Checked, Positive
+from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.env.local import LocalPool
-from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out
+from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out, shared_out
 from turntree.env.tool_environment import ToolEnvironment
 from turntree_worlds.sandboxes.limits import Limits, SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
@@ -25,7 +25,7 @@ GENERATED = "generated"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terminal:
+class Terminal(Checked):
     """Tasks at a shell.
 
     Generated tasks have splits. Of a file (docs/environments.md) the first are the split "train"; a command that trains
@@ -42,13 +42,13 @@ class Terminal:
     sandbox: SandboxConfig = field(
         default_factory=lambda: SandboxConfig(limits=Limits(output_bytes=4096, processes=64))
     )
-    threads: int = 16
+    threads: Positive = 16
     """Concurrent commands; at most `sandbox.boxes` of them run at once."""
 
     tools: ClassVar[type[Shell]] = Shell
 
     def __post_init__(self) -> None:
-        at_least(self, threads=1)
+        super().__post_init__()
         if self.held_out is not None and self.tasks == GENERATED:
             raise ConfigError("goes with a file of tasks; generated ones have splits", field="held_out")
 
@@ -78,7 +78,7 @@ class Terminal:
             of = {split: count for split, count in splits.items() if files[split] == path}
             found = read_tasks(path, sandbox, sum(of.values()), seed=seed)
             counted.append(found.to_json())
-            made |= _split(found.tasks, of, path)
+            made |= shared_out(found.tasks, of, path)
         return counted, made
 
     def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
@@ -107,16 +107,3 @@ class Software(Terminal):
 
     def task(self, split: str, number: int, sandbox: Sandbox) -> Task:
         return bugs.generated(split, number, sandbox)
-
-
-def _split(found: Sequence[Task], splits: Mapping[str, int], path: str) -> dict[str, Sequence[Task]]:
-    """The first tasks for the split that is trained on, the next ones for the others."""
-    made: dict[str, Sequence[Task]] = {}
-    start = 0
-    for split in sorted(splits, key=lambda name: name != TRAIN):
-        made[split] = found[start : start + splits[split]]
-        start += splits[split]
-        if not made[split]:
-            problem = f"holds {len(found)} tasks, and none is left for split {split!r}"
-            raise InputError(problem, path=path, hint=f"lower --count (now {splits[split]})")
-    return made

@@ -9,23 +9,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from turntree.core.errors import ConfigError
+from turntree.core.config import Amount, Checked
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.core.protocols import Filter, FinishedGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class DapoFilter(Filter):
+class DapoFilter(Checked, Filter):
     """Groups without reward variance stay out of the update."""
 
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
-    refill_cap: float = 0.0
+    refill_cap: Amount = 0.0
     """An update may start this many times its batch in further groups, rounded up (0: no refill)."""
-
-    def __post_init__(self) -> None:
-        if self.refill_cap < 0:
-            raise ConfigError("is negative", field="refill_cap", hint="0 switches the refill off")
 
     def drop(self, group: FinishedGroup) -> str | None:
         """Decide by the credit of the update: under path weights refills do not count, so a group whose rewards differ

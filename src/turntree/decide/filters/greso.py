@@ -14,44 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from turntree.core import seeds
-from turntree.core.config import from_mapping
+from turntree.core.config import Between, Checked, Share, from_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.core.protocols import Filter, FinishedGroup
 
 SCHEMA = "turntree.greso/2"
 LEAST, MOST, STEP = 0.05, 0.95, 0.01  # bounds of an exploration chance, and what it changes by after an iteration
+Exploration = Annotated[float, Between(LEAST, MOST)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GresoConfig:
+class GresoConfig(Checked):
     """The authors' settings. Targets are shares of the groups played in one iteration."""
 
-    easy_exploration: float = 0.5
+    easy_exploration: Exploration = 0.5
     """Initial chance that a task predicted to be too easy is played anyway."""
-    hard_exploration: float = 0.5
+    hard_exploration: Exploration = 0.5
     """Initial chance that a task predicted to be too hard is played anyway."""
-    easy_target: float = 0.25 / 3
+    easy_target: Share = 0.25 / 3
     """Target share of too easy groups in an iteration."""
-    hard_target: float = 0.25 * 2 / 3
+    hard_target: Share = 0.25 * 2 / 3
     """Target share of too hard groups; hard tasks are likelier to change, since the policy improves."""
-    keep_at_least: float = 0.01
+    keep_at_least: Share = 0.01
     """Least chance that any task is played."""
     success: float = SUCCESS_REWARD
     """A reward from this on is a success."""
     seed: int | None = None
     """Seed of the draws (default: that of the run)."""
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if name not in ("seed", "success") and not 0 <= value <= 1:
-                raise ConfigError(f"{value} is not a probability", field=name, hint="use a value from 0 to 1")
-        for name in ("easy_exploration", "hard_exploration"):
-            if not LEAST <= getattr(self, name) <= MOST:
-                raise ConfigError(f"is outside [{LEAST}, {MOST}]", field=name)
 
 
 @dataclass(frozen=True, kw_only=True)

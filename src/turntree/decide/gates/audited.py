@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turntree.core import seeds
+from turntree.core.config import Share
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.decide.gates.divergence import GateAtTurn, PrefixDivergenceGate
@@ -114,13 +115,8 @@ class RandomGate(GateAtTurn):
         rate: The share of the groups that reach it.
     """
 
-    rate: float = 0.2
+    rate: Share = 0.2
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.rate <= 1:
-            raise ConfigError(f"must be in [0, 1], not {self.rate}", field="rate")
 
     def reached(self, group: GroupProgress) -> tuple[bool, str, dict[str, float]]:
         cut = _draw(self.seed, "random gate", group) < self.rate

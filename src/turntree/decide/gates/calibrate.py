@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turntree.core.config import Between, Part
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.config import Between, Checked, Part, Positive, Share
+from turntree.core.errors import InputError
 from turntree.decide.gates.signals import PRINTED
 from turntree.decide.gates.table import GroupTable, table_from_groups
 from turntree.logs.read import AUTO, open_log
@@ -69,32 +69,27 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateConfig:
+class CalibrateConfig(Checked):
     """`turntree gate calibrate`."""
 
-    turns: tuple[Annotated[int, Between(1)], ...] | None = None
+    turns: tuple[Positive, ...] | None = None
     """Turns to evaluate, e.g. 5,10,15; default: 1/6, 1/3, 1/2, 2/3 of the horizon."""
     thresholds: tuple[float, ...] = TABLE_1
     """Of the table: cut below these; from these on for termination_fraction."""
     signal: str = PAPER_SIGNAL
     """Of the table: one of the seven signals, or NAME_printed where the paper's text defines it otherwise."""
-    termination: Annotated[float, Between(0, 1)] | None = None
+    termination: Share | None = None
     """Of the table: cut also from this share of ended rollouts on (the OR rule)."""
-    unended: Annotated[float, Between(0, 1)] | None = None
+    unended: Share | None = None
     """Of the table: cut also up to this share of ended rollouts (paper, E.9; with `termination` both clauses)."""
-    floor: float = 0.8
+    floor: Annotated[float, Between(above=0, below=1)] = 0.8
     """Precision that a gate must have (paper, C.5)."""
-    confidence: float = 0.95
+    confidence: Annotated[float, Between(above=0, below=1)] = 0.95
     """Of the lower bound of precision."""
-    max_turns: Annotated[int, Between(1)] | None = None
+    max_turns: Positive | None = None
     """The horizon; default: the longest rollout."""
     log_format: Part = AUTO
     """Of a log, where its fields do not tell it: a registered format, or module:object of your own."""
-
-    def __post_init__(self) -> None:
-        for name in ("floor", "confidence"):
-            if not 0 < getattr(self, name) < 1:
-                raise ConfigError("must be between 0 and 1", field=name)
 
 
 def run_calibration(paths: Sequence[Path], config: CalibrateConfig) -> Row:

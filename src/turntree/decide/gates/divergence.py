@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from turntree.core.config import at_least
-from turntree.core.errors import ConfigError
+from turntree.core.config import Amount, Between, Checked, Positive
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.decide.gates.signals import Signal, prefix_edit_distance_mean, termination_fraction
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateAtTurn(Gate):
+class GateAtTurn(Checked, Gate):
     """Decides once, when every unfinished rollout has completed `turn` turns."""
 
-    turn: int = 10
-
-    def __post_init__(self) -> None:
-        at_least(self, turn=1)
+    turn: Positive = 10
 
     @property
     def first_look(self) -> int:
@@ -52,19 +49,10 @@ class PrefixDivergenceGate(GateAtTurn):
     is "not cut" and says so, whatever the signal. (The paper's offline tables count such groups as cut.)
     """
 
-    threshold: float = 0.12
-    termination: float | None = None
-    unended: float | None = None
+    threshold: Amount = 0.12
+    termination: Annotated[float, Between(above=0, most=1)] | None = None
+    unended: Annotated[float, Between(0, below=1)] | None = None
     signal: Signal = prefix_edit_distance_mean
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold < math.inf:
-            raise ConfigError(f"must be a number of at least 0, not {self.threshold}", field="threshold")
-        if self.termination is not None and not 0 < self.termination <= 1:
-            raise ConfigError(f"must be in (0, 1], not {self.termination}", field="termination")
-        if self.unended is not None and not 0 <= self.unended < 1:
-            raise ConfigError(f"must be in [0, 1), not {self.unended}", field="unended")
 
     def reached(self, group: GroupProgress) -> tuple[bool, str, dict[str, float]]:
         value, ended = self.signal(group, self.turn), termination_fraction(group, self.turn)

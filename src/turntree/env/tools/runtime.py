@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from turntree.core.config import FIXED
+from turntree.core.config import FIXED, Above0, Amount, Checked, Count, Positive
 from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentGone, described
@@ -68,27 +68,21 @@ class ToolLedger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolRuntimeConfig:
+class ToolRuntimeConfig(Checked):
     """How tools are executed."""
 
-    seconds: float = 30.0
+    seconds: Above0 = 30.0
     """Time of one execution."""
-    retries: int = 2
+    retries: Count = 2
     """Further tries after a failed one, of pure tools."""
-    pause_seconds: float = field(default=0.1, metadata=FIXED)
+    pause_seconds: Amount = field(default=0.1, metadata=FIXED)
     """Pause before the first of them; each further one is twice as long."""
-    concurrent: int = field(default=64, metadata=FIXED)
+    concurrent: Positive = field(default=64, metadata=FIXED)
     """Executions that run at once."""
-    output_chars: int = field(default=8000, metadata=FIXED)
+    output_chars: Positive = field(default=8000, metadata=FIXED)
     """Most characters of an answer."""
-    cached_answers: int = field(default=100_000, metadata=FIXED)
+    cached_answers: Count = field(default=100_000, metadata=FIXED)
     """Number of cached answers of pure tools."""
-
-    def __post_init__(self) -> None:
-        if self.seconds <= 0 or min(self.retries, self.pause_seconds, self.cached_answers) < 0:
-            raise ConfigError(f"impossible tool runtime {self}", hint="seconds > 0, nothing negative")
-        if min(self.concurrent, self.output_chars) < 1:
-            raise ConfigError(f"impossible tool runtime {self}", hint="concurrent and output_chars >= 1")
 
 
 class ToolRuntime:

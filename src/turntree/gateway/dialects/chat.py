@@ -7,20 +7,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from turntree.core.config import converted
+from turntree.core.config import Positive, converted
 from turntree.core.errors import InputError
 from turntree.core.messages import REASONING_KEYS, Message
 from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused
 from turntree.gateway.dialects import common
-from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream, Whole
+from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream
 from turntree.gateway.sampling import Ask
 
 _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut", *REASONING_KEYS})
 FIELDS = Fields(
     read={
-        "messages": list[Any], "tools": list[Any], "tool_choice": str | dict[str, Any], "max_tokens": Whole,
-        "max_completion_tokens": Whole, "stream": bool, "stream_options": dict[str, Any], "logprobs": bool,
+        "messages": list[Any], "tools": list[Any], "tool_choice": str | dict[str, Any], "max_tokens": Positive,
+        "max_completion_tokens": Positive, "stream": bool, "stream_options": dict[str, Any], "logprobs": bool,
         "response_format": dict[str, Any], "seed": int, "stop": str | list[Any], **common.SAMPLED,
     },
     recorded=common.RECORDED | {"seed", "stop", "reasoning_effort", "verbosity"},

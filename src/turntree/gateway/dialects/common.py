@@ -34,7 +34,6 @@ APART = "__"  # between a namespace and the name of its tool
 Before = Callable[[str], Call | None]
 Body = Mapping[str, Any]
 
-Whole = Annotated[int, Between(1)]
 SAMPLED = {"temperature": Annotated[float, Between(0, 2)], "top_p": Annotated[float, Between(1e-9, 1)]}
 RECORDED = frozenset({"temperature", "top_p", "model", "user", "metadata", "parallel_tool_calls"})
 NOTHING = frozenset(

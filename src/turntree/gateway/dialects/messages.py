@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from turntree.core.config import converted
+from turntree.core.config import Positive, converted
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.gateway.calls import Call
 from turntree.gateway.config import CONTEXT, Refused
 from turntree.gateway.dialects import common
-from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream, Whole, event
+from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream, event
 from turntree.gateway.sampling import Ask
 
 _TOOL_KEYS = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
@@ -28,7 +28,7 @@ _KINDS = {
 FIELDS = Fields(
     read={
         "messages": list[Any], "system": str | list[Any], "tools": list[Any], "tool_choice": dict[str, Any],
-        "max_tokens": Whole, "stream": bool, "stop_sequences": list[Any], "output_config": dict[str, Any],
+        "max_tokens": Positive, "stream": bool, "stop_sequences": list[Any], "output_config": dict[str, Any],
         "output_format": dict[str, Any], **common.SAMPLED,
     },
     # `context_management` asks the server to leave out earlier parts: here the agent reads that the context is full

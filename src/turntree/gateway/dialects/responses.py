@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from typing import Any, cast
 
-from turntree.core.config import converted
+from turntree.core.config import Positive, converted
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused
 from turntree.gateway.dialects import chat, common
-from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream, Whole, event
+from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream, event
 from turntree.gateway.sampling import Ask
 
 _CALLED = "instructions"  # of a call's meta: its prompt begins with them, and a later one may have others
@@ -26,7 +26,7 @@ _NEEDED = {
 FIELDS = Fields(
     read={
         "input": str | list[Any], "instructions": str, "tools": list[Any], "tool_choice": str | dict[str, Any],
-        "max_output_tokens": Whole, "previous_response_id": str, "text": dict[str, Any], "stream": bool,
+        "max_output_tokens": Positive, "previous_response_id": str, "text": dict[str, Any], "stream": bool,
         **common.SAMPLED,
     },
     recorded=common.RECORDED | {"reasoning", "text", "client_metadata"},

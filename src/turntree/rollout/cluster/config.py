@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from turntree.core.config import FIXED, at_least
+from turntree.core.config import FIXED, Checked, Count
 from turntree.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkersConfig:
+class WorkersConfig(Checked):
     """Processes on a Ray cluster that hold the engine, the environments and the verifiers. No result depends on this
     beyond rounding, so a run may go on with other numbers."""
 
-    workers: int = 0
+    workers: Count = 0
     """Rollout workers on a Ray cluster (0: rollouts run in this process). Needs turntree[ray]."""
     address: str | None = None
     """The cluster: local (started on this machine, the default), HOST:PORT or auto (a running one, from one of its
@@ -28,7 +28,7 @@ class WorkersConfig:
     """How often a unit is given out before it counts as lost."""
 
     def __post_init__(self) -> None:
-        at_least(self, workers=0)
+        super().__post_init__()
         if self.address is not None and not self.address:
             raise ConfigError("is empty", field="address", hint="use local, HOST:PORT, auto or ray://HOST:PORT")
         if self.address is not None and self.workers == 0:

@@ -111,13 +111,17 @@ def told(reader: Any) -> Told | None:
     return getattr(reader, _TOLD, None)
 
 
-def needs(row: Mapping[str, Any], **kinds: type) -> str:
-    """ "" where the row has all these keys with values of these types, else the first mismatch."""
+def needs(row: Mapping[str, Any], **kinds: type | tuple[str, ...]) -> str:
+    """ "" where the row has all these keys with values of these types (`object`: any), or with lists whose first object
+    has these keys; else the first mismatch."""
     names = {list: "a list", dict: "an object", str: "text"}
     for key, kind in kinds.items():
         if key not in row:
             return f"no '{key}'"
-        if not isinstance(row[key], kind):
+        if isinstance(kind, tuple):
+            if not set(kind) <= first_object(row[key]).keys():
+                return f"no '{key}' of {{{', '.join(kind)}}}"
+        elif not isinstance(row[key], kind):
             return f"'{key}' is not {names[kind]}"
     return ""
 
