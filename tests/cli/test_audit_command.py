@@ -113,7 +113,7 @@ def test_the_log_of_a_run_directory_is_found_in_it(turntree, tmp_path):
         (("nowhere.jsonl",), "nowhere.jsonl: does not exist"),
         (("log.jsonl", "--format", "verl"), "holds no rollout that can be read"),
         (("log.jsonl", "--turn-separator", "("), "field 'log_format.turn_separator': is not a regular expression"),
-        (("log.jsonl", "--epochs", 0), "field 'epochs': is below 1"),
+        (("log.jsonl", "--epochs", 0), "field 'epochs': is 0"),
         (("log.jsonl", "--set", "greso.p=1"), "unknown key"),
     ],
 )
@@ -142,3 +142,14 @@ def test_an_audit_loads_what_it_needs_and_no_trainers_code(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout[-300:] + done.stderr
+
+
+def test_json_on_the_standard_output_writes_no_page_and_a_log_without_iterations_says_so(turntree, tmp_path):
+    rows = [{"group": "g", "reward": reward, "epoch": epoch} for epoch in (1, 2) for reward in (0.0, 0.3)]
+    for name, told in (("with", rows), ("without", [{k: v for k, v in row.items() if k != "epoch"} for row in rows])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in told))
+        found = turntree("audit", f"{name}.jsonl", "--json", "-", cwd=tmp_path)
+        assert json.loads(found.stdout)["counts"]["groups"] == (2 if name == "with" else 1)
+        assert ("compared as one group" in found.stderr) is (name == "without")
+        assert "at least 0.5" in found.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["with.jsonl", "without.jsonl"]

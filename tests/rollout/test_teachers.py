@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turntree.core.messages import Message, ToolCall
+from turntree.core.protocols import Observation
 from turntree.engine.tokenizer import load_tokenizer
+from turntree.env.tasks import Replayed
 from turntree.render.choice import renderer_of
 from turntree.rollout.teachers import labelled
 from turntree.stages.policy import resolve
@@ -107,6 +109,26 @@ def test_what_is_no_label_is_counted_and_an_environment_without_copies_gives_non
     monkeypatch.setattr(HouseholdEnvironment, "fork", lambda self: next(forks)(self))
     own, missing, _ = labelled(trace, task, silent)  # pyright: ignore[reportArgumentType]
     assert missing == Counter({"no_label: the teacher failed (RuntimeError: no room)": 4})
+
+
+def test_a_teacher_is_shown_the_users_own_object_where_the_environment_has_no_fork() -> None:
+    class Count:
+        task_id = "count"
+
+        def reset(self) -> tuple[Message, ...]:
+            self.said = 0
+            return (Message("user", "count"),)
+
+        def step(self, action: Message) -> Observation:
+            self.said += 1
+            return Observation((Message("user", str(self.said)),), done=False)
+
+    messages = [Message("user", "count")]
+    for number in range(1, 4):
+        messages += [Message("assistant", "next"), Message("user", str(number))]
+    trace = Trace(id="t", messages=tuple(messages))
+    own, missing, _ = labelled(trace, Replayed(Count()), lambda shown, _: Message("assistant", f"{shown.said + 1}"))
+    assert [label.content for label in own.labels.values()] == ["1", "2", "3"] and not missing
 
 
 def test_a_teacher_that_fails_is_counted_and_labels_nothing() -> None:

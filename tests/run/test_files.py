@@ -3,7 +3,7 @@
 import pytest
 
 from turntree.core.errors import InputError
-from turntree.run.files import read_json, stream_table, write_table
+from turntree.run.files import read_json, require_replaceable, stream_table, write_table
 from turntree.run.jsonl import replacing
 
 
@@ -41,3 +41,17 @@ def test_another_schema_is_refused(tmp_path):
 def test_a_missing_file_is_one_clear_line(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         read_json(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "text, replaced",
+    [("", True), ('{"schema": "a.b/1"}\n', True), ("my notes\n", False), ('{"schema": "a.c/1"}', False)],
+)
+def test_a_file_of_another_kind_is_not_written_over(tmp_path, text, replaced):
+    path = tmp_path / "x.jsonl"
+    path.write_text(text)
+    if replaced:
+        require_replaceable(path, '{"schema": "a.b/')
+    else:
+        with pytest.raises(InputError):
+            require_replaceable(path, '{"schema": "a.b/')

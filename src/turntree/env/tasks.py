@@ -185,8 +185,13 @@ class Replayed(Recorded):
         self.gold = tuple(task.gold)
 
     @property
+    def own(self) -> Any:
+        """The environment itself, as it stands; before `reset` as it was made."""
+        return self._start if self._held is None else self._held
+
+    @property
     def tools(self) -> tuple[dict[str, Any], ...]:
-        found: Any = getattr(self._start if self._held is None else self._held, "tools", ())
+        found: Any = getattr(self.own, "tools", ())
         return tuple(found) if isinstance(found, list) else found
 
     def _begin(self) -> tuple[Message, ...]:

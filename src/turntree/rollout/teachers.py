@@ -17,6 +17,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
+from turntree.env.tasks import Replayed
 from turntree.rollout.rebuild import walk
 from turntree.run.received import client_of
 from turntree.traces.schema import Trace
@@ -69,7 +70,7 @@ def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Me
     if isinstance(environment, str):
         return environment
     try:
-        said = teacher(environment, history)
+        said = teacher(environment.own if isinstance(environment, Replayed) else environment, history)
         if isinstance(said, Message):  # what no file can hold (NaN, half a character) must not reach one
             json.dumps(said.to_chat(), ensure_ascii=False, allow_nan=False).encode()
     except BaseException as error:  # the boundary to foreign code

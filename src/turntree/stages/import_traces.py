@@ -85,6 +85,7 @@ def _split(
         turns = ", ".join(f"{count} {reason}" for reason, count in report.dropped_turns.most_common())
         problem = f"keeps none of {report.traces_read} traces ({reasons or 'the files are empty'})"
         problem += f" and none of {report.turns_read} turns ({turns})" if turns else ""
+        problem += f", read as {', '.join(sorted(report.formats))}" if report.formats else ""
         first = next((reason for reason, _ in report.dropped_traces.most_common() if reason in _REMEDIES), "")
         remedy = _REMEDIES.get(first, "see what is dropped with --on-error stop")
         raise InputError(problem, path=files[0], hint=f"{remedy}; nothing was written")
