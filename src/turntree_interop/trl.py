@@ -538,7 +538,7 @@ def _check_advantages(
                 f"whose reward is the sum of {', '.join(rewards)}",
                 path=path,
                 hint="name the columns that were rewards with --reward, also if all were and had weights; where an "
-                "evaluation wrote into the file, or tasks share a prompt, this log does not tell their groups apart",
+                "evaluation wrote into the file, or several tasks share a prompt, this log does not tell groups apart",
             )
     if failed:
         report.note(f"{path.name}: completions without a reward were trained on as if it were 0: {failed}")

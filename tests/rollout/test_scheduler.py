@@ -275,8 +275,9 @@ def test_an_engine_that_serves_others_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"group_size": 0}, {"max_live_rollouts": 0}])
 def test_a_configuration_that_cannot_work_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=f"field '{next(iter(wrong))}': must"):
+    with pytest.raises(ConfigError) as refused:
         config(**wrong)
+    assert refused.value.field == next(iter(wrong))
 
 
 def test_a_completion_that_was_cut_short_is_closed_by_what_follows_it() -> None:
@@ -422,7 +423,7 @@ def test_a_gate_sees_every_turn_of_its_group_as_it_was_then() -> None:
     assert all(group.max_turns == 4 for group in gate.shown)
     last = gate.shown[-1]
     for actions, observations in zip(last.actions, last.observations, strict=True):
-        assert observations == ("walk 3", actions[0], " ".join(actions[:2]), " ".join(actions))
+        assert observations == ("walk 3", actions[0], " ".join(actions[:2])), "what ended them led to no action"
 
 
 def test_a_random_gate_draws_anew_for_every_group_of_a_task_also_in_a_later_run_of_the_iteration() -> None:

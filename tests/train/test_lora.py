@@ -75,7 +75,7 @@ def test_the_targets_are_the_named_modules() -> None:
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"alpha": 0}, {"targets": ()}])
 def test_impossible_settings_are_refused(wrong: dict) -> None:
-    with pytest.raises(ConfigError, match="lora"):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
         LoRAConfig(**wrong)
 
 

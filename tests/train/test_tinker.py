@@ -443,7 +443,7 @@ def test_what_a_server_does_not_offer_is_refused(household: Any, device: Device,
 
 
 def test_an_sdk_that_is_missing_or_too_old_is_named() -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(InputError) as error:
         TinkerSession(TinkerConfig(), [BASE])
     assert error.value.field == "device.carrier" and "turntree[tinker]" in str(error.value.hint)
     with installed(FakeTinker(MODEL), version="0.9.3"), pytest.raises(ConfigError, match=r"0\.9\.3 is here"):

@@ -39,7 +39,7 @@ def traces() -> None:
 
 def _demonstrations(name: str) -> click.Command:
     """The command of a demonstrator: its options are the fields of the dataclass, its help is the dataclass's
-    docstring, and `short` names the keys of the short options."""
+    docstring, and `short` gives the short options."""
     target: Any = parts.load(DEMONSTRATORS, name).target
     if not (inspect.isclass(target) and dataclasses.is_dataclass(target)):
         problem, hint = f"{name!r} is not a dataclass", "write its options as the fields of one (docs/traces.md)"
@@ -51,7 +51,7 @@ def _demonstrations(name: str) -> click.Command:
         cls=StageCommand,
         config=f"{target.__module__}:{target.__qualname__}",
         stage=f"traces {name}",
-        options=short(getattr(target, "short", "")),
+        options=getattr(target, "short", {}),
         short_help=told.partition("\n")[0],
         help=told,
     )

@@ -57,7 +57,7 @@ def require_same(found: Any, wanted: Any, path: Path, *, free: tuple[str, ...] =
         named = ", ".join(shown[:_MOST_KEYS] + more)
         hint = "give the same settings and inputs to resume, choose another --out, or pass --overwrite to start again"
         if all(key.rpartition(".")[2] in ("steps", "iterations") for key in differing):
-            hint = f"a run ends where it was meant to; go on from its policy with --model {path / 'model'} --out ANOTHER"
+            hint = f"a run ends where it was meant to; go on from its policy: --model {path / 'model'} --out ANOTHER"
         raise InputError(f"is of another run, which differs in {named}", path=path, hint=hint)
 
 

@@ -28,7 +28,9 @@ class Gold:
     """
 
     noun: ClassVar[str] = "tasks"
-    short: ClassVar[str] = "environment split count seed"
+    short: ClassVar[dict[str, str]] = {
+        "--environment": "environment", "--split": "split", "--count": "count", "--seed": "seed",
+    }  # fmt: skip
 
     environment: Part = field(default_factory=lambda: parts.DEFAULT)
     """The environment whose tasks are played."""

@@ -31,7 +31,7 @@ from turntree.verify.judge import agreement
 from turntree.verify.strict import MALFORMED, unreadable
 
 _HINT = "write a chat message, Responses items, or {messages: [..., the action], tools?}; one a line"
-_KEYS = MESSAGE_KEYS | MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED | {"type"}
+_KEYS = (MESSAGE_KEYS | MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED | {"type"}) - {"function_call", "finish_reason"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,15 @@ class HouseholdDemonstrator:
     """
 
     noun: ClassVar[str] = "games"
-    short: ClassVar[str] = "games=games.source games.split games.count games.difficulty expert slips seed"
+    short: ClassVar[dict[str, str]] = {
+        "--games": "games.source",
+        "--split": "games.split",
+        "--count": "games.count",
+        "--difficulty": "games.difficulty",
+        "--expert": "expert",
+        "--slips": "slips",
+        "--seed": "seed",
+    }
 
     games: GamesConfig = field(default_factory=GamesConfig)
     expert: Literal["explore", "shortest"] = "explore"

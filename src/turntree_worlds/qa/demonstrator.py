@@ -34,7 +34,12 @@ class QaDemonstrator:
     """
 
     noun: ClassVar[str] = "questions"
-    short: ClassVar[str] = "questions.model count slips seed"
+    short: ClassVar[dict[str, str]] = {
+        "--model": "questions.model",
+        "--count": "count",
+        "--slips": "slips",
+        "--seed": "seed",
+    }
 
     questions: GeneratedQuestions = field(default_factory=GeneratedQuestions)
     count: Positive = 200
