@@ -7,15 +7,12 @@ The prompt of a last call holds what came before it: so only rollouts of one cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from turntree.logs.generic import TextOptions
-from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, facts_of, named_prompt, text
-from turntree_interop.rows import by_steps, rollout_of_text
+from turntree.logs.rows import LoggedRow, facts_of, named_prompt, text
+from turntree_interop.rows import rollout_of_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,15 +21,10 @@ class AgentLightning(TextOptions):
 
     marks: ClassVar = (frozenset({"rollout_id", "reward", "prompt", "response"}),)
     rewards: tuple[str, ...] = ("reward",)
-    """Columns whose sum is the reward."""
+    file_is_step: ClassVar = True
 
-    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        yield from by_steps(self._row, paths, report)
-
-    def _row(self, row: dict[str, Any]) -> LoggedRow:
+    def row(self, row: dict[str, Any]) -> LoggedRow:
         prompt = text(row, "prompt") or ""
-        if not prompt.strip():
-            raise RowRefused("an empty prompt: its group is not known")
         return LoggedRow(
             group=named_prompt(prompt),
             task=named_prompt(prompt),

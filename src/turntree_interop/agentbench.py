@@ -32,7 +32,7 @@ def read_agentbench(row: dict[str, Any]) -> ChatRow:
     won = cast("dict[str, Any]", result).get("result") if isinstance(result, dict) else result
     meta = {"status": output["status"]} if output.get("status") is not None else {}
     success = won if isinstance(won, bool) else None
-    chat = ChatRow(messages=[], group=text_of(row, ("index",)), success=success, meta=meta)
+    chat = ChatRow(group=text_of(row, ("index",)), success=success, meta=meta)
     count_unknown(row, _RUN_KEYS, "", chat.ignored)
     history = list_of(output, "history", "a list of {role, content}")
     chat.messages = each_object(history, lambda said: [_message(said, chat)])

@@ -21,7 +21,6 @@ class Areal(TextOptions):
     marks: ClassVar = (frozenset({"task_id", "sample_idx", "tail_version", "reward"}),)
     folders: ClassVar = ("rollout/*/*.jsonl",)
     rewards: tuple[str, ...] = ("reward",)
-    """Columns whose sum is the reward."""
 
     def row(self, row: dict[str, Any]) -> LoggedRow:
         prompt, length, before = needed(row, "prompt"), count(row, "seqlen"), count(row, "prompt_len")

@@ -84,7 +84,7 @@ class _Thread:
 
     def _open(self) -> None:
         self._part += 1
-        self._chat = ChatRow(messages=[], domain=_DOMAIN, rule="tool_calls", ignored=Counter(), left_out=Counter())
+        self._chat = ChatRow(domain=_DOMAIN, rule="tool_calls", ignored=Counter(), left_out=Counter())
         self._lines: dict[str, int] = {}  # uuid of a line, of whatever type, and the number of messages after it
 
     def take(self, line: Any, session: str | None, first: str | None) -> Iterator[ChatRow]:

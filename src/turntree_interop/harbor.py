@@ -85,7 +85,6 @@ def read_atif(row: dict[str, Any]) -> ChatRow:
     agent = object_of(row, "agent")
     name = str(agent.get("name", ""))
     chat = ChatRow(
-        messages=[],
         id=text_of(row, ("trajectory_id", "session_id")),
         success=outcome(row | {"reward": row.get("reward")}, {}),
         meta={"agent": name},
@@ -173,7 +172,6 @@ def read_terminus(row: dict[str, Any]) -> ChatRow:
     """A Terminus trajectory, whose prompts are messages of the user and whose actions are JSON texts."""
     meta = {key: row[key] for key in ("task", "episode", "run_id", "agent", "model") if row.get(key) is not None}
     chat = ChatRow(
-        messages=[],
         id=text_of(row, ("id", "trial_name")),
         group=text_of(row, ("task_id", "task")),
         domain="terminal",

@@ -37,7 +37,7 @@ _CALL_KEYS = words("id function arguments type parse_error view internal")
 @told_by(lambda row: needs(row, epoch=object, target=object, scores=object, messages=object, input=object))
 def read_inspect(row: dict[str, Any]) -> ChatRow:
     """A sample. One that ended with an error is no demonstration. It holds no declared tools."""
-    chat = ChatRow(messages=[], id=text_of(row, ("uuid",)), group=text_of(row, ("id",)), rule="tool_calls")
+    chat = ChatRow(id=text_of(row, ("uuid",)), group=text_of(row, ("id",)), rule="tool_calls")
     scores = object_of(row, "scores")
     values = [one.get("value") for one in scores.values() if isinstance(one, dict)]
     if len(values) == 1 and isinstance(values[0], str | int | float):

@@ -128,7 +128,6 @@ class NemoGym(Options):
     marks: ClassVar = (frozenset({"response", "reward"}),)
     beside: ClassVar = ("*_materialized_inputs.jsonl", "rollout_verdicts.jsonl")
     rewards: tuple[str, ...] = ("reward",)
-    """Columns whose sum is the reward."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         collections: dict[Path, list[Path]] = {}

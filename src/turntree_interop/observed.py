@@ -126,7 +126,7 @@ def _conversations(calls: Iterable[Call]) -> Iterator[tuple[str | None, ChatRow]
             chat.messages[place] = {**chat.messages[place], SKIP: "said_in_another_conversation"}
         yield call.trace, chat
     if failed:
-        yield None, ChatRow(messages=[], left_out=failed)
+        yield None, ChatRow(left_out=failed)
 
 
 def _name(message: Any) -> str:

@@ -41,7 +41,6 @@ def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
     answered it stand in place of all before. It holds no system prompt and no tool schemas."""
     info = object_of(row, "info")
     chat = ChatRow(
-        messages=[],
         id=text_of(info, ("id",)),
         group=text_of(info, ("parentID", "id")),
         domain="software engineering",

@@ -82,7 +82,6 @@ def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
     meta = {key: row[key] for key in ("instance_id",) if row.get(key) is not None}
     report = object_of(object_of(row, "test_result"), "report") or row
     chat = ChatRow(
-        messages=[],
         group=text_of(row, ("instance_id",)),
         success=outcome({key: report.get(key) for key in ("resolved",)} | {"reward": row.get("reward")}, meta),
         domain="software engineering",

@@ -43,7 +43,7 @@ def read_react(row: dict[str, Any]) -> Iterator[ChatRow]:
 
 def _react(lines: list[str], heading: str) -> ChatRow:
     """One question. Thought and action are one turn; lines that do not begin a step belong to the one before."""
-    chat = ChatRow(messages=[], domain="search", rule="search")
+    chat = ChatRow(domain="search", rule="search")
     kind, last = "Question", ""
     for line in lines:
         step = _STEP.match(line)

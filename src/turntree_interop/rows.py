@@ -8,16 +8,14 @@ row, and chat templates print those. So such a column is JSON, marked in the fil
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turntree.core.foreign import package
 from turntree.logs.generic import TextOptions
-from turntree.logs.grouping import by_rows
-from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadReport, reward, split, step_of
+from turntree.logs.groups import LoggedRollout
+from turntree.logs.rows import reward, split
 from turntree.logs.suspects import suspect_of
 from turntree_interop.judging import pack_state
 
@@ -46,16 +44,6 @@ def rollout_of_text(
         completed=completed,
         suspect=suspect_of(said, stop=stop, completed=completed),
     )
-
-
-def by_steps(
-    read: Callable[[dict[str, Any]], LoggedRow], paths: Sequence[Path], report: ReadReport
-) -> Iterator[LoggedGroup]:
-    """The groups of files of one step each: the step that a name tells, else the number of the file."""
-    for number, path in enumerate(paths):
-        step = step_of(path)
-        at = number if step is None else step
-        yield from by_rows(lambda row, at=at: replace(read(row), iteration=at), [path], report)
 
 
 def columns(pivot: ExportedPivot) -> dict[str, Any]:

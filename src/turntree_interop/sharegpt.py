@@ -55,9 +55,7 @@ def turns_of(row: dict[str, Any]) -> Any:
 def read_sharegpt(row: dict[str, Any]) -> ChatRow:
     """Calls are messages from "function_call" (JSON), or `<tool_call>` in the text, results likewise."""
     meta: dict[str, Any] = {}
-    chat = ChatRow(
-        messages=[], id=text_of(row, ("id",)), group=text_of(row, ("task_id",)), success=outcome(row, meta), meta=meta
-    )
+    chat = ChatRow(id=text_of(row, ("id",)), group=text_of(row, ("task_id",)), success=outcome(row, meta), meta=meta)
     chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
     count_unknown(row, _SHAREGPT_KEYS, "", chat.ignored)
     if isinstance(row.get("system"), str) and row["system"] and "output" not in row:

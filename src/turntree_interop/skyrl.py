@@ -87,7 +87,6 @@ class SkyRL(TextOptions):
     beside: ClassVar = ("aggregated_results.jsonl",)  # figures of the evaluation
     filter_setting: ClassVar = "trainer.algorithm.dynamic_sampling.type=filter"
     rewards: tuple[str, ...] = ("score",)
-    """Columns whose sum is the reward."""
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:
@@ -99,8 +98,6 @@ class SkyRL(TextOptions):
     def _row(self, steps: Sequence[Row], *, step: int | None) -> LoggedRow:
         first, last = steps[0], steps[-1]
         prompt, stop = text(first, "input_prompt") or "", text(last, "stop_reason")
-        if not prompt.strip():
-            raise RowRefused("an empty prompt: its group is not known")
         scores = {name: _total([one.get(name) for one in steps]) for name in self.rewards if name in last}
         if stop in ("error", "abort"):
             scores = dict.fromkeys(self.rewards)  # no reward

@@ -18,7 +18,7 @@ from turntree.core.errors import InputError
 from turntree.logs.generic import TextOptions
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, text
-from turntree_interop.rows import by_steps, rollout_of_text
+from turntree_interop.rows import rollout_of_text
 
 _FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 _FAILED = frozenset({"aborted", "failed", "pending"})
@@ -31,6 +31,7 @@ class Slime(TextOptions):
 
     marks: ClassVar = (frozenset({"group_index", "response", "response_length", "status", "reward"}),)
     file_marks: ClassVar = (".pt",)
+    file_is_step: ClassVar = True
     filter_setting: ClassVar = f"--dynamic-sampling-filter-path {_FILTER}"
     rewards: tuple[str, ...] = ("reward",)
     """Columns whose sum is the reward, or keys of the object `reward`."""
@@ -40,9 +41,9 @@ class Slime(TextOptions):
             if path.suffix == ".pt":
                 hint = "make JSON lines of it: docs/audit.md has the four lines"
                 raise InputError("is a pickle, which is not opened", path=path, hint=hint)
-        yield from by_steps(self._row, paths, report)
+        return super().groups(paths, report)
 
-    def _row(self, row: dict[str, Any]) -> LoggedRow:
+    def row(self, row: dict[str, Any]) -> LoggedRow:
         group, prompt, status = text(row, "group_index"), row.get("prompt"), text(row, "status") or ""
         if group is None:
             raise RowRefused("no group_index: its group is not known")

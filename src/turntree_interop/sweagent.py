@@ -101,7 +101,6 @@ def read_swe_gym(row: dict[str, Any]) -> ChatRow:
 def chat_row(row: dict[str, Any], key: str) -> ChatRow:
     meta = {k: row[k] for k in ("instance_id", "repo", "exit_status") if row.get(k) is not None}
     chat = ChatRow(
-        messages=[],
         id=text_of(row, ("trajectory_id", "traj_id")),
         group=text_of(row, ("instance_id",)),
         success=outcome(row, meta),

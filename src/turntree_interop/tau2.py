@@ -442,7 +442,7 @@ def _read_run(row: dict[str, Any]) -> ChatRow:
 def _read_display(row: dict[str, Any]) -> ChatRow:
     """The trace ends before the first turn whose call was not recorded ("assistant: None"), because later histories
     would be wrong."""
-    chat = ChatRow(messages=[], meta={"trajectory": "text"})
+    chat = ChatRow(meta={"trajectory": "text"})
     _, *spoken = _SPEAKER.split(str(row["messages_display"]))
     lost = False
     for role, content in zip(spoken[::2], spoken[1::2], strict=True):
@@ -455,7 +455,6 @@ def _read_display(row: dict[str, Any]) -> ChatRow:
 def _read_simulation(row: dict[str, Any], info: dict[str, Any], system_prompt: Prompt) -> ChatRow:
     meta: dict[str, Any] = {k: row[k] for k in ("task_id", "trial", "termination_reason") if row.get(k) is not None}
     chat = ChatRow(
-        messages=[],
         id=text_of(row, ("id",)),
         group=text_of(row, ("task_id",)),
         domain=text_of(info, ("domain_name",)) or "",

@@ -492,8 +492,6 @@ def _groups_of(records: Sequence[Record]) -> Iterator[tuple[str, int]]:
 
 def _row(record: Record, options: CompletionsTables, drawn: int) -> LoggedRow:
     prompt, completion = (_text(record.get(name)) for name in _TEXT_COLUMNS)
-    if not prompt.strip():
-        raise RowRefused("an empty prompt: its group is not known")
     task, rollout = named_prompt(prompt), rollout_of_text(record, completion, options)
     if rollout.reward is not None:  # TRL adds in float32, where 0.2 + 0.3 is 0.5
         rollout = replace(rollout, reward=float(np.float32(rollout.reward)))

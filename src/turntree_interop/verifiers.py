@@ -284,7 +284,6 @@ def read_record(row: dict[str, Any]) -> ChatRow:
     """A rollout of the verifiers library. One that failed with an error is not a demonstration and is left out."""
     meta = {key: row[key] for key in ("task", "env_name", "answer", "stop_condition") if row.get(key)}
     chat = ChatRow(
-        messages=[],
         id=text_of(row, ("trajectory_id",)),
         group=text_of(row, ("example_id", "problem_id", "id")),
         domain=text_of(row, ("env_name",)) or "",

@@ -78,7 +78,6 @@ class Verl(TextOptions):
     marks: ClassVar = (frozenset({"input", "output", "score"}),)
     filter_setting: ClassVar = "algorithm.filter_groups.enable=True"
     rewards: tuple[str, ...] = ("score",)
-    """Columns whose sum is the reward."""
 
     def row(self, row: dict[str, Any]) -> LoggedRow:
         prompt, output = row.get("input"), row.get("output")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
-from turntree.logs.grouping import by_rows
+from turntree.logs.grouping import by_rows, by_steps
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.rows import (
     LoggedRow,
@@ -43,6 +43,8 @@ class LogFormat:
     """The names of what else lies there."""
     filter_setting: ClassVar[str | None] = None
     """What makes its framework drop groups without variance."""
+    file_is_step: ClassVar[bool] = False
+    """Whether a file is a step: the one that its name tells, else its number."""
 
     def row(self, row: Row) -> LoggedRow | Mapping[str, Any] | None:
         """The rollout of a line, or the fields of the generic format; None for a line that is none. A line on which it
@@ -50,7 +52,7 @@ class LogFormat:
         raise NotImplementedError
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        return by_rows(self.logged, paths, report)
+        return (by_steps if self.file_is_step else by_rows)(self.logged, paths, report)
 
     def logged(self, row: Row) -> LoggedRow:
         """What `row` gives of a line, of whatever kind."""
@@ -128,7 +130,6 @@ class Generic(Options):
 
     marks: ClassVar = (frozenset({"group", "reward"}),)
     rewards: tuple[str, ...] = ("reward",)
-    """Columns whose sum is the reward."""
 
     def row(self, row: Row) -> LoggedRow:
         return generic(row, rewards=self.rewards)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from turntree.core.errors import InputError, disk_is_full
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row, read_rows
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, parse_row, read_rows, step_of
 
 T = TypeVar("T")
 
@@ -40,6 +40,16 @@ def by_rows(
                 "one group, put its rollouts into one file, or give every step an `iteration`"
             )
         before |= here
+
+
+def by_steps(
+    read: Callable[[dict[str, Any]], LoggedRow], paths: Sequence[Path], report: ReadReport
+) -> Iterator[LoggedGroup]:
+    """The groups of files of one step each: the step that a name tells, else the number of the file."""
+    for number, path in enumerate(paths):
+        step = step_of(path)
+        at = number if step is None else step
+        yield from by_rows(lambda row, at=at: replace(read(row), iteration=at), [path], report)
 
 
 def parsed(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]]]:

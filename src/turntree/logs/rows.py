@@ -231,7 +231,10 @@ def step_of(path: Path) -> int | None:
 
 
 def named_prompt(prompt: str) -> str:
-    """A stable name for a prompt: its hash, followed by its last words for readers."""
+    """A stable name for a prompt: its hash, followed by its last words for readers. Raises `RowRefused` for an empty
+    one, which several tasks may have."""
+    if not prompt.strip():
+        raise RowRefused("an empty prompt: its group is not known")
     end = writable(" ".join(prompt[-1000:].split())[-60:])
     return f"{digest(prompt.encode(errors='surrogatepass'), 6)} …{end}"
 

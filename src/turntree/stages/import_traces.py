@@ -11,10 +11,9 @@ from typing import Any
 from turntree.core.errors import InputError
 from turntree.core.progress import progress
 from turntree.run.files import require_writable, write_json, writing
-from turntree.run.jsonl import parse_json, placed, read_text
+from turntree.traces.assemble import tools_of
 from turntree.traces.chat import ImportConfig, ImportReport, stream_chat
-from turntree.traces.formats.row import chat_tools
-from turntree.traces.schema import Split, Trace, check_schemas, check_tools, write_rows
+from turntree.traces.schema import Split, Trace, write_rows
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
@@ -25,7 +24,7 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
     reason, and writes nothing, where no trace is kept, or none in a split that has a share."""
     if out.exists() and any(out.resolve().is_relative_to(file.resolve()) for file in files):
         raise InputError("would replace one of the files that are read", path=out, hint="choose another --out")
-    tools = _tools(config.tools)
+    tools = tools_of(config.tools)
     keys: list[Key] = []
     require_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -59,22 +58,6 @@ _REMEDIES = {
     "no_candidate_turn": "see dropped_turns; --set candidates=turns takes what the format's rule leaves out",
     "no_assistant_turn": "the files hold tasks, not episodes: record some with `turntree traces record`",
 }
-
-
-def _tools(file: str) -> list[dict[str, Any]]:
-    if not file:
-        return []
-    tools: Any = parse_json(read_text(file), file)
-    tools = tools.get("tools", tools) if isinstance(tools, dict) else tools
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise InputError(
-            "is not a list of tool declarations", path=file, field="tools", hint="write [{type, function}, ...]"
-        )
-    with placed(path=file):
-        declared = chat_tools(tools, Counter())
-        check_tools(declared)
-        check_schemas(declared)
-        return declared
 
 
 def _split(

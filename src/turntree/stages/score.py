@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,14 +17,13 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.rollout.local import judge_turns
-from turntree.run.files import read_json
 from turntree.run.jsonl import parse_json, placed, read_lines
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.verifier import open_verifier
+from turntree.traces.assemble import declared_tools, tools_of
 from turntree.traces.formats.chat import MESSAGE_KEYS_IGNORED, MESSAGE_KEYS_READ
 from turntree.traces.formats.responses import EVERY_ITEM
-from turntree.traces.formats.row import chat_tools
-from turntree.traces.schema import FILE_SCHEMA, MESSAGE_KEYS, Split, check_keys, check_schemas, check_tools
+from turntree.traces.schema import FILE_SCHEMA, MESSAGE_KEYS, Split, check_keys
 from turntree.verify.audit import audit_verifier
 from turntree.verify.judge import agreement
 from turntree.verify.strict import MALFORMED, unreadable
@@ -86,7 +84,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     if len(gold) != len(tried):
         problem = f"has {len(tried)} actions, and {config.gold} {len(gold)}"
         raise InputError(problem, path=config.candidate, hint="one candidate for every demonstrated action")
-    for_all = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
+    for_all = tuple(tools_of(config.tools))
     pairs: list[tuple[TurnState, Message]] = []
     for n, (one, other) in enumerate(zip(gold, tried, strict=True), 1):
         tools, history = one.tools or other.tools or for_all, one.history or other.history
@@ -121,7 +119,7 @@ def _episodes(config: ScoreConfig) -> tuple[str, list[Verdict]]:
         hint = "name the demonstrated actions with --gold"
         raise ConfigError(f"{config.verifier.name!r} compares with a demonstration", field="gold", hint=hint)
     with contextlib.closing(verifier):
-        declared = _tools(read_json(Path(config.tools)), config.tools) if config.tools else ()
+        declared = tuple(tools_of(config.tools))
         told = [
             _episode(row, path, n, declared)
             for path, n, row in _rows(Path(config.candidate))
@@ -138,7 +136,7 @@ def _episode(
         hint = "write {messages: [...], tools?}, as `turntree traces import` does; one a line"
         raise InputError("is no episode", path=path, line=line, field="messages", hint=hint)
     with placed(path=path, line=line):
-        tools = _tools(row["tools"], "tools") if row.get("tools") else declared
+        tools = tuple(declared_tools(row["tools"])) if row.get("tools") else declared
         messages = tuple(map(_message, cast("list[Any]", row["messages"])))
         if all(message.role != "assistant" for message in messages):
             raise InputError("has no turn of the assistant", field="messages", hint="leave the line out")
@@ -172,7 +170,7 @@ def _rows(path: Path) -> Iterator[tuple[Path, int, Any]]:
 
 def _line(value: Any) -> Line:
     row = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    tools = _tools(row["tools"], "tools") if row.get("tools") else ()
+    tools = tuple(declared_tools(row["tools"])) if row.get("tools") else ()
     messages: Any = row.get("messages")
     if isinstance(messages, list) and messages:
         *before, last = cast("list[Any]", messages)
@@ -238,16 +236,6 @@ def _call(call: Any) -> ToolCall:
     function: dict[str, Any] = call.get("function") or call
     given = function["arguments"]
     return ToolCall(function["name"], {MALFORMED: given if isinstance(given, str) else json.dumps(given)})
-
-
-def _tools(value: Any, where: str) -> tuple[dict[str, Any], ...]:
-    """Declarations in the chat form; those of other APIs are flat."""
-    if not isinstance(value, list):
-        raise InputError("is not a list of tool declarations", field=where, hint="write [{type: function, ...}]")
-    tools = chat_tools(cast("list[Any]", value), Counter())
-    check_tools(tools)
-    check_schemas(tools)
-    return tuple(tools)
 
 
 def _labels(path: Path, count: int) -> list[float | None]:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from turntree.core.errors import InputError
 from turntree.core.messages import REASONING_KEYS, Message, ToolCall
 from turntree.run.identity import fingerprint
-from turntree.run.jsonl import located, parse_json, parse_object
+from turntree.run.jsonl import located, parse_json, parse_object, placed, read_text
 from turntree.traces.candidates import rule_reason, skipped_turns
 from turntree.traces.formats.row import (
     ACT,
@@ -29,6 +29,7 @@ from turntree.traces.formats.row import (
     ChatRow,
     RowRefused,
     Rule,
+    chat_tools,
     count_unknown,
     failed_exit,
     of_today,
@@ -206,6 +207,24 @@ def _trace(
         environment=row.environment,
         meta=meta,
     )
+
+
+def declared_tools(value: Any) -> list[dict[str, Any]]:
+    """A user's declarations of tools, a list or the object that holds it as `tools`, in chat form. Raises
+    `InputError`."""
+    value = value.get("tools", value) if isinstance(value, dict) else value
+    if not isinstance(value, list):
+        raise InputError("is not a list of tool declarations", field="tools", hint="write [{type: function, ...}]")
+    tools = chat_tools(cast("list[Any]", value), Counter())
+    check_tools(tools)
+    check_schemas(tools)
+    return tools
+
+
+def tools_of(file: str) -> list[dict[str, Any]]:
+    """The declarations of a JSON file; none without a file."""
+    with placed(path=file):
+        return declared_tools(parse_json(read_text(file), file)) if file else []
 
 
 def _first_turn(messages: Sequence[Message]) -> int:

@@ -77,7 +77,6 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
         meta["rewards"] = object_of(row, min(profiled))["rewards"]
     success = None if pivot else outcome(row, meta)
     chat = ChatRow(
-        messages=[],
         id=text_of(row, ("uuid",)),
         # the task first: each rollout of it has a trajectory of its own
         group=text_of(row, ("instance_id", "source_trajectory_uid", "trajectory_id", "_ng_task_index")),

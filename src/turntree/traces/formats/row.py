@@ -54,7 +54,7 @@ class ChatRow:
     unknown ones inside calls, parts and declarations are refused instead.
     """
 
-    messages: list[Any]
+    messages: list[Any] = field(default_factory=list[Any])
     tools: list[Any] = field(default_factory=list[Any])
     id: str | None = None
     group: str | None = None
