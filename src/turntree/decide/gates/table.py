@@ -68,10 +68,10 @@ def table_from_groups(
 ) -> GroupTable:
     """Signals and savings of logged groups. `max_turns` defaults to the longest rollout.
 
-    Left out and counted: rollouts without a reward (censored), those that no gate would have seen since they share
-    their first turns with another (forked) or began when others had ended (refills), and those whose turns the log
-    does not tell apart; then groups of fewer than two others. Logs of a gated run have no outcomes of the groups that
-    were cut, so they cannot support thresholds above that of their gate.
+    Left out and counted: rollouts without a reward (a signal counts those that failed after its turn, as a gate does),
+    those that no gate would have seen since they share their first turns with another (forked) or began when others had
+    ended (refills), and those whose turns the log does not tell apart; then groups of fewer than two others. Logs of a
+    gated run have no outcomes of the groups that were cut, so they cannot support thresholds above that of their gate.
     """
     dropped = Counter[str]()
     kept: list[tuple[LoggedGroup, list[LoggedRollout]]] = []
