@@ -2,9 +2,15 @@
 
 import pytest
 
+from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.pivots.select import SelectConfig
 from turntree.run.files import read_json, require_replaceable, stream_table, write_table
 from turntree.run.jsonl import replacing
+from turntree.stages.demonstrate import demonstrate
+from turntree.stages.import_traces import import_traces
+from turntree.stages.select import run_select
+from turntree.traces.chat import ImportConfig
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
@@ -55,3 +61,16 @@ def test_a_file_of_another_kind_is_not_written_over(tmp_path, text, replaced):
     else:
         with pytest.raises(InputError):
             require_replaceable(path, '{"schema": "a.b/')
+
+
+def test_what_would_be_lost_is_named_before_anything_is_read(tmp_path):
+    (tmp_path / "notes").write_text("mine\n")
+    for work in (
+        lambda out: run_select(tmp_path / "none", SelectConfig(), out),
+        lambda out: import_traces([tmp_path / "none"], out, ImportConfig()),
+        lambda out: demonstrate(Part("none"), out),
+    ):
+        with pytest.raises(InputError) as refused:
+            work(tmp_path / "notes")
+        assert refused.value.path == tmp_path / "notes"
+    assert (tmp_path / "notes").read_text() == "mine\n"

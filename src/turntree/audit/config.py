@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turntree.core.config import Checked, Part, Positive
+from turntree.core.config import Bounded, Part, Positive
 from turntree.core.outcome import SUCCESS_REWARD
 
 AUTO = Part("auto")  # the format that the log itself tells
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditConfig(Checked):
+class AuditConfig(Bounded):
     """`turntree audit`."""
 
     log_format: Part = AUTO

@@ -12,6 +12,7 @@ import click
 
 from turntree.cli.common import LOG_OPTIONS, counted, finish
 from turntree.cli.options import StageCommand, short
+from turntree.run.files import require_replaceable
 
 if TYPE_CHECKING:
     from turntree.logs.rows import ReadReport
@@ -114,8 +115,10 @@ def audit(config: Any, logs: tuple[Path, ...], out: Path | None, json_path: str 
     from turntree.audit.audit import run_audit
     from turntree.report.audit import build_audit_page, sentences, suspicion
 
-    result = run_audit(logs, config, _progress())
     out = out or (None if json_path == "-" else Path("audit.html"))
+    if out is not None:
+        require_replaceable(out, "<!doctype html>")
+    result = run_audit(logs, config, _progress())
     page = [] if out is None else [f"-> {build_audit_page(result, out)}"]
     lines = [result["headline"], *sentences(result), *filter(None, [suspicion(result)]), *counted(result["log"]), *page]
     finish(result, json_path, lines)

@@ -7,15 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from turntree.core.config import Amount, Checked, Positive, made_plain
+from turntree.core.config import Amount, Bounded, Positive, made_plain
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, TurntreeError
 
+LARGEST_LOGPROB = 1e30  # of a log-probability or an entropy, which training and trees on disk can hold
 NARROW = 128  # experts of a layer, up to which the number of one is a byte
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(Checked):
+class Sampling(Bounded):
     """How to sample: always from softmax(logits / temperature) itself, the policy of the loss."""
 
     temperature: Amount = 1.0
@@ -109,7 +110,7 @@ class Completion:
             raise TurntreeError("a completion needs at least one token; an engine that gave none returns a fault")
         if min(self.token_ids) < 0:
             raise TurntreeError("a completion has a token id below 0")
-        if not all(abs(value) < 1e30 for value in (*self.logprobs, *self.entropies)):
+        if not all(abs(value) < LARGEST_LOGPROB for value in (*self.logprobs, *self.entropies)):
             raise TurntreeError("a completion has a log-probability or an entropy that is nan or not finite")
 
 

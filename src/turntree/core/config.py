@@ -58,7 +58,7 @@ Above0 = Annotated[float, Between(above=0)]
 Share = Annotated[float, Between(0, 1)]
 
 
-class Checked:
+class Bounded:
     """Base of dataclasses whose numbers lie within the bounds of their annotations, however one is made (`from_mapping`
     checks those of any)."""
 

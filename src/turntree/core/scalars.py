@@ -15,6 +15,8 @@ MOST_WEIGHT = 1e6  # of a reward or a criterion: beside more, a float32 sum lose
 def number(value: Any) -> float:
     """`value` as a plain number. Raises `ValueError`, whose text says what it is instead: no number (a text, an array
     of several), not finite, or more than float32 holds."""
+    if type(value) is float and abs(value) <= MOST:  # as nearly all are
+        return value
     try:
         held = _item(value)
         if isinstance(held, str | bytes):  # numpy's know how to become numbers

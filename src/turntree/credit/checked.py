@@ -13,6 +13,8 @@ from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.protocols import Estimator
 from turntree.core.tree import RolloutTree
 
+_TOTALS = ("rollout_tokens", "rollouts", "redistributed")
+
 
 def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Credit:
     """What an estimator says of a tree. Raises `ConfigError` for what is no credit, or has no finite numbers: nothing
@@ -22,9 +24,7 @@ def credit_of(estimator: Estimator, tree: RolloutTree, rewards: Rewards) -> Cred
         hint = "return a turntree.Credit"
         raise ConfigError(f"gave {type(credit).__name__} instead of a credit", field="estimator", hint=hint)
     try:
-        plain = {
-            name: scalars.number(getattr(credit, name)) for name in ("rollout_tokens", "rollouts", "redistributed")
-        }
+        plain = {name: scalars.number(getattr(credit, name)) for name in _TOTALS}
         plain["zero_variance"] = scalars.truth(credit.zero_variance)
         nodes = {int(node): NodeCredit(**_numbers(node, one)) for node, one in credit.nodes.items()}
     except ValueError as error:

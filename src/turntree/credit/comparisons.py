@@ -160,13 +160,9 @@ class AcrossAnchors:
             groups.setdefault(self.state(scored.tree, scored.tree[node]), []).append(node)
         step: dict[int, float] = {}
         for steps in groups.values():
-            alone = len(steps) == 1
-            step |= (
-                {steps[0]: 0.0}
-                if alone
-                else zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
-            )
-        return {n: [a + self.step_weight * step[n] for a in at_node] for n, at_node in episode.items()}
+            if len(steps) > 1:
+                step |= zip(steps, advantages([self._return(scored, n) for n in steps]), strict=True)
+        return {n: [a + self.step_weight * step.get(n, 0.0) for a in at_node] for n, at_node in episode.items()}
 
     def _return(self, scored: ScoredTree, node: int) -> float:
         """One number per sampling event, however many leaves it led to."""

@@ -48,10 +48,7 @@ class ScoredTree:
 
     def value(self, node: int) -> float:
         """The mean reward of the leaves at or below `node`, by their weights."""
-        return self.mean_below(node, self.rewards)
-
-    def mean_below(self, node: int, values: Sequence[float]) -> float:
-        return self.mean_of(self.below[node], values)
+        return self.mean_of(self.below[node], self.rewards)
 
     def mean_of(self, positions: Sequence[int], values: Sequence[float] | Mapping[int, float]) -> float:
         weights = [self.weights[i] for i in positions]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turntree.core.config import FIXED, Above0, Amount, Checked, Count, Positive, require_url
+from turntree.core.config import FIXED, Above0, Amount, Bounded, Count, Positive, require_url
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.progress import notice
@@ -16,7 +16,7 @@ Prefixes = Literal["auto", "shared", "repeated"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig(Checked):
+class EngineConfig(Bounded):
     """The limits of the engine `hf`. The defaults suit models of up to a few hundred million parameters."""
 
     max_batch_rows: Positive = 256
@@ -28,7 +28,7 @@ class EngineConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmConfig(Checked):
+class VllmConfig(Bounded):
     """The servers of the engine `vllm`, which `turntree serve` starts; a key, if they need one, is OPENAI_API_KEY."""
 
     url: str
@@ -60,7 +60,7 @@ class VllmConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointConfig(Checked):
+class EndpointConfig(Bounded):
     """A server that speaks OpenAI's completions API; a key, where one is needed, is OPENAI_API_KEY."""
 
     url: str
@@ -82,7 +82,7 @@ class EndpointConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices(Checked):
+class Prices(Bounded):
     """What a server's tokens cost, in a currency of the user, for a million of them."""
 
     prefill: Amount = 0.0
@@ -103,7 +103,7 @@ class Prices(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TinkerConfig(Checked):
+class TinkerConfig(Bounded):
     """A server of Tinker's API, which samples and trains; its key is TINKER_API_KEY."""
 
     url: str | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from turntree.core.config import Between, Checked, Count, Positive
+from turntree.core.config import Between, Bounded, Count, Positive
 from turntree.core.errors import InputError
 from turntree.engine.hub import context_of
 from turntree.run.jsonl import read_config
@@ -25,7 +25,7 @@ _CPU_BATCH = 8192  # tokens of one step on a CPU, where a prompt must not be cut
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeConfig(Checked):
+class ServeConfig(Bounded):
     """`turntree serve`."""
 
     model: str = "default"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from turntree.core import seeds
-from turntree.core.config import Checked, Part, Positive
+from turntree.core.config import Bounded, Part, Positive
 from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Environment, Observation, task_of
@@ -27,7 +27,7 @@ WORDS = ("look", "help", "yes", "no", "0", "1", "left", "right", "up", "[stop]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckConfig(Checked):
+class CheckConfig(Bounded):
     """`turntree check environment`."""
 
     environment: Part

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from turntree.core.config import Above0, Between, Checked, Positive
+from turntree.core.config import Above0, Between, Bounded, Positive
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, package
 from turntree.core.progress import notice
@@ -52,7 +52,7 @@ _FIRST = ["bash", "-c", "exec 3<> <(:); while :; do read -ru 3; done"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContainerLimits(Checked):
+class ContainerLimits(Bounded):
     """What a container may use."""
 
     seconds: Above0 = 60.0

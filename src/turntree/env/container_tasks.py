@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from turntree.core.config import Checked, Part, Positive
+from turntree.core.config import Bounded, Part, Positive
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
@@ -147,7 +147,7 @@ class ContainerTools:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InContainers(Checked, ABC):
+class InContainers(Bounded, ABC):
     """Tasks of a file or folder in containers, over Docker's API; with `held_out` that one is "dev" and "test". A
     command that plays only held-out tasks needs it."""
 

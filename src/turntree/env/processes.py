@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from turntree.core.config import Above0, Checked, Count
+from turntree.core.config import Above0, Bounded, Count
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentGone, reason_of
 from turntree.core.messages import Message
@@ -40,7 +40,7 @@ _CLOSING_SECONDS = 5.0  # for idle workers to end by themselves, so that environ
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessPoolConfig(Checked):
+class ProcessPoolConfig(Bounded):
     """Where tasks are stepped. This does not change results. In this process a call has no time limit."""
 
     workers: Count = 4

@@ -22,7 +22,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from turntree.core.config import Checked, Count, Part, Positive, to_mapping
+from turntree.core.config import Bounded, Count, Part, Positive, to_mapping
 from turntree.core.errors import TurntreeError
 from turntree.experiments.config import COMMAND
 from turntree.pivots.profile import ProfileConfig
@@ -82,7 +82,7 @@ TEST = replace(TEST, environment=Part("household", HARD))
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuickstartConfig(Checked):
+class QuickstartConfig(Bounded):
     """`turntree quickstart`."""
 
     seed: Count = 0

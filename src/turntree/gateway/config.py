@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from turntree.core import scalars
 from turntree.core.completion import Sampling
-from turntree.core.config import UNKNOWN, Above0, Checked, Positive, from_mapping
+from turntree.core.config import UNKNOWN, Above0, Bounded, Positive, from_mapping
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.gateway.calls import Thoughts
 from turntree.run.jsonl import parse_json
@@ -25,7 +25,7 @@ WAITING = 4096  # calls of all sessions that are sampled or wait in line; a quar
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayLimits(Checked):
+class GatewayLimits(Bounded):
     """What sessions may use. Whoever asks for more gets an error in OpenAI's form that says which limit it is."""
 
     sessions: Positive = 1024

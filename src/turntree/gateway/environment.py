@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core import seeds
-from turntree.core.config import Above0, Checked, Positive
+from turntree.core.config import Above0, Bounded, Positive
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.progress import notice
@@ -54,7 +54,7 @@ _SILENT = 4  # groups without any answer, after which the command is at fault an
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentTasks(Checked):
+class AgentTasks(Bounded):
     """The tasks of an agent."""
 
     argument: str | None

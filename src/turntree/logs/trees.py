@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+from turntree.core.completion import LARGEST_LOGPROB
 from turntree.core.config import Between, from_mapping
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
@@ -160,8 +161,8 @@ def _check_node(node: dict[str, Any]) -> None:
     if type(node.get("policy_version", 0)) is not int or type(node["parent"] or 0) is not int:
         raise TypeError("parent and policy_version are whole numbers")
     for name in ("logprobs", "entropies"):
-        values = node.get(name, [])
-        if not isinstance(values, list) or not all(type(v) in (float, int) and -1e30 < v < 1e30 for v in values):
+        found = node.get(name, [])
+        if not isinstance(found, list) or not all(type(v) in (float, int) and abs(v) < LARGEST_LOGPROB for v in found):
             raise TypeError(f"{name} are not numbers")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from turntree.core import seeds
 from turntree.core.completion import Sampling
-from turntree.core.config import Between, Checked, Positive
+from turntree.core.config import Between, Bounded, Positive
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.messages import Message
 from turntree.core.progress import notice
@@ -24,7 +24,7 @@ _REASONS = 3  # the most distinct reasons for which actions were not judged that
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileConfig(Checked):
+class ProfileConfig(Bounded):
     """K local rollouts at every candidate (PivotRL, Eq. 4)."""
 
     rollouts: Annotated[int, Between(2, MOST_ROLLOUTS)] = 16

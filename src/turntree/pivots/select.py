@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from turntree.core import seeds
-from turntree.core.config import Between, Checked, Count
+from turntree.core.config import Between, Bounded, Count
 from turntree.core.errors import ConfigError
 from turntree.pivots.rows import Row, Threshold, classify
 
@@ -26,7 +26,7 @@ THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)  # lambdas that are 
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalanceConfig(Checked):
+class BalanceConfig(Bounded):
     """How often each turn is drawn."""
 
     max_per_kind: Annotated[float, Between(above=0, most=1)] = 0.3

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from turntree.core.config import FIXED, Between, Checked, Positive, Share
+from turntree.core.config import FIXED, Between, Bounded, Positive, Share
 from turntree.core.errors import ConfigError
 from turntree.pivots.rows import Class, Threshold, class_of
 
@@ -37,7 +37,7 @@ _ITERATIONS = 200  # of expectation maximisation; by then changes are too small 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveConfig(Checked):
+class AdaptiveConfig(Bounded):
     """Stop a candidate when its selection at `threshold` (lambda) is certain or probable enough.
 
     The defaults were chosen on 3,000 household candidates and checked on others.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.report.wording import count, percent, plural, templates
-from turntree.run.files import require_replaceable, write_text
+from turntree.run.files import write_text
 
 REMEDIES = {
     "dapo": ("DAPO filter", "drops finished groups without a gradient from the update"),
@@ -31,7 +31,6 @@ MOST_BARS = 40
 
 def build_audit_page(result: dict[str, Any], out: Path) -> Path:
     """Write the page of `audit.audit` to `out`. The same result gives the same bytes."""
-    require_replaceable(out, "<!doctype html>")
     units = [unit for unit in UNITS if unit in result["cost"]]
     rows = [_remedy(result, name, units[0] if units else None) for name in REMEDIES]
     over_time = result["over_time"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from turntree.core.completion import Completion
-from turntree.core.config import FIXED, Above0, Checked, Positive
+from turntree.core.config import FIXED, Above0, Bounded, Positive
 from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
@@ -51,7 +51,7 @@ def checked_fork(fork: BranchDecision | None, rollout: LiveRollout, completion: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupConfig(Checked):
+class GroupConfig(Bounded):
     """The rollouts of one task, and how many are played at once."""
 
     group_size: Positive = 8

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
-from turntree.core.config import Checked, Positive
+from turntree.core.config import Bounded, Positive
 from turntree.core.cost import Cost
 from turntree.core.errors import TurntreeError
 from turntree.core.foreign import reason_of
@@ -29,7 +29,7 @@ CutTurns = Literal["fail", "judge"]  # reward of a cut turn: 0, or the verdict o
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpisodeConfig(Checked):
+class EpisodeConfig(Bounded):
     """Limits on the length of an episode."""
 
     max_turns: Positive = 30

@@ -78,13 +78,16 @@ def read_json(path: Path) -> Any:
 
 
 def require_replaceable(path: Path, beginning: str) -> None:
-    """Raise `InputError` where `path` holds something that does not begin so: a file of the user's own, or of another
-    kind."""
+    """Raise `InputError` where `path` holds something that does not begin so: commands without --overwrite ask."""
     if path.is_file() and path.stat().st_size and path.suffix not in (".gz", ".xz"):
         with path.open("rb") as file:
             if not file.read(200).lstrip().lower().startswith(beginning.lower().encode()):
-                hint = "choose another --out, or delete the file"
-                raise InputError("holds something else, which would be lost", path=path, hint=hint)
+                raise InputError("holds something else", path=path, hint="choose another --out, or delete the file")
+
+
+def require_table(path: Path, schema: str) -> None:
+    """`require_replaceable` by a table of this schema, in any version."""
+    require_replaceable(path, f'{{"schema": "{schema.partition("/")[0]}/')
 
 
 def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any]]) -> int:

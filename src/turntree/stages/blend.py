@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from turntree.core import seeds
-from turntree.core.config import Checked, Part, Positive
+from turntree.core.config import Bounded, Part, Positive
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
@@ -25,7 +25,7 @@ from turntree.train.sampler import PivotSampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blend(Checked):
+class Blend(Bounded):
     """The tasks of several environments, each with a share of them (`--environment blend`)."""
 
     of: tuple[Part, ...] = ()

@@ -83,8 +83,7 @@ def traces_of(header: Mapping[str, Any], path: str | Path) -> str:
     told = Path(str(header["traces"]))
     found = next((place for place in (told, Path(path).parent / told.name) if place.exists()), None)
     if found is None:
-        hint = f"{path} was made of it: say with --traces where it lies now"
-        raise InputError("no such file", path=told, hint=hint)
+        raise InputError("no such file", path=told, hint=f"{path} was made of it: say with --traces where it lies")
     return str(found)
 
 

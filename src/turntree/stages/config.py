@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import FIXED, Above0, Amount, Between, Checked, Count, Part, Positive, Share, Usual, is_url
+from turntree.core.config import FIXED, Above0, Amount, Between, Bounded, Count, Part, Positive, Share, Usual, is_url
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import Brancher, Estimator, Filter, Gate
 from turntree.credit.config import CreditConfig, refuse_biased
@@ -30,7 +30,7 @@ AUTO = Part("auto")  # the renderer that the model's folder asks for
 
 
 @dataclass(frozen=True)
-class Device(Checked):
+class Device(Bounded):
     """Where and how to compute."""
 
     name: str = "cpu"
@@ -74,7 +74,19 @@ class Device(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Playing(Checked):
+class Sampled(Bounded):
+    """A policy that is sampled from, and not trained."""
+
+    model: str = "default"
+    """A folder in Hugging Face format, a name on the Hub, or a registered policy ('default': where there is an
+    environment, its own). With an endpoint, the name that it serves."""
+    endpoint: EndpointConfig | None = None
+    """Sample from a server, such as vLLM."""
+    device: Device = field(default_factory=Device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Playing(Bounded):
     """Who plays what."""
 
     model: str = "default"
@@ -105,7 +117,7 @@ class FromProfile(TracesPlayed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Checked):
+class Training(Bounded):
     """What changes weights."""
 
     loggers: tuple[Part, ...] = ()
@@ -141,7 +153,7 @@ class ReinforcedTraining(Training):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutConfig(Checked):
+class HeldOutConfig(Bounded):
     """Whole tasks that are played before, during and after a training, whose reward may run away from success
     (docs/results/hard.md)."""
 
@@ -218,14 +230,11 @@ class SFTStageConfig(Training):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileStageConfig(Checked, TracesPlayed):
+class ProfileStageConfig(Sampled, TracesPlayed):
     """`turntree profile`."""
 
     traces: str
     """A traces file."""
-    model: str = "default"
-    """A folder in Hugging Face format, a name on the Hub, or a registered policy. With an endpoint, the name that it
-    serves."""
     verifier: Part = parts.DEFAULT
     """recommended, paper, nemo, judge, tool_call, strict, executed, another registered name, or module:function of your
     own. 'default' is that of the games which the default policy plays."""
@@ -239,9 +248,6 @@ class ProfileStageConfig(Checked, TracesPlayed):
     """Take the pass rates that the traces record (published pivot data sets) and sample nothing. They are those of the
     publisher's model and verifier: training needs allow_stale."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    endpoint: EndpointConfig | None = None
-    """Sample from a server, such as vLLM."""
-    device: Device = field(default_factory=Device)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -262,7 +268,7 @@ class RescoreConfig(FromProfile):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnPathConfig(Checked):
+class OwnPathConfig(Bounded):
     """Pivots on the policy's own path: the policy plays training tasks, a teacher labels the states that it reached,
     and these are profiled and selected like those of traces."""
 
@@ -480,14 +486,9 @@ class EvaluateConfig(Playing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordConfig(Playing):
+class RecordConfig(Sampled, Playing):
     """`turntree traces record`."""
 
-    model: str = "default"
-    """A folder in Hugging Face format, a name on the Hub, or a registered policy; 'default' is the environment's own.
-    With an endpoint, the name that it serves."""
-    endpoint: EndpointConfig | None = None
-    """Sample from a server, such as vLLM."""
     split: Split = "train"
     """The split of the tasks: train, dev or test."""
     count: Positive = 100

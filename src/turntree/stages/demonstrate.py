@@ -11,7 +11,8 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.progress import progress
-from turntree.traces.schema import Trace, write_traces
+from turntree.run.files import require_table
+from turntree.traces.schema import FILE_SCHEMA, Trace, write_traces
 
 
 def demonstrate(demonstrator: Part, out: Path) -> dict[str, Any]:
@@ -21,6 +22,7 @@ def demonstrate(demonstrator: Part, out: Path) -> dict[str, Any]:
     the reason why there is none. Its `noun` names its tasks ("games"). Raises `InputError` where it gives something
     else, or no trace at all.
     """
+    require_table(out, FILE_SCHEMA)
     demonstrator = parts.resolve("demonstrators", demonstrator)
     made = parts.build("demonstrators", demonstrator)
     if not isinstance(made, Iterable):

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from turntree.core import parts
-from turntree.core.config import Between, Checked, to_mapping
+from turntree.core.config import Between, to_mapping
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import described
 from turntree.core.progress import notice
-from turntree.engine.limits import EndpointConfig
 from turntree.gateway.config import Reward, ServingConfig, last_words
 from turntree.gateway.merge import merge
 from turntree.gateway.process import run_in_front, variables_of
@@ -28,7 +27,7 @@ from turntree.gateway.store import CLOSED, DAMAGED, SessionStore, read_session
 from turntree.logs.trees import KeptTree
 from turntree.run.folder import open_folder
 from turntree.run.jsonl import write_lines
-from turntree.stages.config import Device
+from turntree.stages.config import Sampled
 
 KEY = "TURNTREE_GATEWAY_KEY"
 KEY_FILE = "gateway.key"
@@ -50,22 +49,16 @@ class UpstreamConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(Checked):
+class GatewayConfig(Sampled):
     """`turntree gateway`."""
 
-    model: str = "default"
-    """A folder in Hugging Face format, a name on the Hub, or a registered policy. With an endpoint, the name that it
-    serves."""
     host: str = "127.0.0.1"
     """The address to listen on. Others than this machine reach the gateway only where you name one of theirs."""
     port: Annotated[int, Between(0, 65535)] | None = None
     """The port (0: a free one). Default: 8080, and a free one for `exec`, so that several may run."""
     serving: ServingConfig = field(default_factory=ServingConfig)
-    endpoint: EndpointConfig | None = None
-    """Sample from a server, such as vLLM."""
     upstream: UpstreamConfig | None = None
     """Write traces of what agents do at another server."""
-    device: Device = field(default_factory=Device)
 
     @property
     def served_port(self) -> int:

@@ -10,10 +10,10 @@ from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.core.progress import progress
-from turntree.run.files import require_writable, write_json, writing
+from turntree.run.files import require_table, require_writable, write_json, writing
 from turntree.traces.assemble import tools_of
 from turntree.traces.chat import ImportConfig, ImportReport, stream_chat
-from turntree.traces.schema import Split, Trace, write_rows
+from turntree.traces.schema import FILE_SCHEMA, Split, Trace, write_rows
 from turntree.traces.splits import assign_splits
 
 Key = tuple[str, str, Split | None]
@@ -27,6 +27,7 @@ def import_traces(files: list[Path], out: Path, config: ImportConfig) -> dict[st
     tools = tools_of(config.tools)
     keys: list[Key] = []
     require_writable(out)
+    require_table(out, FILE_SCHEMA)
     out.parent.mkdir(parents=True, exist_ok=True)
     with (  # the traces may exceed the memory, and the header counts them
         writing(out),

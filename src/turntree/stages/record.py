@@ -22,11 +22,12 @@ from turntree.env.tasks import TaskSet, environment_record, identity, open_tasks
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.teachers import FAILED, NO_LABEL, labelled
+from turntree.run.files import require_table
 from turntree.run.wave_log import WaveLog, open_log
 from turntree.stages.config import RecordConfig
 from turntree.stages.policy import Speaker, open_speaker, policy_name
 from turntree.stages.profile import Wave, work
-from turntree.traces.schema import Trace, write_traces
+from turntree.traces.schema import FILE_SCHEMA, Trace, write_traces
 
 _ERROR = "error:"  # how a tool's answer begins when the call failed
 
@@ -38,6 +39,8 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
     A killed recording resumes when it is started again, and ends with the same file. Raises `InputError` where
     the interrupted one was another, unless `overwrite`, and where no episode is kept.
     """
+    if not overwrite:
+        require_table(out, FILE_SCHEMA)
     config = parts.resolved(config)
     model = config.model if config.endpoint else policy_name(config.model, config.environment)
     splits = {config.split: config.count}

@@ -13,6 +13,7 @@ from turntree.core.progress import notice
 from turntree.pivots.rows import Class, Stop
 from turntree.pivots.select import THRESHOLDS, SelectConfig, preview, select, settled_at
 from turntree.run.artifacts import PIVOTS, PROFILE, policy_of
+from turntree.run.files import require_table
 
 KEPT = ("trace_id", "turn", "kind", "reward_mean", "reward_var", "state", "demonstrated")
 
@@ -27,6 +28,7 @@ def previewed(table: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]:
     """Write the selected states to `out`; returns the counts (they add up to the candidates) and the preview."""
+    require_table(out, PIVOTS.schema)
     header, stream = PROFILE.stream(profile)
     rows: list[dict[str, Any]] = []
     unsettled = 0

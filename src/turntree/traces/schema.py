@@ -15,7 +15,6 @@ from typing import Any, Literal, cast, get_args
 
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.run.files import require_replaceable
 from turntree.run.jsonl import parse_json, placed, read_lines, write_lines
 
 FILE_SCHEMA = "turntree.traces/1"
@@ -164,7 +163,6 @@ def write_rows(path: str | Path, rows: Iterable[dict[str, Any]], header: Mapping
             _check_unique(row["id"], ids, number, path)
             yield row
 
-    require_replaceable(Path(path), f'{{"schema": "{FILE_SCHEMA.partition("/")[0]}/')
     return write_lines(path, unique()) - 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from turntree.core.completion import Sampling
-from turntree.core.config import FIXED, Above0, Amount, Between, Checked, Count, Positive, Share
+from turntree.core.config import FIXED, Above0, Amount, Between, Bounded, Count, Positive, Share
 from turntree.core.errors import ConfigError
 from turntree.credit.config import CreditConfig
 from turntree.credit.credit import CreditRule
@@ -22,7 +22,7 @@ from turntree.train.loss_config import LossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Checked):
+class OptimizerConfig(Bounded):
     """AdamW without weight decay, which would pull a post-trained policy away from its start without evidence from
     data."""
 
@@ -63,7 +63,7 @@ class OptimizerConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(Checked):
+class CheckpointConfig(Bounded):
     """When to save checkpoints. With both intervals 0, a killed run starts over. No result depends on these, so they
     may differ when a run is resumed."""
 
@@ -76,7 +76,7 @@ class CheckpointConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRAConfig(Checked):
+class LoRAConfig(Bounded):
     """Low-rank adaptation (Hu et al. 2021). There is no dropout: a policy must score as it samples."""
 
     rank: Positive = 16
@@ -94,7 +94,7 @@ class LoRAConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig(Checked):
+class SFTConfig(Bounded):
     """Supervised fine-tuning on the assistant turns of traces."""
 
     epochs: Positive = 2
@@ -113,7 +113,7 @@ class SFTConfig(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforcedConfig(Checked):
+class ReinforcedConfig(Bounded):
     """Options that both kinds of training on rollouts share."""
 
     groups: Positive = 16

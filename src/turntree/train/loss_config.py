@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from turntree.core.completion import Sampling
-from turntree.core.config import FIXED, Above0, Amount, Checked, Share
+from turntree.core.config import FIXED, Above0, Amount, Bounded, Share
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.config import CreditConfig, Normalizer
 from turntree.credit.credit import CreditRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossConfig(Checked):
+class LossConfig(Bounded):
     """Defaults: PPO's symmetric clip, token ratios, a light KL pull towards the frozen reference."""
 
     clip_low: Share = 0.2

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turntree.core.config import Checked, Positive, require_url
+from turntree.core.config import Bounded, Positive, require_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.core.messages import THOUGHT, Message, whole_characters
@@ -43,7 +43,7 @@ class Vote(NamedTuple):
 
 
 @dataclass(kw_only=True, eq=False)
-class Asking(Checked, TurnVerifier):
+class Asking(Bounded, TurnVerifier):
     """What asks a language model (`judge`, `rubric`): the options, which are fields of it, and the questions."""
 
     url: str

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from turntree.core.config import Checked, Positive
+from turntree.core.config import Bounded, Positive
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN, TaskSet, contents
 from turntree.traces.schema import Split
@@ -36,7 +36,7 @@ SPLIT_SEEDS = {"train": 1 * SPLIT_SIZE, "dev": 2 * SPLIT_SIZE, "test": 3 * SPLIT
 
 
 @dataclass(frozen=True, kw_only=True)
-class GamesConfig(Checked):
+class GamesConfig(Bounded):
     """Which games. The six task types alternate in generated ones; those of a file or folder are drawn by a seed."""
 
     source: str = GENERATED

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core import seeds
-from turntree.core.config import Checked, Count, Positive, is_url
+from turntree.core.config import Bounded, Count, Positive, is_url
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.env.local import LocalPool
@@ -35,7 +35,7 @@ GENERATED = "generated"
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratedQuestions(Checked):
+class GeneratedQuestions(Bounded):
     """What decides which questions are generated, and how an episode of one looks."""
 
     offset: Count = 0
@@ -131,16 +131,16 @@ class Questions(GeneratedQuestions):
     def read(self, splits: Mapping[str, int], seed: int) -> tuple[dict[str, Sequence[Question]], list[dict[str, Any]]]:
         """The questions of each split from files, of which none has one of another, and what reading them counted."""
         must_be_held_out(splits, self.questions, self.held_out)
-        found = read_questions(self.questions)
-        if self.held_out is None:
-            return shared_out(_drawn(found, seed), splits, self.questions), [found.report.to_json()]
+        source = self.questions if TRAIN in splits else self.held_out or self.questions
+        found = read_questions(source)
+        if self.held_out is None or TRAIN not in splits or len(splits) == 1:
+            return shared_out(_drawn(found, seed), splits, source), [found.report.to_json()]
         held_out = read_questions(self.held_out)
         rest = found.without(held_out.questions, "held out")
         if not rest.questions:
             raise InputError("holds no question that is not held out too", path=self.questions, field="held_out")
-        trained = {split: count for split, count in splits.items() if split == TRAIN}
         checked = {split: count for split, count in splits.items() if split != TRAIN}
-        asked = shared_out(_drawn(rest, seed), trained, self.questions)
+        asked = shared_out(_drawn(rest, seed), {TRAIN: splits[TRAIN]}, self.questions)
         asked |= shared_out(_drawn(held_out, seed), checked, self.held_out)
         return asked, [rest.report.to_json(), held_out.report.to_json()]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turntree.core.config import Checked, Positive
+from turntree.core.config import Bounded, Positive
 from turntree.core.errors import TurntreeError
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import Observation
@@ -24,7 +24,7 @@ INSTRUCTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class QaConfig(Checked):
+class QaConfig(Bounded):
     """How a question is answered."""
 
     max_calls: Positive = 12

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from turntree.core import seeds
-from turntree.core.config import Checked, Share
+from turntree.core.config import Bounded, Share
 from turntree.core.errors import ConfigError
 from turntree_worlds.qa.questions import Question
 from turntree_worlds.qa.world import RELATIONS, World
@@ -48,7 +48,7 @@ class Posed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuestionMix(Checked):
+class QuestionMix(Bounded):
     """What is asked."""
 
     hops: tuple[tuple[int, float], ...] = ((2, 0.35), (3, 0.3), (4, 0.2), (5, 0.1), (6, 0.05))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from turntree.core.config import FIXED, Above0, Checked, Positive
+from turntree.core.config import FIXED, Above0, Bounded, Positive
 
 EPOCH = 1_577_836_800  # 1 January 2020: old enough for listings to show the date alone
 Language = Literal["python", "shell"]
@@ -29,7 +29,7 @@ Files = Mapping[str, File]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits(Checked):
+class Limits(Bounded):
     """Bounds of one execution."""
 
     seconds: Above0 = 10.0
@@ -45,7 +45,7 @@ class Limits(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SandboxConfig(Checked):
+class SandboxConfig(Bounded):
     """Where programs of the policy run."""
 
     limits: Limits = Limits()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from turntree.core.config import Checked, Positive
+from turntree.core.config import Bounded, Positive
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.env.local import LocalPool
@@ -25,7 +25,7 @@ GENERATED = "generated"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terminal(Checked):
+class Terminal(Bounded):
     """Tasks at a shell.
 
     Generated tasks have splits. Of a file (docs/environments.md) the first are the split "train"; a command that trains

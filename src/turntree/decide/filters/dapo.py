@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from turntree.core.config import Amount, Checked
+from turntree.core.config import Amount, Bounded
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.core.protocols import Filter, FinishedGroup
 
 
 @dataclass(frozen=True, kw_only=True)
-class DapoFilter(Checked, Filter):
+class DapoFilter(Bounded, Filter):
     """Groups without reward variance stay out of the update."""
 
     success: float = SUCCESS_REWARD

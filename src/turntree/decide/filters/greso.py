@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from turntree.core import seeds
-from turntree.core.config import Between, Checked, Share, from_mapping
+from turntree.core.config import Between, Bounded, Share, from_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.outcome import SUCCESS_REWARD, GroupOutcome, group_outcome
 from turntree.core.protocols import Filter, FinishedGroup
@@ -28,7 +28,7 @@ Exploration = Annotated[float, Between(LEAST, MOST)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GresoConfig(Checked):
+class GresoConfig(Bounded):
     """The authors' settings. Targets are shares of the groups played in one iteration."""
 
     easy_exploration: Exploration = 0.5

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turntree.core.config import Between, Checked, Part, Positive, Share
+from turntree.core.config import Between, Bounded, Part, Positive, Share
 from turntree.core.errors import InputError
 from turntree.decide.gates.signals import PRINTED
 from turntree.decide.gates.table import GroupTable, table_from_groups
@@ -69,7 +69,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateConfig(Checked):
+class CalibrateConfig(Bounded):
     """`turntree gate calibrate`."""
 
     turns: tuple[Positive, ...] | None = None

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from turntree.core.config import Amount, Between, Checked, Positive
+from turntree.core.config import Amount, Between, Bounded, Positive
 from turntree.core.protocols import Gate, GateDecision, GroupProgress
 from turntree.decide.gates.signals import Signal, prefix_edit_distance_mean, termination_fraction
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateAtTurn(Checked, Gate):
+class GateAtTurn(Bounded, Gate):
     """Decides once, when every unfinished rollout has completed `turn` turns."""
 
     turn: Positive = 10

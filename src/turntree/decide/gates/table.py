@@ -126,12 +126,12 @@ def _signals(kept: Kept, turns: Sequence[int], horizon: int) -> tuple[dict[str, 
         del wanted["obs_unique_ratio"], wanted["obs_unique_ratio_printed"]
         absent["obs_unique_ratio"] = "not every rollout has its observations"
     columns: dict[str, list[list[float]]] = {name: [] for name in wanted}
-    made: list[dict[int, GroupProgress]] = [{} for _ in kept]  # of each group, by how many rollouts are left
+    now = [progress_at(group, shown_at(group, 0), None, horizon) for group, _ in kept]
     for turn in turns:
-        for groups, (group, _) in zip(made, kept, strict=True):
+        for i, (group, _) in enumerate(kept):
             shown = shown_at(group, turn)
-            groups.setdefault(len(shown), progress_at(group, shown, None, horizon))
-        now = [groups[min(groups)] for groups in made]
+            if len(shown) < len(now[i].actions):  # else nobody was lost since
+                now[i] = progress_at(group, shown, None, horizon)
         for name, signal in wanted.items():
             columns[name].append([signal(group, turn) for group in now])
     return {name: np.array(values, dtype=float).reshape(len(turns), -1).T for name, values in columns.items()}, absent

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from turntree.core.config import FIXED, Above0, Amount, Checked, Count, Positive
+from turntree.core.config import FIXED, Above0, Amount, Bounded, Count, Positive
 from turntree.core.cost import Additive
 from turntree.core.errors import ConfigError
 from turntree.core.foreign import EnvironmentGone, described
@@ -68,7 +68,7 @@ class ToolLedger:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolRuntimeConfig(Checked):
+class ToolRuntimeConfig(Bounded):
     """How tools are executed."""
 
     seconds: Above0 = 30.0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from turntree.core.config import FIXED, Checked, Count
+from turntree.core.config import FIXED, Bounded, Count
 from turntree.core.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkersConfig(Checked):
+class WorkersConfig(Bounded):
     """Processes on a Ray cluster that hold the engine, the environments and the verifiers. No result depends on this
     beyond rounding, so a run may go on with other numbers."""
 
