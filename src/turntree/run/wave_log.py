@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from turntree import __version__
 from turntree.core.errors import InputError
 from turntree.run.files import json_line, parse_line, writing
 from turntree.run.identity import FREE, digest, locked, require_same
@@ -87,9 +88,9 @@ class WaveLog:
 def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -> Iterator[WaveLog]:
     """The log at `path`, locked for this process while the block lasts; `overwrite` empties it first.
 
-    `identity` (a JSON object) names everything that determines the contents of the waves. Raises `InputError` where the
-    log belongs to another identity (`FREE` apart), naming what differs, where another process has it open, and where it
-    is damaged.
+    `identity` (a JSON object) names everything that determines the contents of the waves, beside our version. Raises
+    `InputError` where the log belongs to another identity (`FREE` apart), naming what differs, where another process
+    has it open, and where it is damaged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b") as handle, locked(path):
@@ -97,7 +98,7 @@ def open_log(path: Path, identity: dict[str, Any], *, overwrite: bool = False) -
             handle.truncate(0)
         handle.seek(0)
         log = WaveLog(path, handle)
-        log._resume(identity)
+        log._resume({**identity, "version": __version__})
         yield log
 
 

@@ -36,9 +36,14 @@ class Survey:
         return set(seeds.generator(seed, "candidates").sample(everything, limit))
 
 
-def survey(traces: str, split: str) -> Survey:
-    """Read all the traces once, so that errors in them are found before anything is sampled. Raises
-    `InputError` where a line is malformed, a group lies in two splits, or the split holds no candidate."""
+def survey(traces: str, split: str, profiled: str | None = None) -> Survey:
+    """Read all the traces once, so that errors in them are found before anything is sampled. Raises `InputError` where
+    the file is not the one that was `profiled` (its hash), a line is malformed, a group lies in two splits, or the
+    split holds no candidate."""
+    found_hash = file_hash(Path(traces))
+    if profiled not in (None, found_hash):
+        hint = "name it with --traces, or profile again"
+        raise InputError("is not the file that was profiled", path=traces, hint=hint)
     splits: dict[str, Any] = {}
     found, skipped = 0, Counter[str]()
     for trace in read_traces(traces):
@@ -55,7 +60,7 @@ def survey(traces: str, split: str) -> Survey:
         raise InputError(
             f"holds no candidate in split {split!r}", path=traces, hint="choose another split, or --split '' for all"
         )
-    return Survey(file_hash(Path(traces)), found, skipped)
+    return Survey(found_hash, found, skipped)
 
 
 def stream_candidates(traces: str, split: str, chosen: Collection[int] | None = None) -> Iterator[TurnState]:
@@ -92,13 +97,9 @@ def read_selected(path: str, traces: str | None = None) -> tuple[dict[str, Any],
     `InputError` when traces and pivots do not fit."""
     header, rows = PIVOTS.read(Path(path))
     source = traces or traces_of(header, path)
-    if file_hash(Path(source)) != header["traces_hash"]:
-        raise InputError(
-            "is not the file that was profiled", path=source, hint="name it with --traces, or profile again"
-        )
     split, groups = str(header["split"]), dict[str, str]()
     states: dict[tuple[str, int], TurnState] = {}
-    survey(source, split)
+    survey(source, split, header["traces_hash"])
     for trace in read_traces(source):
         if split in ("", trace.split):
             groups[trace.id] = trace.group

@@ -30,7 +30,7 @@ from turntree.rollout.teachers import NO_LABEL
 from turntree.run.jsonl import parse_json, read_lines, write_lines
 from turntree.stages.config import RecordConfig, TrainPivotConfig
 from turntree.stages.policy import Policy
-from turntree.stages.record import kept_episodes, require_labels
+from turntree.stages.record import kept_episodes
 from turntree.traces.candidates import candidates, skipped_turns, states_of
 from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.train.pivot import Pivot, SearchResult
@@ -138,7 +138,6 @@ class OwnStates:
                 found, labels = kept_episodes(group, self.recorded, self.policy.source, self.teacher, counts)
                 traces += [replace(trace, id=f"{trace.id}@{step}") for trace in found]
                 cost += group.tree.cost + labels
-                require_labels(counts)
         skipped = (why for trace in traces if self.verifier.compares for why in skipped_turns(trace).values())
         counts.update(f"dropped turn: {why}" for why in skipped if not why.startswith(NO_LABEL))  # these are counted
         return traces, counts, cost

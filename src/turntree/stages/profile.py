@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from turntree import __version__
 from turntree.core import parts
 from turntree.core.config import Part, to_mapping
 from turntree.core.cost import NO_COST
@@ -65,7 +64,7 @@ def run_profile(config: ProfileStageConfig, out: Path, *, overwrite: bool = Fals
         header = {"config": to_mapping(config), **made_from}
         require_same_profile(out, header, overwrite=overwrite)
         reused = {} if config.reuse is None else {"reuse_hash": file_hash(Path(config.reuse))}
-        identity = {**header, "version": __version__, "code": parts.identities(config), **reused}
+        identity = {**header, "code": parts.identities(config), **reused}
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             if not log.finished:  # a resumed run has said it
                 states = stream_candidates(config.traces, config.split, chosen)

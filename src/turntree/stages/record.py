@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree import __version__
 from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.cost import NO_COST, Cost
@@ -51,7 +50,7 @@ def record_traces(config: RecordConfig, out: Path, *, overwrite: bool = False) -
         tasks = opened.of(config.split)
         made_from = {**speaker.identity, **identity(config.environment, opened)}
         described = {"config": to_mapping(config), **made_from}
-        settings = {**described, "version": __version__, "code": parts.identities(config)}
+        settings = {**described, "code": parts.identities(config)}
         with open_log(out.with_name(f"{out.name}.waves"), settings, overwrite=overwrite) as log:
             work(
                 log,
@@ -77,14 +76,13 @@ def _played(
     traces: list[Trace] = []
     for group in scheduler.run(members, seed=config.seed):
         traces += kept_episodes(group, config, model, teacher, counts)[0]
-        require_labels(counts)
     return {"traces": [trace.to_json() for trace in traces], "counts": dict(counts)}
 
 
 _TASKS = 4  # that tell a teacher which is down from a task that it cannot label
 
 
-def require_labels(counts: Counter[str]) -> None:
+def _require_labels(counts: Counter[str]) -> None:
     """Raises `InputError` where the teacher failed at every state of several tasks: its server is down, or its code is
     wrong. One task may fail for a reason of its own."""
     failed = Counter({why: n for why, n in counts.items() if why.startswith(f"dropped turn: {NO_LABEL}: {FAILED}")})
@@ -120,6 +118,7 @@ def kept_episodes(
             tool_errors=trace.meta["tool_errors"],
         )
         kept.append(trace)
+    _require_labels(counts)
     return kept, cost
 
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from turntree import __version__
 from turntree.core.config import from_mapping, to_mapping
 from turntree.core.cost import Cost
-from turntree.core.errors import InputError
 from turntree.core.protocols import TurnState
 from turntree.pivots.profile import Draft, Judge, judge_drafts
 from turntree.pivots.rows import StoredProfile, samples_of
@@ -37,9 +35,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     stored = StoredProfile(Path(config.profile))
     made = from_mapping(ProfileStageConfig, stored.header["config"], path=config.profile)
     made = replace(made, verifier=config.verifier, environment=config.environment, traces=config.traces or made.traces)
-    surveyed = survey(made.traces, made.split)
-    if surveyed.traces_hash != stored.header["traces_hash"]:
-        raise InputError("is not the file that was profiled", path=made.traces, hint="name it with --traces")
+    surveyed = survey(made.traces, made.split, stored.header["traces_hash"])
     with open_verifier(config.verifier, config.environment) as verifier:
         judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns, seed=made.profile.seed)
         rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
@@ -64,12 +60,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
         made_from = {**policy_of(stored.header), "traces_hash": stored.header["traces_hash"], "verifier": judge.name}
         header = {"config": to_mapping(made), **made_from, "timing": stored.header.get("timing", {})}
         require_same_profile(out, header, overwrite=overwrite)
-        identity = {
-            "config": to_mapping(config),
-            "version": __version__,
-            "profile": file_hash(stored.path),
-            **made_from,
-        }
+        identity = {"config": to_mapping(config), "profile": file_hash(stored.path), **made_from}
         skipped = stored.header["summary"].get("skipped_turns", {})
         with open_log(out.with_name(f"{out.name}.waves"), identity, overwrite=overwrite) as log:
             states = stream_candidates(made.traces, made.split)  # those without a row are passed over

@@ -10,7 +10,7 @@ from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.protocols import TurnVerifier
-from turntree.verify.user import wrapped
+from turntree.verify.user import build_verifier
 
 
 def chosen_verifier(given: Part | None, header: dict[str, Any], path: str) -> Part:
@@ -31,9 +31,5 @@ def chosen_verifier(given: Part | None, header: dict[str, Any], path: str) -> Pa
 def open_verifier(verifier: Part, environment: Part | None = None) -> Iterator[TurnVerifier]:
     """The verifier, closed after the block where it can be. `environment` is the one that it may play actions in.
     Raises `InputError` for an object that is not a verifier and `ConfigError` for an unknown option."""
-    loaded = parts.load("verifiers", verifier.name)
-    built = loaded.build(verifier.options, {"environment": environment})
-    options = [f"+{key}={value}" for key, value in sorted(loaded.resolved(verifier.options).items())]
-    opened = wrapped(built, verifier, "".join([loaded.identity, *options]))
-    with contextlib.closing(built) if hasattr(built, "close") else contextlib.nullcontext():
-        yield opened
+    with contextlib.closing(build_verifier(verifier, environment)) as built:
+        yield built

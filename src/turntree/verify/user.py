@@ -59,7 +59,7 @@ class UserVerifier(TurnVerifier):
         return self._verdict(answer, kind)
 
     def close(self) -> None:
-        close = getattr(getattr(self.function, "__self__", None), "close", None)
+        close = getattr(getattr(self.function, "__self__", self.function), "close", None)
         if callable(close):
             close()
 
@@ -88,9 +88,11 @@ class UserVerifier(TurnVerifier):
 
 
 def build_verifier(part: Part, environment: Part | None = None) -> TurnVerifier:
-    """A verifier that another one asks (`then`)."""
+    """The verifier; `environment` is the one that it may play actions in."""
     loaded = parts.load("verifiers", part.name)
-    return wrapped(loaded.build(part.options, {"environment": environment}), part, loaded.identity)
+    options = [f"+{key}={value}" for key, value in sorted(loaded.resolved(part.options).items())]
+    built = loaded.build(part.options, {"environment": environment})
+    return wrapped(built, part, "".join([loaded.identity, *options]))
 
 
 def wrapped(built: Any, part: Part, name: str) -> TurnVerifier:
