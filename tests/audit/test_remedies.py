@@ -97,6 +97,8 @@ def test_pivot_selection_plays_again_only_what_was_mixed_and_hard_when_first_see
     assert skipped == {"1/easy", "1/never"}  # a censored first group is no profile: the next one is
     kept = replay(play([*log, group("unseen", MIXED, 2)]), Remedies(pivots=PIVOT_THRESHOLD))
     assert kept.skipped_N.tolist()[-1]  # whose mean was above 0.6
+    later = replay(play([*log, group("hard", MIXED, 2)]), Remedies(pivots=PIVOT_THRESHOLD))
+    assert not later.skipped_N.tolist()[-1]  # its second group was easy, and is no new profile
 
 
 def test_a_skipped_group_without_two_rewards_saves_generation_only():

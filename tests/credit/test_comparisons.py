@@ -397,3 +397,13 @@ def test_remax_without_a_greedy_reward_trains_on_nothing() -> None:
 
 def test_a_batch_of_equal_rewards_is_no_gradient_by_rounding() -> None:
     assert BatchStandardised().over([0.7] * 12)([0.7] * 4) == [0.0] * 4
+
+
+def test_remax_trains_on_nothing_where_a_rollout_without_a_turn_hides_which_one_is_greedy() -> None:
+    """The greedy rollout is known as the first start; it may be the one that never started."""
+    tree, rewards = chains(0.0, 1.0, 1.0)
+    empty = tree.add(tree.roots[0], NodeKind.OBSERVATION, (7,)).id
+    tree.stop(empty, StopReason.COMPLETED)
+    verdicts = {**rewards.verdicts, empty: Verdict(0.0, "fails")}
+    credit = CreditConfig(advantages="remax").rule("tokens", per_rollout=False)(tree, Rewards(verdicts))
+    assert dict(credit.nodes) == {}

@@ -152,3 +152,18 @@ def test_progress_counts_by_what_it_gained_and_other_metrics_as_they_are() -> No
     credit = {node: one.positive + one.negative for node, one in nodes.items()}
     assert [credit[node] for node in turns[0]] == pytest.approx([2.0 + 0.5 * 2.0, 2.0])
     assert [credit[node] for node in turns[1]] == pytest.approx([-3.0, -2.0])
+
+
+def test_the_baseline_of_a_turn_is_over_initial_starts_and_a_refill_is_compared_with_all_of_them() -> None:
+    tree = RolloutTree("toy")
+    root = tree.add(None, NodeKind.PROMPT, (9,)).id
+    turns = []
+    for gain in (1.0, 3.0, 8.0):
+        turns.append(tree.add(root, NodeKind.COMPLETION, (1,), logprobs=(0.0,)).id)
+        leaf = tree.add(turns[-1], NodeKind.OBSERVATION, (8,), metrics={"gain": gain}).id
+        tree.stop(leaf, StopReason.MAX_TURNS)
+    tree.mark_refill(turns[2])
+    rewards = Rewards({leaf: Verdict(0.0, "fails") for leaf in tree.ends()})
+    nodes = CreditRule(turn_rewards={"gain": 1.0})(tree, rewards).nodes
+    credit = [nodes[turn].positive + nodes[turn].negative for turn in turns]
+    assert credit == pytest.approx([1.0 - 3.0, 3.0 - 1.0, 8.0 - 2.0])

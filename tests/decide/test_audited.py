@@ -17,6 +17,7 @@ from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, GateDecision
 from turntree.decide.gates.audited import AuditedGate, GateMonitor, RandomGate
 from turntree.decide.gates.divergence import PrefixDivergenceGate
+from turntree.run.means import wilson
 
 EVERY_TASK = [progress("aaa", "aaa", task_id=f"task {i}") for i in range(400)]
 CUT = GateDecision(cut=True, reason="r", numbers={}, final=True)
@@ -82,6 +83,15 @@ def test_whether_a_group_is_audited_depends_on_seed_task_and_iteration_only():
     assert audited(0, 0) != audited(0, 1)
 
 
+@pytest.mark.parametrize(
+    "gate", [AuditedGate(gate=PrefixDivergenceGate(turn=3), share=0.5), RandomGate(turn=3, rate=0.5)]
+)
+def test_a_task_that_comes_again_in_one_iteration_is_drawn_for_again(gate):
+    again = [dataclasses.replace(group, occurrence=1) for group in EVERY_TASK]
+    differ = [gate.decide(a).cut != gate.decide(b).cut for a, b in zip(EVERY_TASK, again, strict=True)]
+    assert sum(differ) == pytest.approx(200, abs=50)
+
+
 def test_an_audit_changes_nothing_about_groups_that_pass():
     inner = PrefixDivergenceGate(turn=2)
     gate = AuditedGate(gate=inner, share=1.0)
@@ -119,6 +129,12 @@ def test_audits_estimate_the_precision_of_all_would_be_cuts_without_bias():
 
 def test_audits_drawn_with_different_shares_are_weighted_by_what_they_stand_for():
     assert precision((audited(0.1), True), (audited(0.5), False))["value"] == pytest.approx(10 / 12)
+
+
+def test_audits_of_unequal_weight_are_worth_fewer_of_equal_weight():
+    """Kish's effective number: weights 10, 2, 2, 2 are worth 16^2 / 112 = 2.3 audits."""
+    found = precision((audited(0.1), True), *[(audited(0.5), True)] * 3)
+    assert (found["low"], found["high"]) == pytest.approx(wilson(256 / 112, 256 / 112))
 
 
 def test_groups_that_the_gate_let_pass_say_nothing_of_its_precision():

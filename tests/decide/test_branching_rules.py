@@ -215,6 +215,19 @@ def test_what_lies_ahead_is_counted_over_independent_rollouts_only() -> None:
     assert rate_after([(0,), (1,)]) == rate_after([(0,), (0, 1), (0, 2), (1,)]) == pytest.approx(1 / 3)
 
 
+def test_the_pace_is_that_of_the_last_four_iterations_and_of_no_earlier_one() -> None:
+    """One long iteration, then short ones: four later it is forgotten, three later it is not."""
+
+    def rate_after(short: int) -> float:
+        brancher = entropy_at_its_pace()
+        for iteration, last in enumerate([12, *[2] * short]):
+            for turn in range(2, last + 1):
+                brancher.decide(moment(*[[1.0]] * turn, iteration=iteration))
+        return decided(brancher, moment([1.0], [1.0], budget=1, iteration=short + 1)).numbers["rate"]
+
+    assert rate_after(3) == pytest.approx(4 / 14) and rate_after(4) == 1.0
+
+
 @pytest.mark.parametrize("rule", PACED)
 def test_an_iteration_without_a_moment_teaches_nothing(rule: str) -> None:
     brancher = PACED[rule]()

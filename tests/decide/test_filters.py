@@ -162,6 +162,30 @@ def test_a_resumed_history_goes_on_as_if_never_interrupted(before, after):
     assert straight.state() == resumed.state()
 
 
+def test_an_iteration_that_was_interrupted_is_adjusted_for_all_of_its_groups():
+    """What was predicted and played before the interruption counts after it."""
+    greso = Greso()
+    greso.record("old", FAIL)
+    greso.skip("old", 1)
+    resumed = Greso()
+    resumed.restore(json.loads(json.dumps(greso.state())))
+    resumed.record("x", MIXED)
+    resumed.end_iteration()  # half of two all fail, above 1/6
+    assert resumed.exploration[GroupOutcome.ALL_FAIL] == pytest.approx(0.49)
+
+
+def test_what_was_predicted_in_one_iteration_adjusts_nothing_in_the_next():
+    greso = Greso()
+    greso.record("old", MIXED)
+    greso.skip("old", 1)
+    greso.end_iteration()
+    after = dict(greso.exploration)
+    greso.skip("new", 2)
+    greso.record("new", FAIL)
+    greso.end_iteration()
+    assert greso.exploration == after
+
+
 def play(greso, groups):
     told = []
     for iteration, (task, rewards) in enumerate(groups):

@@ -128,6 +128,11 @@ def test_a_turn_of_constant_partial_reward_below_lambda_is_no_anchor():
     assert [(one["turn"], one["role"]) for one in chosen.rows] == [(0, "pivot"), (1, "anchor")]
 
 
+def test_a_lambda_above_one_keeps_turns_that_always_succeed_as_anchors():
+    chosen = select([row(8), row(16, turn=1)], SelectConfig(threshold=1.01, anchor_share=0.5))
+    assert [(one["turn"], one["role"]) for one in chosen.rows] == [(0, "pivot"), (1, "anchor")]
+
+
 @pytest.mark.parametrize(
     ("values", "field"),
     [

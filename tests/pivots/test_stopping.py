@@ -57,6 +57,12 @@ def test_fractional_rewards_can_be_certain_and_are_not_forecast():
     assert rule.settled([0.5, 0.25] + [0.0] * 8).kind is Class.PIVOT
 
 
+def test_candidates_with_fractional_rewards_teach_the_prior_nothing():
+    """Their successes and failures are not all of their rollouts."""
+    halves = {"successes": 4, "rollouts": K, "unjudged": 0, "actions": [{"reward": 0.5, "count": 12}]}
+    assert (stopping(rows=(halves,) * 50)._weights_G == stopping()._weights_G).all()
+
+
 @pytest.mark.parametrize(("successes", "failures"), [(4, 0), (3, 1), (1, 1), (2, 3)])
 def test_without_candidates_the_forecast_is_that_of_jeffreys_prior(successes, failures):
     """Eight rollouts: the successes to come are beta-binomial, and from five on the mean is above lambda = 0.6."""
