@@ -60,7 +60,9 @@ def test_a_refill_never_passes_its_cap_nor_what_is_missing(wanted, kept, started
     assert more == 0 or started + more < wanted * (1 + cap) + 1
 
 
-@pytest.mark.parametrize(("cap", "wanted", "most"), [(0.1, 8, 1), (0.29, 100, 29), (0.5, 16, 8), (1.15, 20, 23)])
+@pytest.mark.parametrize(
+    ("cap", "wanted", "most"), [(0.1, 8, 1), (0.29, 100, 29), (0.5, 16, 8), (1.15, 20, 23), (0.07, 100, 7)]
+)
 def test_a_cap_is_a_share_of_the_batch_and_never_silently_none(cap, wanted, most):
     assert allowed(cap, wanted=wanted, started=wanted) == most
 
@@ -129,6 +131,15 @@ def test_exploration_falls_where_zero_variance_is_above_target_and_rises_below()
         GroupOutcome.ALL_FAIL: pytest.approx(0.49),
         GroupOutcome.ALL_SUCCEED: pytest.approx(0.51),
     }
+
+
+def test_a_share_at_its_target_is_explored_less_as_one_above_it():
+    greso = Greso(GresoConfig(hard_target=0.5))
+    greso.record("old", FAIL)
+    greso.skip("old", 1)
+    greso.record("x", MIXED)
+    greso.end_iteration()
+    assert greso.exploration[GroupOutcome.ALL_FAIL] == pytest.approx(0.49)
 
 
 def test_exploration_stays_where_it_is_while_nothing_was_predicted_or_nothing_was_seen():

@@ -52,6 +52,10 @@ def test_a_pivot_has_variance_and_a_mean_strictly_below_lambda():
     assert [is_pivot(row(k, 10), 0.6) for k in (0, 1, 5, 6, 9, 10)] == [False, True, True, False, False, False]
 
 
+def test_a_turn_that_always_succeeds_does_so_at_every_lambda():
+    assert classify(row(16), 1.01) == "all succeed" and classify(row(15), 1.01) == "pivot"
+
+
 def test_every_class_has_its_name():
     found = [classify(r, 0.6) for r in (row(0), row(16), row(8), row(12), UNJUDGED)]
     assert found == ["all fail", "all succeed", "pivot", "mixed but easy", "unjudged"]

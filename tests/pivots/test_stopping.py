@@ -54,6 +54,7 @@ def test_rewards_that_are_not_judged_shorten_the_group():
 def test_fractional_rewards_can_be_certain_and_are_not_forecast():
     rule = stopping(confidence=0.6)
     assert rule.settled([0.5] * 6) is None
+    assert rule.settled([0.0, 0.5, 0.5]) is None  # one success and two failures would be a pivot
     assert rule.settled([0.5, 0.25] + [0.0] * 8).kind is Class.PIVOT
 
 

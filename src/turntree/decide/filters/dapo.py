@@ -40,4 +40,4 @@ def refill(cap: float, *, wanted: int, kept: int, started: int) -> int:
 
 def allowed(cap: float, *, wanted: int, started: int) -> int:
     """How many further groups the cap leaves for a batch of `wanted` groups after `started`."""
-    return wanted + math.ceil(cap * wanted - 1e-9) - started  # 0.29 * 100 is a little less than 29
+    return wanted + math.ceil(cap * wanted - 1e-9) - started  # 0.07 * 100 is a little more than 7
