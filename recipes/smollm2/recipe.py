@@ -98,7 +98,7 @@ class Settings:
     max_tokens: int = 24  # a command has some eight
     verifier: tuple[str, ...] = ()  # as options of `profile`; empty: that of the default policy's games
     cap: float = 0.4  # largest share of one kind of action among the pivots
-    own: tuple[int, int, int, int] = (24, 120, 8, 32)  # games of a search, its states, updates to the next, states each
+    own: tuple[int, int, int, int] = (64, 600, 8, 32)  # games of a search, its states, updates to the next, states each
     play: int = 50  # test games of one stage
     items: int = 50  # passages and answers of each kind, of one stage
 
