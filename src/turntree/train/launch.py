@@ -48,11 +48,6 @@ class DistributedGroup(ProcessGroup):
         dist.all_gather_object(every, item, group=self.control)
         return every
 
-    def sums(self, values: Sequence[float]) -> list[float]:
-        total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total, group=self.control)
-        return total.tolist()
-
 
 @contextlib.contextmanager
 def open_ranks(device: str = "cpu") -> Iterator[ProcessGroup]:

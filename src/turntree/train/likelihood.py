@@ -99,7 +99,7 @@ def imitate(trainer: Trainer, batch: Batch) -> dict[str, float]:
             total += float(loss.detach())
     finally:
         trainer.model.eval()
-    (total,) = trainer.group.sums([total])
+    total = sum(trainer.group.collect(total))
     if not math.isfinite(total):
         raise TurntreeError(f"step {trainer.optimizer.steps + 1}: the loss is {total}; the weights are unchanged")
     taken = trainer.optimizer.step()

@@ -30,7 +30,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -62,10 +62,6 @@ class LossSums(Additive):
     def __add__(self, other: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         return dataclasses.replace(super().__add__(other), ratio_max=max(self.ratio_max, other.ratio_max))
 
-    def over(self, group: ProcessGroup) -> LossSums:
-        """The sums of all ranks."""
-        return dataclasses.replace(_of_all(self, group), ratio_max=max(group.collect(self.ratio_max)))
-
     def metrics(self) -> dict[str, float]:
         """Means weighted by multiplicity, so that packed and flat batches report the same numbers.
 
@@ -89,22 +85,13 @@ class LossSums(Additive):
 def loss_normalizer(batches: Sequence[PackedBatch], config: LossConfig, group: ProcessGroup = SINGLE) -> float:
     """Z over the whole accumulation window of all ranks (`LossConfig.divisor`)."""
     stats = window_stats(batches, group)
-    (terms,) = group.sums([sum(float(batch.multiplicity_A[batch.action_T].sum()) for batch in batches)])
+    terms = sum(group.collect(sum(float(batch.multiplicity_A[batch.action_T].sum()) for batch in batches)))
     return config.divisor(terms, rollout_tokens=stats.rollout_tokens, rollouts=stats.rollouts)
 
 
 def window_stats(batches: Sequence[PackedBatch], group: ProcessGroup = SINGLE) -> PackingStats:
     """The counts of all batches of all ranks."""
-    return _of_all(sum((batch.stats for batch in batches), PackingStats()), group)
-
-
-_Sums = TypeVar("_Sums", LossSums, PackingStats)
-
-
-def _of_all(own: _Sums, group: ProcessGroup) -> _Sums:
-    """The sums over all ranks."""
-    totals = zip(dataclasses.fields(own), group.sums(dataclasses.astuple(own)), strict=True)
-    return type(own)(**{field.name: type(getattr(own, field.name))(total) for field, total in totals})
+    return sum(group.collect(sum((batch.stats for batch in batches), PackingStats())), PackingStats())
 
 
 def policy_loss(

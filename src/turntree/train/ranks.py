@@ -35,9 +35,5 @@ class ProcessGroup:
         """Every rank's item, by rank, on all ranks."""
         return [item]
 
-    def sums(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the ranks, in float64."""
-        return list(values)
-
 
 SINGLE = ProcessGroup()

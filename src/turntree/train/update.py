@@ -189,7 +189,7 @@ def update_step(
     optimizer.zero_grad()
     for number, batch in enumerate(batches):
         loss, parts = batch_loss(model, reference, batch.to(model.device), config, normalizer)
-        (found,) = group.sums([parts.loss])
+        found = sum(group.collect(parts.loss))
         if not math.isfinite(found):
             optimizer.zero_grad()
             raise TurntreeError(
@@ -198,7 +198,7 @@ def update_step(
             )
         optimizer.backward(loss)
         sums += parts
-    metrics = sums.over(group).metrics()
+    metrics = sum(group.collect(sums), LossSums()).metrics()
     if not config.kl_coefficient:
         del metrics["kl"]  # it was not measured, which is not zero
     return metrics | optimizer.step() | packing_metrics(window_stats(batches, group))
