@@ -143,28 +143,12 @@ def train_windows(
         batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.sampled_at)
     metrics: dict[str, float] = {}
     for _ in range(updates):
-        rest, told = iter(batches), list[dict[str, float]]()
+        rest = iter(batches)
         for window in windows:
             taken = [next(rest) for _ in window]
-            told.append(
-                update_step(trainer.model, trainer.reference, trainer.optimizer, taken, loss, group=trainer.group)
-            )
-        metrics = {**told[-1], **_whole(told)}
+            metrics = update_step(trainer.model, trainer.reference, trainer.optimizer, taken, loss, group=trainer.group)
     trainer.publish()
-    return metrics
-
-
-def _whole(told: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of several steps: the sums of their counts, the share of their trees without variance, and the tokens that all
-    their rollouts have for each trained one."""
-    if len(told) == 1:
-        return {}
-    names = ("trained_tokens", "padding_tokens", "recomputed_tokens", "replayed_tokens")
-    names += ("trees", "untrained_trees", "cut_trees")
-    sums = {name: sum(one[name] for one in told) for name in names}
-    for name, of in (("zero_variance_fraction", "trees"), ("rho", "trained_tokens")):
-        sums[name] = sum(one[name] * one[of] for one in told) / max(sums[of], 1e-30)
-    return sums
+    return metrics | packing_metrics(window_stats(batches, trainer.group))
 
 
 def update_step(
