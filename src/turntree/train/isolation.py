@@ -8,7 +8,7 @@ architectures, one small random tree is scored both ways and the difference is m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -98,8 +98,7 @@ def check_rows(model: PreTrainedModel) -> tuple[float, float]:
     padding."""
     tree, credit = _probe(model, _PATH)
     batch = pack([tree], [credit], max_tokens=5 * _PATH, shared=False)[0].to(model.device)
-    alone_S = torch.cat([_row_alone(model, batch, row) for row in range(len(batch.tokens_BL))])
-    return _compared(model, batch, None, alone_S, _gradient(alone_S, model))
+    return _compared(model, tree, batch, [None])
 
 
 def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) -> tuple[float, float]:
@@ -113,12 +112,19 @@ def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) ->
     """
     tree, credit = _probe(model, path_tokens)
     batch = pack([tree], [credit], max_tokens=3 * path_tokens)[0].to(model.device)
-    plain_S = _plain_logprobs(model, tree, batch)
-    plain_gradient = _gradient(plain_S, model)
-    return max(_compared(model, batch, layout, plain_S, plain_gradient) for layout in layouts(model))
+    return _compared(model, tree, batch, layouts(model))
 
 
 def _compared(
+    model: PreTrainedModel, tree: RolloutTree, batch: PackedBatch, layouts: Sequence[Layout | None]
+) -> tuple[float, float]:
+    """The errors in the worst of these layouts."""
+    plain_S = _plain_logprobs(model, tree, batch)
+    plain_gradient = _gradient(plain_S, model)
+    return max(_errors(model, batch, layout, plain_S, plain_gradient) for layout in layouts)
+
+
+def _errors(
     model: PreTrainedModel, batch: PackedBatch, layout: Layout | None, plain_S: Tensor, plain_gradient: Tensor
 ) -> tuple[float, float]:
     """Raises `InputError` for errors above what rounding explains."""
@@ -169,31 +175,18 @@ def _plain_logprobs(model: PreTrainedModel, tree: RolloutTree, batch: PackedBatc
     """The same slots from stock forward passes, one row per rollout."""
     of_node: dict[int, Tensor] = {}
     for path in map(tree.path, tree.leaves()):
-        token_ids = [token for node in path for token in node.token_ids]
-        scores_L = _stock_logprobs(model, torch.tensor(token_ids, device=model.device))
+        ids_L = torch.tensor([token for node in path for token in node.token_ids], device=model.device)
+        logits_LV = model(input_ids=ids_L[None]).logits[0]
+        wide = logits_LV.float() if logits_LV.dtype in (torch.bfloat16, torch.float16) else logits_LV
+        scores_L = torch.log_softmax(wide[:-1], dim=-1).gather(1, ids_L[1:, None]).squeeze(1)
         end = 0
         for node in path:
             start, end = end, end + len(node.token_ids)
             if node.sampled:
                 of_node.setdefault(node.id, scores_L[start - 1 : end - 1])
-    terms_T = torch.cat([of_node[node] for node in sorted(of_node)])
+    terms_T = torch.cat([of_node[node] for node in batch.node_A.tolist()])
     plain_S = torch.zeros(len(batch.target_S), dtype=terms_T.dtype, device=terms_T.device)
     return plain_S.index_copy(0, batch.slot_T, terms_T)
-
-
-def _row_alone(model: PreTrainedModel, batch: PackedBatch, row: int) -> Tensor:
-    """The slots of one row of a flat batch, from a stock pass over it without its padding."""
-    start = row * batch.tokens_BL.shape[1]
-    own_S = (batch.predecessor_S >= start) & (batch.predecessor_S < start + batch.tokens_BL.shape[1])
-    before_S = batch.predecessor_S[own_S] - start
-    return _stock_logprobs(model, batch.tokens_BL[row, : int(before_S.max()) + 2])[before_S]
-
-
-def _stock_logprobs(model: PreTrainedModel, ids_L: Tensor) -> Tensor:
-    """Of every token of one row but the first."""
-    logits_LV = model(input_ids=ids_L[None]).logits[0]
-    wide = logits_LV.float() if logits_LV.dtype in (torch.bfloat16, torch.float16) else logits_LV
-    return torch.log_softmax(wide[:-1], dim=-1).gather(1, ids_L[1:, None]).squeeze(1)
 
 
 def _gradient(scores_S: Tensor, model: PreTrainedModel) -> Tensor:
