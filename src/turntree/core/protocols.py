@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from turntree.core.completion import Completion, Finished, GenerationRequest
 from turntree.core.config import made_plain
@@ -105,39 +105,6 @@ class Renderer(Protocol):
     def parse(self, token_ids: Sequence[int], tools: Sequence[dict[str, Any]] = ()) -> Message:
         """The assistant message in sampled tokens; an invalid tool call stays text. `tools` are those of the prompt:
         where a family writes arguments without quotes, the tool's schema decides whether `true` is a string."""
-        ...
-
-
-class Restriction(Protocol):
-    """The part of `core.completion.Guide` that restricts one answer."""
-
-    grammar: Mapping[str, Any]
-
-    def restart(self) -> None:
-        """The answer is sampled once more."""
-        ...
-
-    def allowed(self) -> bytes: ...
-
-    def take(self, token: int) -> None: ...
-
-
-@runtime_checkable
-class FormRenderer(Renderer, Protocol):
-    """A renderer that knows the form of an answer before it is whole. Renderers of others need not."""
-
-    def begun(self, token_ids: Sequence[int]) -> Message:
-        """The beginning of an answer that no further token changes: its text so far, with the whole thought where there
-        is a text. Empty where nothing is certain yet."""
-        ...
-
-    def text(self, token_ids: Sequence[int]) -> str:
-        """What tokens say as they stand, control tokens included."""
-        ...
-
-    def constraint(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> Restriction:
-        """Lets a policy sample JSON of the schema, or a call of one of the tools, and nothing else. Raises `InputError`
-        where that cannot be."""
         ...
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from turntree.core.messages import Message
-from turntree.core.protocols import FormRenderer, Restriction
 from turntree.gateway.calls import Call
+from turntree.render.grammar import Constraint
+from turntree.render.turns import TurnByTurn
 
 _PAUSE = 0.05  # seconds in which drawn tokens are gathered before their text is read again
 
@@ -19,7 +20,7 @@ class Listener:
     """Hears what is drawn for one request, and tells in the event loop what of its text is certain: no call, thought or
     stop text can still take it back."""
 
-    def __init__(self, renderer: FormRenderer, stop: tuple[str, ...]) -> None:
+    def __init__(self, renderer: TurnByTurn, stop: tuple[str, ...]) -> None:
         self._renderer, self._stop = renderer, stop
         self._ids: Sequence[int] = ()  # the engine's thread adds to them
         self._sent, self._pause = 0, _PAUSE
@@ -59,7 +60,7 @@ class RequestGuide:
         read: Callable[[Sequence[int]], Message],
         text: Callable[[Sequence[int]], str] | None,
         stop: tuple[str, ...],
-        restriction: Restriction | None,
+        restriction: Constraint | None,
         listener: Listener | None,
     ) -> None:
         self.stop, self.grammar = stop, restriction and restriction.grammar

@@ -22,13 +22,15 @@ from turntree.core.completion import Completion, GenerationRequest, Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError, TurntreeError
 from turntree.core.messages import Message
-from turntree.core.protocols import FormRenderer, Renderer, Restriction, StreamingEngine
+from turntree.core.protocols import Renderer, StreamingEngine
 from turntree.core.tree import StopReason
 from turntree.engine.requests import polled
 from turntree.gateway.calls import Call, Lineage, Session, Status, Tools
 from turntree.gateway.config import CONTEXT, WAITING, Refused, Reward, ServingConfig, bad_request
 from turntree.gateway.listening import Listener, RequestGuide, cut_at
 from turntree.gateway.store import Head
+from turntree.render.grammar import Constraint
+from turntree.render.turns import TurnByTurn
 
 T = TypeVar("T")
 
@@ -269,7 +271,7 @@ class Sampler:
                     listener.call = call
                 guide = None
                 if asked.stop or restriction is not None or listener is not None:
-                    text = self._renderer.text if isinstance(self._renderer, FormRenderer) else None
+                    text = self._renderer.text if isinstance(self._renderer, TurnByTurn) else None
                     guide = RequestGuide(partial(self._read, call), text, asked.stop, restriction, listener)
                 await self._sample(session, call, asked, guide)
                 return call
@@ -326,13 +328,13 @@ class Sampler:
         """The tokens of the prompt that a request would have. Raises `Refused`."""
         return self._placed(session, asked).prompt_tokens
 
-    async def _restriction(self, asked: Ask) -> Restriction | None:
+    async def _restriction(self, asked: Ask) -> Constraint | None:
         """Compiled beside the event loop. Raises `Refused` for a form that cannot be had."""
         if asked.form is None:
             return None
         tools = [tool for tool in asked.tools if tool["function"]["name"] in asked.form.calls]
         try:
-            if not isinstance(self._renderer, FormRenderer):
+            if not isinstance(self._renderer, TurnByTurn):
                 raise InputError("the policy's renderer knows no grammars", field="grammar")
             return await asyncio.to_thread(self._renderer.constraint, asked.form.schema, tools)
         except InputError as error:
@@ -341,7 +343,7 @@ class Sampler:
 
     def listener(self, asked: Ask) -> Listener | None:
         """Who hears the text of an answer before it is whole; None where the renderer does not know it before."""
-        return Listener(self._renderer, asked.stop) if isinstance(self._renderer, FormRenderer) else None
+        return Listener(self._renderer, asked.stop) if isinstance(self._renderer, TurnByTurn) else None
 
     def _read(self, call: Call, ids: Sequence[int]) -> Message:
         return self._renderer.parse(ids, call.tools)

@@ -21,7 +21,7 @@ _SPACES = {"x-guidance": {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}"}}
 
 
 class Constraint:
-    """One answer under a grammar (`core.protocols.Restriction`); `grammar` is what a vLLM server is told."""
+    """One answer under a grammar (part of a `core.completion.Guide`); `grammar` is what a vLLM server is told."""
 
     def __init__(self, matcher: Any, stop_ids: Collection[int], grammar: Mapping[str, Any]) -> None:
         self._matcher, self._stops, self.grammar = matcher, frozenset(stop_ids), grammar
@@ -31,6 +31,7 @@ class Constraint:
         self._end = bytes(end)
 
     def restart(self) -> None:
+        """The answer is sampled once more."""
         self._matcher.reset()
 
     def allowed(self) -> bytes:

@@ -60,8 +60,9 @@ def key_of(message: Message) -> Hashable:
 
 
 class TurnByTurn(ABC):
-    """The part of `core.protocols.Renderer` that both kinds have. `stop_ids` end a turn; `thinks`: the form has a place
-    for thoughts. Segments that were used lately are not written again.
+    """The part of `core.protocols.Renderer` that both kinds have, and what a gateway asks beside it, which renderers of
+    others need not answer. `stop_ids` end a turn; `thinks`: the form has a place for thoughts. Segments that were used
+    lately are not written again.
 
     The law: the prompt of a history is what sampling it turn by turn would have seen.
     """
@@ -75,16 +76,18 @@ class TurnByTurn(ABC):
         self._grammars: Grammars | None = None
 
     def begun(self, token_ids: Sequence[int]) -> Message:
-        """`core.protocols.FormRenderer.begun`, for a form of which nothing is known: nothing is certain."""
+        """The beginning of an answer that no further token changes: its text so far, with the whole thought where there
+        is a text. Empty where nothing is certain yet, as for a form of which nothing is known."""
         return Message("assistant")
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """`core.protocols.FormRenderer.text`."""
+        """What tokens say as they stand, control tokens included."""
         found = self._words()[0].decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(found)
 
     def constraint(self, schema: dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]) -> Constraint:
-        """`core.protocols.FormRenderer.constraint`."""
+        """Lets a policy sample JSON of the schema, or a call of one of the tools, and nothing else. Raises `InputError`
+        where that cannot be."""
         if self._grammars is None:
             tokenizer, thought = self._words()
             text = tokenizer.decode(list(self.completion(CALL)[:-1]), skip_special_tokens=False) if tools else ""
