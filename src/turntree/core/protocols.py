@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -12,7 +11,7 @@ from turntree.core.config import made_plain
 from turntree.core.cost import Cost
 from turntree.core.labels import Credit, Rewards
 from turntree.core.messages import Message, ToolCall
-from turntree.core.scalars import number, truth
+from turntree.core.scalars import known_numbers, number, truth
 from turntree.core.tree import RolloutTree
 from turntree.core.verdict import Verdict
 
@@ -267,11 +266,7 @@ class GroupProgress:
 
 
 def _known(numbers: Mapping[str, Any]) -> dict[str, float]:
-    known: dict[str, float] = {}
-    for name, value in numbers.items():
-        with contextlib.suppress(ValueError):
-            known[name] = number(value)
-    return known
+    return {name: value for name, value in known_numbers(numbers).items() if value is not None}
 
 
 def _whole(value: Any) -> int:
