@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from turntree.core import parts
 from turntree.core.completion import Sampling
-from turntree.core.config import Part, at_least
+from turntree.core.config import Between, Bounded, Part
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import TRAIN
 from turntree.experiments.config import COMMAND
@@ -17,6 +17,7 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.stages.config import Device, OwnPathConfig, Playing, TrainOnlineConfig
 from turntree.train.config import LossConfig, OnlineConfig, OptimizerConfig, PivotConfig
 
+_TwoOrMore = Annotated[int, Between(2)]
 ANSWER = EpisodeConfig(max_turns=10, max_context=1024, sampling=Sampling(temperature=1.0, max_tokens=48))
 
 
@@ -82,12 +83,12 @@ def _on_cpu(device: Device) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TheoryConfig:
+class TheoryConfig(Bounded):
     """`studies/run.py theory`."""
 
     seed: int = 0
     """Of every draw."""
-    instances: int = 2000
+    instances: _TwoOrMore = 2000
     """Random finite action spaces that every statement is checked on."""
     model: str = "default"
     """A folder in Hugging Face format, a name on the Hub, or a registered policy."""
@@ -98,21 +99,21 @@ class TheoryConfig:
         default_factory=lambda: Part("household", {"games": {"split": "train", "count": 24, "difficulty": "easy"}})
     )
     """Whose traces the states come from."""
-    candidates: int = 96
+    candidates: _TwoOrMore = 96
     """States that are sampled to find the mixed ones."""
-    samples: int = 32
+    samples: _TwoOrMore = 32
     """Rollouts at each, whose distinct actions become the action space of the state."""
-    mixed: int = 12
+    mixed: _TwoOrMore = 12
     """States with reward variance, the first ones found; half as many without."""
-    group_size: int = 8
+    group_size: _TwoOrMore = 8
     """Rollouts of a group."""
-    draws: int = 2000
+    draws: _TwoOrMore = 2000
     """Batches that each variance is measured on."""
-    steps: int = 20
+    steps: _TwoOrMore = 20
     """Steps of PivotRL after which Theorem 3.3 is held against the trained policy."""
 
     def __post_init__(self) -> None:
-        at_least(self, instances=2, candidates=2, samples=2, mixed=2, draws=2, steps=2, group_size=2)
+        super().__post_init__()
         _on_cpu(self.device)
 
 

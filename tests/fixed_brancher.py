@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turntree.core.config import at_least
+from turntree.core.config import Between
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 from turntree.decide.branching.rules import bounded
@@ -19,8 +19,8 @@ class FixedBrancher(Brancher):
     def __init__(self, *, branches: int = 2, turns: tuple[int, ...] = (2,)) -> None:
         if any(turn < 2 for turn in turns):
             raise ConfigError("a fork follows a tool result: turns count from 2 here", field="turns")
+        Between(2).check(branches, "branches")
         self.turns, self.branches = frozenset(turns), branches
-        at_least(self, branches=2)
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if moment.turn not in self.turns:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core import parts, seeds
-from turntree.core.config import Part, at_least
+from turntree.core.config import Between, Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.labels import Credit, Rewards
 from turntree.core.protocols import Environment, Gate, GateDecision, Renderer, StreamingEngine
@@ -143,7 +143,7 @@ class SampledTurns:
     per_rollout: bool = False
 
     def __post_init__(self) -> None:
-        at_least(self, turns=1)
+        Between(1).check(self.turns, "turns")
         if self.per_rollout:
             hint = "use tokens or constant, or ratio action"
             raise ConfigError("divides by all turns of a rollout", field="loss.normalizer", hint=hint)

@@ -339,12 +339,12 @@ def test_after_the_first_iteration_the_released_rule_keeps_some_other_questions_
 @pytest.mark.parametrize(
     ("rule", "wrong", "why"),
     [
-        ("entropy", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
-        ("random", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
-        ("arpo_released", {"branches": 1}, "field 'brancher.branches': must be at least 2"),
-        ("entropy", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
-        ("random", {"probe_tokens": 0}, "field 'brancher.probe_tokens': must be at least 1"),
-        ("random", {"rate": 1.5}, r"field 'brancher.rate': must be in \[0, 1\]"),
+        ("entropy", {"branches": 1}, "field 'brancher.branches': is 1; it is at least 2"),
+        ("random", {"branches": 1}, "field 'brancher.branches': is 1; it is at least 2"),
+        ("arpo_released", {"branches": 1}, "field 'brancher.branches': is 1; it is at least 2"),
+        ("entropy", {"probe_tokens": 0}, "field 'brancher.probe_tokens': is 0; it is at least 1"),
+        ("random", {"probe_tokens": 0}, "field 'brancher.probe_tokens': is 0; it is at least 1"),
+        ("random", {"rate": 1.5}, "field 'brancher.rate': is 1.5; it is from 0 to 1"),
         ("entropy", {"beta": 0.0}, "field 'brancher.beta': must be above 0"),
         ("arpo_released", {"beta": -0.1}, "field 'brancher.beta': must be at least 0"),
     ],

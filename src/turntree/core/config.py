@@ -97,14 +97,6 @@ class Usual:
     name: str
 
 
-def at_least(config: object, section: str = "", /, **least: float) -> None:
-    """Raise `ConfigError` for the first field of `config` that is below its number (None: its default)."""
-    for name, number in least.items():
-        value = getattr(config, name)
-        if value is not None and not value >= number:
-            raise ConfigError(f"must be at least {number}", field=section + name)
-
-
 def is_url(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 

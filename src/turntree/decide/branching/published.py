@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from turntree.core.config import at_least
+from turntree.core.config import Between
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 from turntree.decide.branching.rules import EntropyBrancher, bounded, drawn
@@ -43,8 +43,8 @@ class ArpoBrancher(EntropyBrancher):
         beta: float = 0.2,
         tau: float = 0.5,
     ) -> None:
+        Between(1).check(paths, "paths")
         self.paths = paths
-        at_least(self, paths=1)
         super().__init__(
             vocabulary=vocabulary,
             branches=paths + 1,
@@ -78,8 +78,8 @@ class ReleasedArpoBrancher(Brancher):
     def __init__(self, *, vocabulary: int, branches: int = 2, alpha: float = 0.5, beta: float = 0.2) -> None:
         if beta < 0:
             raise ConfigError("must be at least 0: forks are for where entropy rises", field="beta")
+        Between(2).check(branches, "branches")
         self.branches, self.alpha, self.beta = branches, alpha, beta
-        at_least(self, branches=2)
         self._most = math.log(vocabulary)
         self._initial: dict[str, tuple[str, float]] = {}  # by sample: a task of the first iteration, its entropy
         self._first: int | None = None

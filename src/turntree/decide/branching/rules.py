@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from turntree.core import seeds
-from turntree.core.config import at_least
+from turntree.core.config import Between
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 
@@ -101,10 +101,10 @@ class RandomBrancher(Paced):
         self, *, branches: int = 2, probe_tokens: int = 20, rate: float | None = None, alpha: float = 0.5
     ) -> None:
         super().__init__()
-        if rate is not None and not 0 <= rate <= 1:
-            raise ConfigError("must be in [0, 1]", field="rate")
+        Between(2).check(branches, "branches")
+        Between(1).check(probe_tokens, "probe_tokens")
+        Between(0, 1).check(rate, "rate")
         self.branches, self.probe_tokens, self.rate, self.alpha = branches, probe_tokens, rate, alpha
-        at_least(self, branches=2, probe_tokens=1)
         self.splits_turns = probe_tokens > 1
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
@@ -160,8 +160,9 @@ class EntropyBrancher(Paced):
             raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
         if tau is None and (alpha, beta) != (ALPHA, BETA):
             raise ConfigError("are for a fixed threshold", field="alpha, beta", hint="set tau, or leave them out")
+        Between(2).check(branches, "branches")
+        Between(1).check(probe_tokens, "probe_tokens")
         self.probe_tokens, self.branches = probe_tokens, branches
-        at_least(self, branches=2, probe_tokens=1)
         self.splits_turns = probe_tokens > 1
         self.alpha, self.beta, self.tau = alpha, beta, tau
         self._most = math.log(vocabulary)
