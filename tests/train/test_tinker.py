@@ -93,14 +93,14 @@ def there(server: FakeTinker, config: ReinforcedConfig, steps: int = 3) -> Any:
     session = TinkerSession(TinkerConfig(), [BASE])
     adapter: Any = TinkerAdapter(session, RANK)
     trainee = TinkerTrainee(adapter, Still(), None, reference=session.sampler())  # type: ignore[arg-type]
-    return trainee.learner(config, Sampling(), steps * config.updates)
+    return trainee.learner(config, steps * config.updates)
 
 
 def here(config: ReinforcedConfig, steps: int = 3) -> Any:
     model = copy.deepcopy(MODEL)
     add_adapter(model, LoRAConfig(rank=RANK, alpha=32))
     trainee = Trainee(model, Still(), None)  # type: ignore[arg-type]
-    return trainee.learner(config, Sampling(), steps * config.updates)
+    return trainee.learner(config, steps * config.updates)
 
 
 def scores(model: torch.nn.Module) -> torch.Tensor:
@@ -418,12 +418,11 @@ def test_a_machine_without_torch_trains_there(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_api_cannot_train_is_refused(change: dict[str, Any], field: str) -> None:
-    sampling = change.pop("sampling", Sampling())
     config = ReinforcedConfig(**change)
     with installed(FakeTinker(MODEL)):
         adapter: Any = TinkerAdapter(TinkerSession(TinkerConfig(), [BASE]), RANK)
         with pytest.raises(ConfigError) as error:
-            TinkerTrainee(adapter, Still(), None).learner(config, sampling, 1)  # type: ignore[arg-type]
+            TinkerTrainee(adapter, Still(), None).learner(config, 1)  # type: ignore[arg-type]
     assert error.value.field == field
 
 

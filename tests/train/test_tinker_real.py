@@ -133,13 +133,13 @@ def test_an_adam_step_there_is_the_step_here(server: Server, tmp_path: Path) -> 
         for number, leaf in enumerate(tree.leaves())
     }
     credit: Credit = loss.estimator(CreditConfig())(tree, Rewards(verdicts))
-    learner = policy.trainee(False, SINGLE).learner(config, Sampling(), 4)
+    learner = policy.trainee(False, SINGLE).learner(config, 4)
     print(f"the server divides by {learner.trainers.reduction}")
     policy.save(tmp_path / "start")
     get_adapter(tmp_path / "start", tmp_path / "here")
     ours = load_policy(str(tmp_path / "here"), Device())
     paths = [tuple(t for node in tree.path(leaf) for t in node.token_ids) for leaf in tree.leaves()]
-    local = ours.trainee(True, SINGLE).learner(config, Sampling(), 4)
+    local = ours.trainee(True, SINGLE).learner(config, 4)
     before = scored(ours.model, paths)
     assert most_off(before, scored(load_model(server.base), paths)) < 1e-5, "a fresh adapter changes nothing"
     learner.learn([tree], [credit])

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.labels import Credit
 from turntree.core.protocols import Renderer, StreamingEngine
@@ -164,7 +163,7 @@ class Trainee:
     group: ProcessGroup = SINGLE
     reference: Any = None
 
-    def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> AnyLearner:
+    def learner(self, config: ReinforcedConfig, steps: int) -> AnyLearner:
         """What learns from its rollouts, in so many optimizer steps."""
         from turntree.engine.teacher import ServedPolicy
         from turntree.train.trainer import open_trainers  # they load torch, which a carrier does without
@@ -176,16 +175,16 @@ class Trainee:
         trainers = open_trainers(self.model, config.optimizer, steps, self.group, reference=frozen)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
             cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here
-        loss, most, minibatch = config.loss.of(sampling), config.max_tokens, config.minibatch
+        loss, most, minibatch = config.loss.of(config.sampling), config.max_tokens, config.minibatch
         return Learner(self.model, trainers, self.engine, loss, config.updates, most, self.shared, minibatch, teacher)
 
 
 class RolloutAlgorithm(Algorithm, Generic[G]):
     """Reinforcement learning on groups of rollouts: sample them, give them credit, learn from those that have some."""
 
-    def __init__(self, policy: Trainee, config: ReinforcedConfig, sampling: Sampling, steps: int) -> None:
+    def __init__(self, policy: Trainee, config: ReinforcedConfig, steps: int) -> None:
         self.policy, self.engine, self.steps = policy, policy.engine, steps
-        self.learner = policy.learner(config, sampling, steps * config.updates)
+        self.learner = policy.learner(config, steps * config.updates)
         self.trainers = self.learner.trainers
 
     @abstractmethod

@@ -29,7 +29,7 @@ class OnlineGRPO(RolloutAlgorithm[EpisodeGroup]):
     """GRPO on whole episodes; a step is an iteration. A checkpoint holds the groups that were played ahead."""
 
     def __init__(self, parts: Parts[Trainee], config: OnlineConfig) -> None:
-        super().__init__(parts.policy, config, config.sampling, config.iterations)
+        super().__init__(parts.policy, config, config.iterations)
         self.config, self.parts, self.check_every = config, parts, config.check_every
         self.service = RolloutService(parts, config.played, parts.estimator or config.estimator)
         self.account = TreeAccount()

@@ -126,7 +126,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
     ) -> None:
         if own is None and not any(pivot.weight > 0 for pivot in pivots):
             raise InputError("there is no pivot to train on", hint="raise the threshold, or profile more candidates")
-        super().__init__(policy, config, config.sampling, config.steps)
+        super().__init__(policy, config, config.steps)
         self.config, self.verifier, self.own = config, verifier, own
         self.check_every = math.ceil(config.steps / 4) if config.check_every is None else config.check_every
         self.pivots = list(pivots)

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from turntree.core.completion import Sampling
 from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.labels import Credit
@@ -134,19 +133,19 @@ class TinkerWeights:
 class TinkerTrainee(Trainee):
     """A policy that is trained on a server: `model` is its adapter, `reference` samples from other weights."""
 
-    def learner(self, config: ReinforcedConfig, sampling: Sampling, steps: int) -> TinkerLearner:
-        _require_loss(config, sampling)
+    def learner(self, config: ReinforcedConfig, steps: int) -> TinkerLearner:
+        _require_loss(config)
         engine: Any = self.engine
         adapter: Any = self.model
         weights = TinkerWeights(adapter, config.optimizer, steps)
         return TinkerLearner(weights, engine, config, self.reference if config.loss.needs_reference_logprobs else None)
 
 
-def _require_loss(config: ReinforcedConfig, sampling: Sampling) -> None:
+def _require_loss(config: ReinforcedConfig) -> None:
     """Raise `ConfigError` for what the API cannot train."""
-    if sampling.temperature != 1:
+    if config.sampling.temperature != 1:
         hint = "set it to 1: Tinker's log-probabilities are those of temperature 1"
-        raise ConfigError(f"is {sampling.temperature:g}", field="sampling.temperature", hint=hint)
+        raise ConfigError(f"is {config.sampling.temperature:g}", field="sampling.temperature", hint=hint)
     if config.loss.ratio == "action" and (config.updates > 1 or config.minibatch is not None):
         hint = "use ratio 'token', or one step a batch, where both have the same gradient"
         raise ConfigError("'action' is no loss of Tinker's API", field="loss.ratio", hint=hint)
