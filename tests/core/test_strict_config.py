@@ -13,6 +13,7 @@ import pytest
 from turntree.core.completion import Completion, Sampling
 from turntree.core.config import from_mapping, nested, overlaid, to_mapping
 from turntree.core.errors import ConfigError, TurntreeError
+from turntree.train.config import ReinforcedConfig
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,9 @@ def test_impossible_sampling_is_refused(values: dict) -> None:
 
 
 def test_training_refuses_samples_that_are_not_the_policys_own() -> None:
-    with pytest.raises(ConfigError, match="training needs samples of the policy itself"):
-        Sampling(temperature=0.0).check_trainable()
-    Sampling(temperature=0.7).check_trainable()
+    with pytest.raises(ConfigError, match="field 'sampling': training needs samples of the policy itself"):
+        ReinforcedConfig(sampling=Sampling(temperature=0.0))
+    ReinforcedConfig(sampling=Sampling(temperature=0.7))
 
 
 def test_a_completion_has_one_statistic_per_token() -> None:

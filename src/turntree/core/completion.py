@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from turntree.core.config import Amount, Bounded, Positive, made_plain
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, TurntreeError
+from turntree.core.errors import TurntreeError
 
 LARGEST_LOGPROB = 1e30  # of a log-probability or an entropy, which training and trees on disk can hold
 NARROW = 128  # experts of a layer, up to which the number of one is a byte
@@ -23,11 +23,6 @@ class Sampling(Bounded):
     """0 is greedy."""
     max_tokens: Positive = 64
     """Longest completion; longer ones are cut."""
-
-    def check_trainable(self, field: str = "sampling") -> None:
-        """Raise `ConfigError` for greedy play, whose completions are no samples."""
-        if self.temperature == 0:
-            raise ConfigError("training needs samples of the policy itself", field=field, hint="use temperature > 0")
 
 
 class Guide(Protocol):

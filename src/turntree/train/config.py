@@ -142,7 +142,9 @@ class ReinforcedConfig(Bounded):
         if self.minibatch is not None and self.optimizer.schedule == "cosine":
             hint = "use 'constant' with minibatch: how many groups are trained on is known at each step only"
             raise ConfigError("needs a number of steps", field="optimizer.schedule", hint=hint)
-        self.sampling.check_trainable("sampling")
+        if self.sampling.temperature == 0:  # greedy play
+            hint = "use temperature > 0"
+            raise ConfigError("training needs samples of the policy itself", field="sampling", hint=hint)
         self.loss.estimator(self.credit)  # refuses what does not go together
 
 
