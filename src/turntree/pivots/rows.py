@@ -55,6 +55,22 @@ def moments(rewards: Sequence[float]) -> tuple[float, float] | None:
     return mean, math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
 
 
+def rates(rewards: Sequence[float | None]) -> dict[str, Any]:
+    """What a row says of the rewards of its rollouts; `low` and `high` are the Wilson interval of the mean."""
+    scored = [reward for reward in rewards if reward is not None]
+    mean, variance = moments(scored) or (None, None)
+    low, high = wilson(sum(scored), len(scored))
+    return {
+        "rollouts": len(rewards),
+        "successes": sum(reward == 1.0 for reward in rewards),
+        "unjudged": len(rewards) - len(scored),
+        "reward_mean": mean,
+        "reward_var": variance,
+        "low": low,
+        "high": high,
+    }
+
+
 def class_of(rewards: Sequence[float], threshold: float) -> Class:
     """The class of a candidate with these judged rewards at lambda = `threshold` (Eq. 5)."""
     return class_of_moments(moments(rewards), threshold)
@@ -111,30 +127,20 @@ class CandidateProfile:
 
     def to_json(self) -> dict[str, Any]:
         """The row of the candidate. `actions` are its distinct actions, frequent ones first; `samples` names the
-        action of every rollout in order (null: the engine failed); `low` and `high` are the Wilson interval of the
-        mean."""
-        state, rewards = self.state, [judgement.reward for judgement in self.judgements]
-        scored = [reward for reward in rewards if reward is not None]
-        mean, variance = moments(scored) or (None, None)
-        low, high = wilson(sum(scored), len(scored))
+        action of every rollout in order (null: the engine failed)."""
+        state = self.state
         actions, samples = _actions(self.samples, self.judgements)
         return {
             "trace_id": state.trace_id,
             "turn": state.turn,
             "kind": self.kind,
-            "rollouts": len(rewards),
+            **rates([judgement.reward for judgement in self.judgements]),
             "stop": self.stop.value,
             "certainty": self.certainty,
             **({} if self.audit is None else {"audit": dict(self.audit)}),
-            "successes": sum(reward == 1.0 for reward in rewards),
-            "unjudged": sum(reward is None for reward in rewards),
             "faults": dict(Counter(sample.fault for sample in self.samples if sample.action is None)),
             "truncated": sum(sample.truncated for sample in self.samples),
             **({"gold": self.gold} if self.compared else {}),
-            "reward_mean": mean,
-            "reward_var": variance,
-            "low": low,
-            "high": high,
             "demonstrated": one_line(state.demonstration),
             "state": state_hash(state),
             "reference": reference_hash(state),

@@ -22,14 +22,13 @@ from turntree.core.messages import action_kind
 from turntree.core.progress import notice, progress
 from turntree.core.protocols import Renderer, TurnState
 from turntree.pivots.profile import Judge, profile_wave
-from turntree.pivots.rows import PUBLISHED, StoredProfile, moments
+from turntree.pivots.rows import PUBLISHED, StoredProfile, rates
 from turntree.pivots.samples import Sampler, one_by_one, together
 from turntree.pivots.stopping import Prior
 from turntree.pivots.summary import UNJUDGED, ProfileSummary
 from turntree.rollout.local import PATH_TOO_LONG, Limits, that_fit
 from turntree.run.artifacts import MOST_ROLLOUTS, POLICY, PROFILE, require_same_profile
 from turntree.run.files import file_hash
-from turntree.run.means import wilson
 from turntree.run.wave_log import WaveLog, open_log
 from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig
@@ -260,7 +259,9 @@ def _rows(config: ProfileStageConfig, chosen: Collection[int], skipped: Counter[
             if rewards is None:
                 skipped[NO_RATE] += 1
             else:
-                yield _row(state, rewards)
+                kind = action_kind(state.demonstration)
+                row = {"trace_id": state.trace_id, "turn": state.turn, "kind": kind, **rates(rewards)}
+                yield {**row, "actions": [], "cost": NO_COST.counts()}
 
 
 def _rewards(trace: Trace, path: str) -> list[float] | None:
@@ -283,22 +284,3 @@ def _rewards(trace: Trace, path: str) -> list[float] | None:
         return None
     problem = f"of trace {trace.id!r} are not a pass rate ({rate!r} of {total!r})"
     raise InputError(problem, path=path, field="meta", hint="pass_rate in [0, 1] with pass_rate_total, or rewards")
-
-
-def _row(state: TurnState, rewards: list[float]) -> dict[str, Any]:
-    mean, variance = moments(rewards) or (None, None)
-    low, high = wilson(sum(rewards), len(rewards))
-    return {
-        "trace_id": state.trace_id,
-        "turn": state.turn,
-        "kind": action_kind(state.demonstration),
-        "rollouts": len(rewards),
-        "successes": sum(reward == 1.0 for reward in rewards),
-        "unjudged": 0,
-        "reward_mean": mean,
-        "reward_var": variance,
-        "low": low,
-        "high": high,
-        "actions": [],
-        "cost": NO_COST.counts(),
-    }
