@@ -13,7 +13,7 @@ from mutations.more_readers import MORE
 from turntree.core.cost import NO_COST
 from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState
-from turntree.pivots.profile import Draft, Judge
+from turntree.pivots.profile import Draft, Judge, ProfileConfig
 from turntree.pivots.samples import Sample
 from turntree.pivots.select import SelectConfig
 from turntree.pivots.summary import ProfileSummary
@@ -75,7 +75,8 @@ def write_profile_file(path: Path) -> None:
     write_trace_file(traces)
     rows: list[dict[str, Any]] = []
     found = ProfileSummary(4, None)
-    judge = Judge(StrictMatch(), StrictMatch())
+    profiling = ProfileConfig(rollouts=4)
+    judge = Judge(StrictMatch(), profiling)
     for state, demonstrated in zip(states(), judge.demonstrated(states()), strict=True):
         draft = Draft(state, judge, demonstrated)
         wrong = replace(state.demonstration, content="no", tool_calls=())
@@ -84,10 +85,9 @@ def write_profile_file(path: Path) -> None:
         rows.append(json.loads(json.dumps(draft.finish(4, NO_COST).to_json())))
         found.add(rows[-1])
     from turntree.core.config import Part, to_mapping
-    from turntree.pivots.profile import ProfileConfig
     from turntree.stages.profile import ProfileStageConfig
 
-    config = ProfileStageConfig(traces=str(traces), verifier=Part("strict"), profile=ProfileConfig(rollouts=4))
+    config = ProfileStageConfig(traces=str(traces), verifier=Part("strict"), profile=profiling)
     header = {
         "config": to_mapping(config),
         "policy_hash": "0123",

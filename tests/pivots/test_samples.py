@@ -17,7 +17,6 @@ from turntree.pivots.rows import samples_of
 from turntree.pivots.samples import Sample, Sampler, one_by_one, together
 from turntree.pivots.stopping import AdaptiveConfig, Prior
 from turntree.rollout.local import Prompted
-from turntree.verify.strict import StrictMatch
 
 STOP = 9
 
@@ -54,7 +53,7 @@ def engine(fault=lambda request: None):
 
 def profiled(config, *, answer=None, least=3, store=None, renderer=Digits):
     sampler = Sampler(answer or together(engine()), renderer(), config.sampling, config.seed, store)
-    judge = Judge(AtLeast(least), StrictMatch())
+    judge = Judge(AtLeast(least), config)
     return [c.to_json() for c in profile_wave(prompted(), sampler, judge, config, Prior(config.rollouts))]
 
 

@@ -23,7 +23,6 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import judge_turn, render, rule_name, sample_local, score_wave
 from turntree.rollout.players import Setting, grow
 from turntree.rollout.rewards import Episode, RewardSum, WeightedReward
-from turntree.verify.strict import StrictMatch
 from turntree.verify.tool_call import ToolCallMatch
 from turntree_worlds.qa.environment import QaEnvironment
 from turntree_worlds.qa.questions import Question
@@ -77,7 +76,7 @@ def test_a_verifier_that_is_asked_about_a_cut_turn_sees_that_it_was_cut() -> Non
 
 def profiled(cut_turns: str) -> dict:
     config = ProfileConfig(rollouts=16, sampling=SAMPLING, cut_turns=cut_turns)
-    judge = Judge(ToolCallMatch(), StrictMatch(), cut_turns=cut_turns)
+    judge = Judge(ToolCallMatch(), config)
     sampler = Sampler(together(engine()), RENDERER, SAMPLING, 0)
     (found,) = profile_wave([render(STATE, RENDERER)], sampler, judge, config, Prior(16))
     return json.loads(json.dumps(found.to_json()))
@@ -89,7 +88,7 @@ def test_a_stored_profile_judged_anew_is_the_profile_that_would_have_been_made(b
     row = profiled(before)
     assert 0 < row["truncated"] < 16
     assert row["reward_mean"] == (1.0 if before == "judge" else 1 - row["truncated"] / 16)
-    judge = Judge(ToolCallMatch(), StrictMatch(), cut_turns=after)
+    judge = Judge(ToolCallMatch(), ProfileConfig(cut_turns=after))
     draft = Draft(STATE, judge, *judge.demonstrated([STATE]))
     draft.add(samples_of(row))
     expected = profiled(after)

@@ -11,7 +11,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.pivots.profile import Draft, Judge, judge_drafts
+from turntree.pivots.profile import Draft, Judge, ProfileConfig, judge_drafts
 from turntree.pivots.samples import Sample
 from turntree.rollout.local import judge_turns, score_wave
 from turntree.verify.strict import StrictMatch
@@ -62,7 +62,7 @@ def test_a_verifier_that_says_nothing_is_asked_one_by_one() -> None:
 
 def test_a_profile_asks_for_all_actions_of_a_wave_together_and_for_equal_ones_once() -> None:
     meeting = Meeting(4)
-    judge = Judge(meeting, StrictMatch())
+    judge = Judge(meeting, ProfileConfig())
     drafts = [Draft(state(name), judge, Verdict(1.0, "", "said")) for name in ("a", "b")]
     for draft in drafts:
         draft.add([Sample(said(text), cost=Cost(turns=1)) for text in ("right", "left", "right")])

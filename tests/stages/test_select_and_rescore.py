@@ -49,7 +49,7 @@ def profile(
     profiling = ProfileConfig(rollouts=4, sampling=Sampling(max_tokens=9), adaptive=adaptive, seed=seed)
     config = ProfileStageConfig(traces=str(traces), verifier=verifier, split="train", profile=profiling)
     with open_verifier(verifier) as opened:
-        judge, found, rows = Judge(opened, StrictMatch()), ProfileSummary(4, adaptive), []
+        judge, found, rows = Judge(opened, profiling), ProfileSummary(4, adaptive), []
     for trace, actions in zip(made, drawn, strict=True):
         (state,) = candidates(trace)
         draft = Draft(state, judge, *judge.demonstrated([state]))

@@ -19,6 +19,7 @@ from turntree.pivots.samples import Sample, Sampler
 from turntree.pivots.stopping import AdaptiveConfig, Forecast, Prior, StoppingRule
 from turntree.rollout.local import CutTurns, Prompted, judge_demonstrated, judge_turns, rule_name
 from turntree.run.artifacts import MOST_ROLLOUTS
+from turntree.verify.strict import StrictMatch
 
 _REASONS = 3  # the most distinct reasons for which actions were not judged that are said; the others are only counted
 
@@ -53,44 +54,37 @@ class ProfileConfig(Bounded):
 
 
 class Judge:
-    """The verifier, and the exact-match rule against which the miss rate is measured."""
+    """The verifier, and the exact-match rule against which the miss rate is measured. `config.seed` is also that of
+    what the verifier draws."""
 
-    def __init__(
-        self,
-        verifier: TurnVerifier,
-        strict: TurnVerifier,
-        stored: StoredProfile | None = None,
-        *,
-        cut_turns: CutTurns = "fail",
-        seed: int = 0,
-    ) -> None:
-        self.verifier, self.strict, self._stored = verifier, strict, stored
-        self._cut_turns: CutTurns = cut_turns
-        self._seed = seed  # of what the verifier draws
+    def __init__(self, verifier: TurnVerifier, config: ProfileConfig, stored: StoredProfile | None = None) -> None:
+        self.verifier, self._config, self._stored = verifier, config, stored
+        self._strict = StrictMatch()
         self._reasons: set[str] = set()  # that were said
 
     @property
     def name(self) -> str:
-        return rule_name(self.verifier, self._cut_turns)
+        return rule_name(self.verifier, self._config.cut_turns)
 
     def known(self, state: TurnState) -> dict[str, Judgement]:
         """Known verdicts on the actions at a state, by `Sample.key`."""
         return {} if self._stored is None else self._stored.judgements(state, self.name)
 
     def demonstrated(self, states: Sequence[TurnState]) -> list[Verdict]:
-        return judge_demonstrated(self.verifier, states, self._seed)
+        return judge_demonstrated(self.verifier, states, self._config.seed)
 
     def __call__(self, pairs: Sequence[tuple[TurnState, Message]]) -> list[Judgement]:
         """The verdicts of both on actions at states, in order; of a verifier that waits for a server many at once. The
         exact rule has none where the verifier does not compare with the demonstration."""
-        said = judge_turns(self.verifier, pairs, cut_turns=self._cut_turns, seed=self._seed)
+        cut_turns = self._config.cut_turns
+        said = judge_turns(self.verifier, pairs, cut_turns=cut_turns, seed=self._config.seed)
         for reason in (one.reason for one in said if one.reward is None):
             if reason not in self._reasons and len(self._reasons) < _REASONS:  # rows hold no reasons
                 self._reasons.add(reason)
                 notice(f"an action was not judged: {reason}")
         exact: list[float | None] = [None] * len(pairs)
         if self.verifier.compares:
-            exact = [one.reward for one in judge_turns(self.strict, pairs, cut_turns=self._cut_turns)]
+            exact = [one.reward for one in judge_turns(self._strict, pairs, cut_turns=cut_turns)]
         return [Judgement(one.reward, other, one.cost) for one, other in zip(said, exact, strict=True)]
 
 

@@ -14,10 +14,10 @@ _REASONS = 20  # the most distinct faults that are counted; a server may send un
 
 
 class ProfileSummary:
-    """Counts over the rows of a profile. The classes are those at lambda = `threshold`."""
+    """Counts over the rows of a profile. The classes are those at lambda = `threshold` (0.6 where K is fixed)."""
 
-    def __init__(self, rollouts: int, adaptive: AdaptiveConfig | None, threshold: float = 0.6) -> None:
-        self.threshold = threshold if adaptive is None else adaptive.threshold
+    def __init__(self, rollouts: int, adaptive: AdaptiveConfig | None) -> None:
+        self.threshold = (adaptive or AdaptiveConfig()).threshold
         self._rollouts, self._adaptive = rollouts, adaptive
         self._classes: Counter[str] = Counter()
         self._stops: Counter[str] = Counter()

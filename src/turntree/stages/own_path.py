@@ -34,7 +34,6 @@ from turntree.stages.record import kept_episodes
 from turntree.traces.candidates import candidates, skipped_turns, states_of
 from turntree.traces.schema import Trace, read_traces, write_traces
 from turntree.train.pivot import Pivot, SearchResult
-from turntree.verify.strict import StrictMatch
 
 _WAVE = 32  # states that are sampled together
 Row = dict[str, Any]
@@ -174,7 +173,7 @@ class OwnStates:
         train, own = self.config.train, self.config.own
         profile = ProfileConfig(rollouts=own.rollouts, sampling=train.sampling, seed=seed, cut_turns=train.cut_turns)
         sampler = Sampler(together(self.policy.engine), self.policy.renderer, train.sampling, seed)
-        judge = Judge(self.verifier, StrictMatch(), cut_turns=train.cut_turns, seed=seed)
+        judge = Judge(self.verifier, profile)
         told = judge.demonstrated([item.state for item in prompted])
         cost = sum((verdict.cost for verdict in told), NO_COST)
         drawn = list(zip(prompted, (replace(verdict, cost=NO_COST) for verdict in told), strict=True))

@@ -36,7 +36,6 @@ from turntree.stages.gradients import remedy
 from turntree.stages.verifier import open_verifier
 from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace, read_traces
-from turntree.verify.strict import StrictMatch
 
 if TYPE_CHECKING:  # torch comes with it, and `rescore` writes profiles where there is none
     from turntree.stages.policy import Speaker
@@ -128,7 +127,7 @@ def open_profiler(config: ProfileStageConfig) -> Iterator[Profiler]:
         if stored is not None:
             engine = config.device.engine.name
             stored.check_draws(policy.identity, config.profile.sampling, config.profile.seed, engine)
-        judge = Judge(verifier, StrictMatch(), stored, cut_turns=config.profile.cut_turns, seed=config.profile.seed)
+        judge = Judge(verifier, config.profile, stored)
         sampler = Sampler(answer, policy.renderer, config.profile.sampling, config.profile.seed, stored)
         yield Profiler(config, policy, sampler, judge, {**policy.identity, "verifier": judge.name})
 

@@ -22,7 +22,6 @@ from turntree.stages.candidates import stream_candidates, survey
 from turntree.stages.config import ProfileStageConfig, RescoreConfig
 from turntree.stages.profile import Wave, work, write_profile
 from turntree.stages.verifier import open_verifier
-from turntree.verify.strict import StrictMatch
 
 
 def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     made = replace(made, verifier=config.verifier, environment=config.environment, traces=config.traces or made.traces)
     surveyed = survey(made.traces, made.split, stored.header["traces_hash"])
     with open_verifier(config.verifier, config.environment) as verifier:
-        judge = Judge(verifier, StrictMatch(), cut_turns=made.profile.cut_turns, seed=made.profile.seed)
+        judge = Judge(verifier, made.profile)
         rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
         stopping = (
             None if adaptive is None else StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
