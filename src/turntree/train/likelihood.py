@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -64,37 +63,26 @@ def check_head(model: PreTrainedModel) -> None:
         raise InputError(f"{problem} (off by {abs(found - expected):.2g} nats)", hint="use a stock decoder")
 
 
-@dataclass(frozen=True)
-class Batch:
-    """What one rank learns from in a step: as many micro-batches as every other rank. `learned` tokens of all ranks
-    are the loss's normaliser; `seed` draws dropout."""
-
-    rows: Sequence[Sequence[Example]]
-    learned: int
-    seed: int
-
-
-def deal(rows: Sequence[Example], ranks: int, max_tokens: int, seed: int) -> list[Batch]:
-    """The examples of a step for each rank, alike in their tokens. Blank micro-batches fill up, which add zero to loss
-    and gradient."""
+def deal(rows: Sequence[Example], ranks: int, max_tokens: int) -> list[list[list[Example]]]:
+    """The micro-batches of a step for each rank, as many for all and alike in their tokens. Blank ones fill up, which
+    add zero to loss and gradient."""
     parts = partition([len(row.token_ids) for row in rows], ranks)
     dealt = [micro_batches([rows[number] for number in part], max_tokens) for part in parts]
     passes = max(map(len, dealt))
     blank = [Example((0, 0), (False, False))]
-    learned = sum(sum(row.loss_mask) for row in rows)
-    return [Batch(groups + [blank] * (passes - len(groups)), learned, seed) for groups in dealt]
+    return [groups + [blank] * (passes - len(groups)) for groups in dealt]
 
 
-def imitate(trainer: Trainer, batch: Batch) -> dict[str, float]:
-    """One optimizer step on the mean negative log-likelihood of the learned tokens of all ranks; its metrics. Raises
-    `TurntreeError`, leaving the weights as they were, where the loss is not finite."""
+def imitate(trainer: Trainer, batches: Sequence[Sequence[Example]], *, learned: int, seed: int) -> dict[str, float]:
+    """One optimizer step on the mean negative log-likelihood of the `learned` tokens of all ranks; its metrics. `seed`
+    draws dropout. Raises `TurntreeError`, leaving the weights as they were, where the loss is not finite."""
     rank, total = trainer.group.rank, 0.0
-    torch.manual_seed(seeds.derive(batch.seed, "rank", rank) if rank else batch.seed)
+    torch.manual_seed(seeds.derive(seed, "rank", rank) if rank else seed)
     trainer.model.train()
     trainer.optimizer.zero_grad()  # of a step that was refused
     try:
-        for rows in batch.rows:
-            loss = negative_log_likelihood(trainer.model, rows) / batch.learned
+        for rows in batches:
+            loss = negative_log_likelihood(trainer.model, rows) / learned
             trainer.optimizer.backward(loss)
             total += float(loss.detach())
     finally:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from turntree.core import seeds
@@ -72,7 +73,8 @@ class SFT(Algorithm):
         """One optimizer step on these examples; its metrics. `seed` draws dropout."""
         from turntree.train.likelihood import deal, imitate
 
-        return self._ranks.run(imitate, deal(examples, self._ranks.size, self.config.max_tokens, seed))
+        work = partial(imitate, learned=sum(sum(row.loss_mask) for row in examples), seed=seed)
+        return self._ranks.run(work, deal(examples, self._ranks.size, self.config.max_tokens))
 
     def step(self, step: int) -> StepResult:
         started = time.perf_counter()
