@@ -9,7 +9,7 @@ and are gathered in bfloat16: a pass computes the same numbers as in one process
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -72,14 +72,6 @@ def _outline(model: PreTrainedModel, frozen: bool) -> PreTrainedModel:
     for module in copied.modules():
         module._buffers.update({name: b.cpu() for name, b in module._buffers.items() if b is not None})
     return copied
-
-
-def gather(weights: Iterable[Tensor], into: Sequence[Tensor] | None, group: ProcessGroup) -> None:
-    """Copy whole weights into the tensors of rank 0 (None elsewhere). In one process they are the same tensors."""
-    for number, weight in enumerate(() if group.mesh is None else weights):
-        value = whole(weight.detach())
-        if into is not None:
-            into[number].detach().copy_(value)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from turntree.train.config import OptimizerConfig
 from turntree.train.lora import AdapterOff, Reference, frozen_reference, is_fresh
 from turntree.train.optimizer import Optimizer
 from turntree.train.ranks import SINGLE, ProcessGroup
-from turntree.train.sharded import gather, parameters_of, shard
+from turntree.train.sharded import parameters_of, shard, whole
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -55,8 +55,11 @@ class Trainer:
         self.names = list(parameters_of(self.model))
 
     def publish(self) -> None:
-        """Bring the trained weights to the engine's model."""
-        gather(self.optimizer.masters, self.served, self.group)
+        """Bring the trained weights to the engine's model, whose own they are in one process."""
+        for number, weight in enumerate(() if self.group.mesh is None else self.optimizer.masters):
+            value = whole(weight.detach())  # by all ranks
+            if self.served is not None:
+                self.served[number].detach().copy_(value)
 
     def save(self, folder: Path) -> dict[str, str]:
         """Write one file a rank into `folder`, flushed to disk; the names of all files with their checksums."""
