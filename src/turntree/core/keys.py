@@ -68,27 +68,22 @@ def keys(cls: type, values: Mapping[str, Any] | None = None, above: str = "", of
     for field in fields(cls):
         if not field.init or is_fixed(field):
             continue
-        name, hint = field.name, hints[field.name]
-        key = Key(above + name, hint, held.get(name), name not in held, meanings.get(name, ""), off)
-        section = section_of(hint)
-        if section is Part:
-            yield from _part(key, name)
-        elif section is None:
-            yield key
-            yield from _items(key)
-        else:
-            if type(None) in typing.get_args(hint):
-                yield key
-            below = held.get(name)
-            inner = cast("Mapping[str, Any]", below) if isinstance(below, Mapping) else None
-            yield from keys(section, inner, f"{key.name}.", off or (key.name if inner is None else ""))
+        name = field.name
+        key = Key(above + name, hints[name], held.get(name), name not in held, meanings.get(name, ""), off)
+        yield from _part(key, name) if section_of(key.hint) is Part else _below(key)
 
 
-def _items(key: Key) -> Iterator[Key]:
-    """The keys of the first item, where items are sections: `checkpoints.0.turn`."""
-    section = section_of(item_of(key.hint))
-    if section not in (None, Part) and key.default:
-        yield from keys(section, key.default[0], f"{key.name}.0.", key.off)
+def _below(key: Key) -> Iterator[Key]:
+    """The key, or those of its section; where its items are sections, those of the first too: `checkpoints.0.turn`."""
+    section, item = section_of(key.hint), section_of(item_of(key.hint))
+    if section in (None, Part) or type(None) in typing.get_args(key.hint):
+        yield key
+    if section not in (None, Part):
+        held: Any = key.default
+        inner = cast("Mapping[str, Any]", held) if isinstance(held, Mapping) else None
+        yield from keys(section, inner, f"{key.name}.", key.off or (key.name if inner is None else ""))
+    elif item not in (None, Part) and key.default:
+        yield from keys(item, key.default[0], f"{key.name}.0.", key.off)
 
 
 def _part(key: Key, field: str) -> Iterator[Key]:
@@ -106,15 +101,7 @@ def _part(key: Key, field: str) -> Iterator[Key]:
         if name in chosen.options:
             given = to_value(option.value(chosen.options[name], field=f"{key.name}.{name}"))
         required = option.required and name not in chosen.options
-        section = section_of(option.hint)
-        if section is None or section is Part:
-            below = Key(f"{key.name}.{name}", option.hint, given, required, meanings.get(name, ""), off)
-            yield below
-            yield from _items(below)
-        else:
-            inner = cast("dict[str, Any] | None", given)
-            whole = None if inner is None else {**to_value(option.default), **inner}
-            yield from keys(section, whole, f"{key.name}.{name}.", off)
+        yield from _below(Key(f"{key.name}.{name}", option.hint, given, required, meanings.get(name, ""), off))
 
 
 @functools.cache
