@@ -12,8 +12,9 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from turntree.core.errors import ConfigError
+from turntree.core.config import Amount, Between, Bounded
 from turntree.core.outcome import is_zero_variance
 from turntree.core.tree import Node, RolloutTree
 from turntree.credit.scored import ScoredTree
@@ -137,7 +138,7 @@ def last_observation(tree: RolloutTree, node: Node) -> Hashable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcrossAnchors:
+class AcrossAnchors(Bounded):
     """GiGPO: the advantage of the rollout plus `step_weight` times the advantage of the step.
 
     A step is compared, by discounted return-to-go, with all steps of the group that were taken at the same state. A
@@ -145,13 +146,9 @@ class AcrossAnchors:
     have the same state, and so have any steps where the same state was reached twice.
     """
 
-    step_weight: float = 1.0
-    discount: float = 0.95
+    step_weight: Amount = 1.0
+    discount: Annotated[float, Between(above=0, most=1)] = 0.95
     state: Callable[[RolloutTree, Node], Hashable] = last_observation
-
-    def __post_init__(self) -> None:
-        if self.step_weight < 0 or not 0 < self.discount <= 1:
-            raise ConfigError("needs step_weight >= 0 and 0 < discount <= 1", field="anchors")
 
     def __call__(self, scored: ScoredTree, advantages: Advantages) -> dict[int, list[float]]:
         episode = across_leaves(scored, advantages)
