@@ -11,7 +11,8 @@ from turntree.core.completion import Sampling
 from turntree.core.config import to_mapping
 from turntree.core.messages import Message
 from turntree.pivots.select import SelectConfig, preview, select
-from turntree.run.files import file_hash, write_json, write_table
+from turntree.run.files import file_hash, write_json
+from turntree.run.jsonl import write_lines
 from turntree.run.statistics import wilson
 from turntree.stages.config import EvaluateConfig
 from turntree.traces.schema import Trace, write_traces
@@ -95,7 +96,7 @@ def write_profile(path: Path, rows: Sequence[Any] | None = None) -> None:
         },
         "timing": {"engine_seconds": 1.5, "environment_seconds": 0.0, "training_seconds": 0.0},
     }
-    write_table(path / "profile.jsonl", header, rows)
+    write_lines(path / "profile.jsonl", [header, *rows])
 
 
 def write_selections(path: Path) -> None:
@@ -110,7 +111,7 @@ def write_selections(path: Path) -> None:
         **{"traces": "traces.jsonl", "traces_hash": "none", "sampling": to_mapping(Sampling()), "cut": 0},
         "summary": {"selected": len(chosen.rows), "preview": preview(candidates(), (0.3, 0.6, 1.01))},
     }
-    write_table(path / "pivots.jsonl", header, chosen.rows)
+    write_lines(path / "pivots.jsonl", [header, *chosen.rows])
 
 
 def pivot_metrics(last: float) -> list[Any]:

@@ -1,11 +1,14 @@
 """Files are whole or absent; a damaged table names its line."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.pivots.select import SelectConfig
-from turntree.run.files import read_json, require_replaceable, stream_table, write_table
+from turntree.run.artifacts import Table
+from turntree.run.files import read_json, require_replaceable
 from turntree.run.jsonl import replacing
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.import_traces import import_traces
@@ -23,25 +26,38 @@ def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
+@dataclass
+class Header:
+    pass
+
+
+@dataclass
+class Row:
+    trace_id: str
+    turn: int
+
+
+TABLE = Table("table", "x/1", Header, Row)
+
+
 def test_a_table_round_trips(tmp_path):
-    path = tmp_path / "t.jsonl"
-    assert write_table(path, {"schema": "x/1"}, [{"a": 1}, {"a": "ü"}]) == 2
-    header, rows = stream_table(path, "x/1")
-    assert (header, list(rows)) == ({"schema": "x/1"}, [{"a": 1}, {"a": "ü"}])
+    path, rows = tmp_path / "t.jsonl", [{"trace_id": "a", "turn": 1}, {"trace_id": "ü", "turn": 1}]
+    assert TABLE.write(path, {}, rows) == 2
+    assert TABLE.read(path) == ({"schema": "x/1"}, rows)
 
 
 def test_a_truncated_line_is_named(tmp_path):
     path = tmp_path / "t.jsonl"
-    path.write_text('{"schema": "x/1"}\n{"a": 1}\n{"a": ')
+    path.write_text('{"schema": "x/1"}\n{"trace_id": "a", "turn": 1}\n{"a": ')
     with pytest.raises(InputError, match=r"t\.jsonl:3: is not complete JSON"):
-        list(stream_table(path, "x/1")[1])
+        TABLE.read(path)
 
 
 def test_another_schema_is_refused(tmp_path):
     path = tmp_path / "t.jsonl"
     path.write_text('{"schema": "y/1"}\n')
     with pytest.raises(InputError, match="'y/1', not 'x/1'"):
-        list(stream_table(path, "x/1")[1])
+        TABLE.read(path)
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):

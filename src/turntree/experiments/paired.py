@@ -15,9 +15,9 @@ from turntree.core import parts
 from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.engine.checkpoint import load_model, policy_hash
-from turntree.run.files import json_line, read_json, write_json
+from turntree.run.files import read_json, write_json
 from turntree.run.folder import HELD_OUT, RunDirectory
-from turntree.run.jsonl import replacing
+from turntree.run.jsonl import write_lines
 from turntree.run.statistics import crossed_interval, sign_flip, t_interval
 from turntree.stages.policy import policy_name, resolve
 from turntree.stages.train_online import TrainOnlineConfig, run_train_online
@@ -58,11 +58,12 @@ def held_out_outcomes(folder: Path) -> dict[str, float]:
 def write_experiment(out: Path, summary: Mapping[str, Any], seeds: Sequence[int], arms: Sequence[str]) -> None:
     """Write `out/summary.json`, and beside it the outcomes that its intervals can be computed from again:
     `out/outcomes.jsonl`, success by task with a row for each arm, seed and check."""
-    with replacing(out / OUTCOMES) as file:
-        for seed, arm in itertools.product(seeds, arms):
-            for check, tasks in RunDirectory(arm_folder(out, seed, arm)).outcomes().items():
-                row = {"arm": arm, "seed": seed, "check": check, "success": tasks}
-                file.write(json_line(row).encode())
+    rows = (
+        {"arm": arm, "seed": seed, "check": check, "success": tasks}
+        for seed, arm in itertools.product(seeds, arms)
+        for check, tasks in RunDirectory(arm_folder(out, seed, arm)).outcomes().items()
+    )
+    write_lines(out / OUTCOMES, rows)
     write_json(out / "summary.json", summary)
 
 

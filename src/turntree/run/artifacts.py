@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,8 +20,9 @@ from turntree.core.config import Amount, Between, Count, Part, Share, from_mappi
 from turntree.core.cost import Cost
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
-from turntree.run.files import parse_line, stream_table, write_table
+from turntree.run.files import parse_line
 from turntree.run.identity import FREE, require_same
+from turntree.run.jsonl import read_lines, write_lines
 
 MOST_ROLLOUTS = 10_000  # of one candidate
 
@@ -48,7 +50,16 @@ class Table:
     def stream(self, path: Path) -> tuple[Row, Iterator[Row]]:
         """`read` as an iterator: the header is checked at once, each row when it is reached, their number after the
         last."""
-        header, rows = stream_table(path, self.schema)
+        hint = f"the stage before makes it ({self.schema})"
+        if not path.exists():
+            raise InputError("no such file", path=path, hint=hint)
+        rows = (parse_line(line, path, number) for number, line in read_lines(path))
+        header = next(rows, None)
+        if header is None:
+            raise InputError("is empty", path=path, hint=hint)
+        if (found := header.get("schema")) != self.schema:
+            problem = f"is {found!r}, not {self.schema!r}"
+            raise InputError(problem, path=path, line=1, field="schema", hint="name the right file")
         self._check(self.header, {key: header[key] for key in header if key != "schema"}, path, 1)
         return header, self._checked(header, rows, path)
 
@@ -61,7 +72,8 @@ class Table:
     def write(self, path: Path, header: Row, rows: Iterable[Row]) -> int:
         """Write the table atomically (`header` without its schema); returns the number of rows."""
         self._check(self.header, header, path, 1)
-        return write_table(path, {"schema": self.schema, **header}, self._checked(header, iter(rows), path))
+        lines = chain([{"schema": self.schema, **header}], self._checked(header, iter(rows), path))
+        return write_lines(path, lines) - 1
 
     def _checked(self, header: Row, rows: Iterator[Row], path: Path) -> Iterator[Row]:
         seen: set[tuple[str, int]] = set()

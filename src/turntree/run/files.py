@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
 from turntree.run.identity import digest, file_digest
-from turntree.run.jsonl import parse_json, parse_object, read_lines, read_text, replacing
+from turntree.run.jsonl import parse_json, parse_object, read_text, replacing
 from turntree.run.jsonl import writing as writing
 
 
@@ -90,36 +90,10 @@ def require_table(path: Path, schema: str) -> None:
     require_replaceable(path, f'{{"schema": "{schema.partition("/")[0]}/')
 
 
-def write_table(path: Path, header: dict[str, Any], rows: Iterable[dict[str, Any]]) -> int:
-    """A JSONL table: a header object that says what it is, then one row a line. Returns the number of rows."""
-    count = 0
-    with replacing(path) as file:
-        file.write(json_line(header).encode())
-        for row in rows:
-            file.write(json_line(row).encode())
-            count += 1
-    return count
-
-
 def json_line(row: dict[str, Any], *, allow_nan: bool = True) -> str:
     """One line of a JSONL file. Text stays readable; only lone surrogates are escaped."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=allow_nan) + "\n"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def stream_table(path: Path, schema: str) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """The header and the rows of a table of this schema: the header is checked at once, each row when it is reached.
-    Raises `InputError` naming file and line."""
-    if not path.exists():
-        raise InputError("no such file", path=path, hint=f"the stage before makes it ({schema})")
-    lines = (parse_line(line, path, number) for number, line in read_lines(path))
-    header = next(lines, None)
-    if header is None:
-        raise InputError("is empty", path=path, hint=f"the stage before makes it ({schema})")
-    found = header.get("schema")
-    if found != schema:
-        raise InputError(f"is {found!r}, not {schema!r}", path=path, line=1, field="schema", hint="name the right file")
-    return header, lines
 
 
 def parse_line(text: bytes | str, path: Path, number: int) -> dict[str, Any]:
