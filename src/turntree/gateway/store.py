@@ -201,7 +201,7 @@ def read_session(store: SessionStore, session_id: str) -> Session:
 
 def append_row(path: Path, row: dict[str, Any], *, sync: bool = False) -> None:
     """Write a whole row or nothing, with one call of the system."""
-    data = json_line(row, allow_nan=False).encode("utf-8")
+    data = json_line(row).encode("utf-8")
     with writing(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:

@@ -207,7 +207,7 @@ class TraceWriter:
                 meta=meta,
             )
             row = trace.to_json()
-            Trace.from_json(parse_json(json_line(row, allow_nan=False)))  # or the whole file could not be read again
+            Trace.from_json(parse_json(json_line(row)))  # or the whole file could not be read again
         except (InputError, AttributeError):  # a tool declared twice, or none; half a character; an id that is no text
             self.counts["not traced: no valid trace"] += 1
             return

@@ -90,9 +90,9 @@ def require_table(path: Path, schema: str) -> None:
     require_replaceable(path, f'{{"schema": "{schema.partition("/")[0]}/')
 
 
-def json_line(row: dict[str, Any], *, allow_nan: bool = True) -> str:
+def json_line(row: dict[str, Any]) -> str:
     """One line of a JSONL file. Text stays readable; only lone surrogates are escaped."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=allow_nan) + "\n"
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

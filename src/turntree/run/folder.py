@@ -56,7 +56,7 @@ class RunDirectory:
         """Append rows to one of `logs`. They are on disk when this returns, so that no checkpoint refers to a lost
         row."""
         with files.writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
-            handle.writelines(files.json_line(row, allow_nan=False) for row in rows)
+            handle.writelines(files.json_line(row) for row in rows)
             handle.flush()
             os.fsync(handle.fileno())
 

@@ -75,7 +75,7 @@ class WaveLog:
 
     def _write(self, value: dict[str, Any]) -> None:
         # What will be read: NaN could be written and never be read, and two halves of a character are read as one
-        value = json.loads(json_line(value, allow_nan=False))
+        value = json.loads(json_line(value))
         check = _checksum(self._last, value)
         with writing(self.path):
             self._handle.write(json_line({**value, _CHECK: check}).encode("utf-8"))
