@@ -9,7 +9,7 @@ import torch
 
 from tiny_models import save_tiny_checkpoint
 from turntree.core.errors import InputError
-from turntree.stages.models import _require_new, get_adapter
+from turntree.stages.tinker import _require_new, get_adapter
 
 IDS = torch.arange(1, 12)[None]
 

@@ -28,9 +28,8 @@ from turntree.credit.config import CreditConfig
 from turntree.engine.checkpoint import load_model
 from turntree.stages.config import Device, EpisodesCheckConfig, EvaluateConfig, TrainOnlineConfig
 from turntree.stages.evaluate import evaluate
-from turntree.stages.models import get_adapter
 from turntree.stages.policy import load_policy
-from turntree.stages.tinker import TinkerPolicy
+from turntree.stages.tinker import TinkerPolicy, get_adapter
 from turntree.stages.train_online import run_train_online
 from turntree.train.config import LoRAConfig, OnlineConfig, OptimizerConfig, ReinforcedConfig
 from turntree.train.loss_config import LossConfig

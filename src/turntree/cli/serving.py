@@ -32,7 +32,7 @@ def get(run: Path, out: Path, overwrite: bool, json_path: str | None) -> None:
     \b
     Example: turntree models get runs/online/model --out adapters/mine
     """
-    from turntree.stages.models import get_adapter
+    from turntree.stages.tinker import get_adapter
 
     result = get_adapter(run, out, overwrite=overwrite)
     finish(result, json_path, [f"{result['parameters'] / 1e6:.1f} M parameters -> {out}"])

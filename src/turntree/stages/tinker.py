@@ -78,17 +78,35 @@ def open_policy(model: str, device: Device, config: TinkerConfig) -> Policy:
     )
 
 
-def fetch_adapter(folder: Path, out: Path, config: TinkerConfig) -> None:
-    """Write the adapter of `folder`, which a run with this carrier wrote, as one in PEFT's format with its tokenizer.
-    It names the base as the run did, so that `--model OUT` needs no server."""
-    found = _trained(folder)
-    session = TinkerSession(config, [found.base_model])
+def get_adapter(run: Path, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+    """`turntree models get`: write the adapter of `run`, a `model` folder that a run with this carrier wrote, in PEFT's
+    format with its tokenizer, from the server at TINKER_BASE_URL. It names the base as the run did, so that `--model
+    OUT` needs no server. Raises `InputError` where `run` names no adapter or the folder is there."""
+    from turntree.engine.checkpoint import load_model, policy_hash  # loads torch, which a carrier does without
+
+    if not (run / STATE).is_file():
+        hint = "name RUN/model of a run with --carrier tinker; a model on the Hub needs no folder: --model OWNER/NAME"
+        raise InputError("names no adapter on a server", path=run, hint=hint)
+    _require_new(out, overwrite)
+    found = _trained(run)
+    session = TinkerSession(TinkerConfig(), [found.base_model])
     with contextlib.closing(session), replacing_folder(out) as fresh:
         session.fetch(found.sampler, fresh)
         settings = read_config(fresh / ADAPTER) | {"base_model_name_or_path": str(resolve(found.base))}
         settings["target_modules"] = settings.get("target_modules") or adapted(fresh / ADAPTER_WEIGHTS)
         write_json(fresh / ADAPTER, settings)
-        load_tokenizer(folder).save_pretrained(fresh)
+        load_tokenizer(run).save_pretrained(fresh)
+    model = load_model(out)
+    return {"model": str(out), "parameters": model.num_parameters(), "policy_hash": policy_hash(model)}
+
+
+def _require_new(out: Path, overwrite: bool) -> None:
+    if out.exists() and not overwrite:
+        raise InputError("exists already", path=out, hint="pass --overwrite to replace it")
+    held = list(out.iterdir()) if out.is_dir() else []
+    configs = [path for path in held if path.name in ("config.json", ADAPTER)]
+    if held and not (configs and all(path.is_file() for path in held)):
+        raise InputError("holds more than a model, and would be replaced", path=out, hint="choose another --out")
 
 
 def adapted(weights: Path) -> list[str]:
