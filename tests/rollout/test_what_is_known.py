@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import Setting
 from turntree.stages.config import Device
 from turntree.stages.evaluate import EvaluateConfig, Evaluator, evaluate
 from turntree.stages.policy import Policy, load_policy
@@ -53,9 +56,11 @@ def policy() -> Policy:
     return load_policy("default", Device())
 
 
-def evaluated(policy: Policy, environments: Sequence[Graded], samples: int = 3, **limits: Any) -> dict[str, Any]:
-    config = EvaluateConfig(max_tokens=4, cut_turns="judge", **limits)
-    return Evaluator(policy, config, environments).play(1.0, samples, quiet=True).summary
+def evaluated(
+    policy: Policy, environments: Sequence[Graded], samples: int = 3, places: int = 256, **limits: Any
+) -> dict[str, Any]:
+    episodes = EpisodeConfig(sampling=Sampling(max_tokens=4), cut_turns="judge", **limits)
+    return Evaluator(policy, environments, Setting(places=places)).play(episodes, samples, quiet=True).summary
 
 
 def test_success_that_nobody_told_is_unknown_and_not_failure(policy: Policy) -> None:
@@ -114,6 +119,6 @@ def test_no_more_episodes_are_open_than_asked_for(policy: Policy) -> None:
             return told
 
     tasks = [Counted(str(number)) for number in range(12)]
-    few = evaluated(policy, tasks, samples=1, max_live_rollouts=3)
+    few = evaluated(policy, tasks, samples=1, places=3)
     assert most == 3
     assert few == evaluated(policy, tasks, samples=1), "what is played does not depend on it"

@@ -18,12 +18,13 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.env.tasks import TaskSet, environment_record
+from turntree.rollout.live import EpisodeConfig
 from turntree.run.folder import RunDirectory
 from turntree.stages import held_out
 from turntree.stages.config import CheckConfig, OwnPathConfig, TrainPivotConfig
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.evaluate import Evaluation
-from turntree.stages.held_out import _Seen, open_held_out
+from turntree.stages.held_out import HeldOutTasks, _Seen, open_held_out
 from turntree.stages.policy import Device, Policy, load_policy
 from turntree.stages.train_pivot import trained_on
 from turntree.traces.schema import Trace, read_traces, write_traces
@@ -85,7 +86,7 @@ def test_turns_of_the_check_are_as_long_as_training_lets_them_be(policy: Policy)
         )
         with open_held_out(config.check, trained_on(config, ""), policy) as found:
             assert found is not None
-            assert (found.settings.max_turns, found.settings.max_tokens) == (9, tokens)
+            assert (found.episodes.max_turns, found.episodes.sampling.max_tokens) == (9, tokens)
 
 
 def recorded(path: Path, ids: list[int], count: int) -> Path:
@@ -195,12 +196,12 @@ def test_weights_that_a_kill_left_half_saved_are_no_best(monkeypatch: Any, tmp_p
     wins = {"outcomes": [{"task": "a", "rewards": [1.0]}], "success": 1.0, "censored": 0, "unknown": 0}
     played = Evaluation(wins, NO_COST, [])
     monkeypatch.setattr(held_out, "Evaluator", lambda *_: SimpleNamespace(play=lambda *_, **__: played, tasks=[None]))
-    opened = SimpleNamespace(of=lambda split: [], pool=None)
+    opened = TaskSet(tasks={"dev": []})
     for stops in (True, False):
         run = RunDirectory(tmp_path / str(stops))
         (run.path / "best").mkdir(parents=True)
         (run.path / "best" / "half").touch()
-        tasks: Any = SimpleNamespace(opened=opened, settings=None, temperature=0.0, stops=stops)
+        tasks: Any = HeldOutTasks(HERE, opened, EpisodeConfig(), stops)
         algorithm: Any = SimpleNamespace(check_every=1, steps=2)
         policy: Any = Saved()
         held_out.SuccessCheck(run, policy, tasks, algorithm)(1, {"reward_mean": 1.0})
@@ -224,8 +225,8 @@ def test_where_an_environment_says_nothing_of_success_it_is_looked_for_once(
         return Evaluation(summary, NO_COST, [])
 
     monkeypatch.setattr(held_out, "Evaluator", lambda *_: SimpleNamespace(play=play, tasks=[None] * 3))
-    opened = SimpleNamespace(of=lambda split: [], pool=None)
-    tasks: Any = SimpleNamespace(opened=opened, settings=None, temperature=0.0, stops=True)
+    opened = TaskSet(tasks={"dev": []})
+    tasks: Any = HeldOutTasks(HERE, opened, EpisodeConfig(), True)
     algorithm: Any = SimpleNamespace(check_every=1, steps=2)
     policy: Any = Saved()
     run = RunDirectory(tmp_path)

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from turntree.core.progress import progress
 from turntree.core.protocols import Environment, task_of
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.core.verdict import Verdict, censored, most_frequent, tells_success
-from turntree.env.local import LocalPool
 from turntree.env.tasks import identity, open_tasks
 from turntree.logs.trees import KeptTree
 from turntree.rollout.live import EpisodeConfig
@@ -65,9 +64,15 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig) -> tuple[dict[str, A
         opened_rewards(config.rewards) as functions,
         open_tasks(config.environment, splits, seed=config.task_seed, model=policy.source) as opened,
     ):
-        tasks = opened.of(config.split)
-        evaluator = Evaluator(policy, config, tasks, opened.pool, functions)
-        sampled = evaluator.play(config.temperature, config.samples)
+        setting = Setting(pool=opened.pool, functions=functions, places=config.max_live_rollouts)
+        evaluator = Evaluator(policy, opened.of(config.split), setting, config.seed)
+        episodes = EpisodeConfig(
+            max_turns=config.max_turns,
+            max_context=config.max_context,
+            cut_turns=config.cut_turns,
+            sampling=Sampling(temperature=config.temperature, max_tokens=config.max_tokens),
+        )
+        sampled = evaluator.play(episodes, config.samples)
         kept, cost = sampled.trees, sampled.cost
         result: dict[str, Any] = {
             "schema": SCHEMA,
@@ -84,7 +89,7 @@ def evaluate_policy(policy: Policy, config: EvaluateConfig) -> tuple[dict[str, A
         if opened.read:
             result["read"] = list(opened.read)
         if config.greedy:
-            greedy = evaluator.play(0.0, 1)
+            greedy = evaluator.play(replace(episodes, sampling=replace(episodes.sampling, temperature=0.0)), 1)
             result["greedy"] = greedy.summary
             kept, cost = kept + greedy.trees, cost + greedy.cost
     if config.skills_per_kind:
@@ -109,33 +114,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Plays `tasks` with the limits and the seed of `config`. With `functions` the rewards are theirs."""
+    """Plays `tasks`."""
 
     policy: Policy
-    config: EvaluateConfig
     tasks: Sequence[Environment]
-    pool: LocalPool | None = None
-    functions: RewardSum | None = None
+    setting: Setting
+    seed: int = 0
 
-    def play(self, temperature: float, samples: int, *, quiet: bool = False) -> Evaluation:
-        config = self.config
-        sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens)
-        episodes = EpisodeConfig(
-            max_turns=config.max_turns, max_context=config.max_context, cut_turns=config.cut_turns, sampling=sampling
-        )
+    def play(self, episodes: EpisodeConfig, samples: int, *, quiet: bool = False) -> Evaluation:
+        temperature = episodes.sampling.temperature
         what = "greedy episodes" if temperature == 0 else "sampled episodes"
         with progress((), what, total=len(self.tasks) * samples, quiet=quiet) as bar:
-            grown = grow(
-                self.tasks,
-                self.policy.engine,
-                self.policy.renderer,
-                episodes,
-                group_size=samples,
-                seed=config.seed,
-                setting=Setting(
-                    pool=self.pool, functions=self.functions, places=config.max_live_rollouts, finished=bar.update
-                ),
-            )
+            setting = replace(self.setting, finished=bar.update)
+            engine, renderer = self.policy.engine, self.policy.renderer
+            grown = grow(self.tasks, engine, renderer, episodes, group_size=samples, seed=self.seed, setting=setting)
         trees = [_kept(temperature, *each) for each in zip(range(len(grown)), self.tasks, grown, strict=True)]
         summary = {"temperature": temperature, **_summary(self.tasks, grown, samples)}
         return Evaluation(summary, sum((tree.cost for tree, _ in grown), NO_COST), trees)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from turntree.core import parts
-from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import action_kind, answer_text
 from turntree.core.progress import notice
 from turntree.core.tree import RolloutTree
 from turntree.env.tasks import DEV, TRAIN, TaskSet, identity, open_tasks, options_of_record
-from turntree.rollout.live import CutTurns
+from turntree.rollout.live import EpisodeConfig
+from turntree.rollout.players import Setting
 from turntree.run.files import read_json, write_json
 from turntree.run.folder import HELD_OUT, RunDirectory
-from turntree.stages.config import EvaluateConfig, SuccessConfig
+from turntree.stages.config import SuccessConfig
 from turntree.stages.evaluate import Evaluator
 from turntree.stages.policy import Policy
 from turntree.traces.schema import Trace
@@ -35,29 +35,28 @@ _FEWEST_TURNS = 16
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """What held-out tasks depend on: how completions are sampled, in how long a context; the environment that the user
-    named; the traces that are trained on (read only where they are needed); the number of training tasks that are
-    played (0: none), the seed that they are drawn by and the turns of the longest episode."""
+    """What held-out tasks depend on: `episodes` says how they are played, with `turns` at most (0: as many as the
+    longest trace has); the environment that the user named; the traces that are trained on (read only where they are
+    needed); the number of training tasks that are played (0: none) and the seed that they are drawn by."""
 
-    sampling: Sampling
-    context: int
+    episodes: EpisodeConfig
     environment: Part | None = None
     traces: Callable[[], Iterable[Trace]] = tuple
     tasks: int = 0
     task_seed: int = 0
     turns: int = 0
-    cut_turns: CutTurns = "fail"
 
 
 @dataclass(frozen=True)
 class HeldOutTasks:
-    """Tasks that are not trained on, with the environment that they are of and how they are played."""
+    """Tasks that are not trained on, with the environment that they are of and how they are played, `places` at the
+    same time."""
 
     environment: Part
     opened: TaskSet
-    settings: EvaluateConfig
-    temperature: float
+    episodes: EpisodeConfig
     stops: bool
+    places: int = Setting.places
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -81,12 +80,7 @@ def open_held_out(config: SuccessConfig, trained: TrainedOn, policy: Policy) -> 
             raise ConfigError("needs to know an environment", field="check.tasks", hint=hint)
         yield None
         return
-    settings = EvaluateConfig(
-        max_turns=config.max_turns or trained.turns or max(_FEWEST_TURNS, seen.longest),
-        max_tokens=trained.sampling.max_tokens,
-        max_context=trained.context,
-        cut_turns=trained.cut_turns,
-    )
+    turns = config.max_turns or trained.turns or max(_FEWEST_TURNS, seen.longest)
     with contextlib.ExitStack() as stack:
         try:
             environment = parts.resolve("environments", environment)
@@ -97,7 +91,7 @@ def open_held_out(config: SuccessConfig, trained: TrainedOn, policy: Policy) -> 
             notice(f"success is not looked at: {error}")
             yield None
             return
-        yield HeldOutTasks(environment, opened, settings, trained.sampling.temperature, config.stops)
+        yield HeldOutTasks(environment, opened, replace(trained.episodes, max_turns=turns), config.stops)
 
 
 @contextlib.contextmanager
@@ -174,11 +168,11 @@ class SuccessCheck:
         algorithm: Algorithm,
         seen: Callable[[Iterable[RolloutTree]], object] = list,
     ) -> None:
-        self._run, self._policy, self._temperature, self._stops = run, policy, tasks.temperature, tasks.stops
+        self._run, self._policy, self._episodes, self._stops = run, policy, tasks.episodes, tasks.stops
         self._seen = seen  # is shown what was played
         every = algorithm.check_every or algorithm.steps
         self._planned = math.ceil(algorithm.steps / every)  # checks after the start
-        self._evaluator = Evaluator(policy, tasks.settings, tasks.opened.of(DEV), tasks.opened.pool)
+        self._evaluator = Evaluator(policy, tasks.opened.of(DEV), Setting(pool=tasks.opened.pool, places=tasks.places))
 
     def __call__(self, step: int, row: Row) -> Checked:
         logged = self._run.metrics()
@@ -187,7 +181,7 @@ class SuccessCheck:
         kept = self._kept()
         if kept is None or kept >= step:  # half saved, or of a step that a killed process took: this one may differ
             shutil.rmtree(self._run.path / BEST, ignore_errors=True)
-        played = self._evaluator.play(self._temperature, 1, quiet=True)
+        played = self._evaluator.play(self._episodes, 1, quiet=True)
         outcomes = played.summary["outcomes"]
         rows = [{"iteration": step, "task": each["task"], "rewards": each["rewards"]} for each in outcomes]
         self._run.append(HELD_OUT, rows)

@@ -15,6 +15,7 @@ from turntree.core.config import to_mapping
 from turntree.core.errors import InputError
 from turntree.core.progress import notice
 from turntree.core.protocols import Renderer
+from turntree.rollout.live import EpisodeConfig
 from turntree.run import loggers
 from turntree.run.files import file_hash
 from turntree.run.folder import HELD_OUT, open_run
@@ -45,8 +46,8 @@ def run_sft(
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
     config.sft.optimizer.require_steps(config.sft.steps(len(learned.examples)), "sft.optimizer.schedule")
-    sampling = Sampling(max_tokens=config.check.max_tokens)
-    trained_on = TrainedOn(sampling, config.sft.max_tokens, traces=lambda: found, task_seed=config.task_seed)
+    episodes = EpisodeConfig(sampling=Sampling(max_tokens=config.check.max_tokens), max_context=config.sft.max_tokens)
+    trained_on = TrainedOn(episodes, traces=lambda: found, task_seed=config.task_seed)
     with contextlib.ExitStack() as stack:
         tasks = stack.enter_context(open_held_out(config.check, trained_on, policy))
         if tasks is not None:

@@ -35,7 +35,7 @@ from turntree.rollout.service import EpisodeGroup, Parts, RolloutService
 from turntree.rollout.spread import Listening, Spread, play_groups
 from turntree.run import loggers
 from turntree.run.folder import HELD_OUT, RunDirectory, open_run
-from turntree.stages.config import EvaluateConfig, TrainOnlineConfig
+from turntree.stages.config import TrainOnlineConfig
 from turntree.stages.evaluate import opened_rewards
 from turntree.stages.gradients import reasons, require_rewards
 from turntree.stages.held_out import HeldOutTasks, SuccessCheck
@@ -298,11 +298,6 @@ def _kept_tree(name: str, iteration: int, group: GrownGroup, credit: Credit | No
 def _held_out(config: TrainOnlineConfig, opened: TaskSet) -> HeldOutTasks:
     """They are played as those of the training are, but for the temperature."""
     train = config.train
-    settings = EvaluateConfig(
-        max_turns=train.max_turns,
-        max_tokens=train.sampling.max_tokens,
-        max_context=train.max_context,
-        cut_turns=train.cut_turns,
-        max_live_rollouts=train.max_live_rollouts or EvaluateConfig.max_live_rollouts,
-    )
-    return HeldOutTasks(config.environment, opened, settings, config.check.temperature, config.check.stops)
+    episodes = replace(train.episodes, sampling=replace(train.sampling, temperature=config.check.temperature))
+    places = train.max_live_rollouts or HeldOutTasks.places
+    return HeldOutTasks(config.environment, opened, episodes, config.check.stops, places)

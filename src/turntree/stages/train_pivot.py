@@ -24,6 +24,7 @@ from turntree.logs import trees
 from turntree.logs.groups import action_text
 from turntree.logs.trees import KeptTree
 from turntree.rollout.cluster.pool import WorkerPool
+from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import (
     PATH_TOO_LONG,
     Limits,
@@ -130,16 +131,14 @@ def run_train_pivot(
 
 def trained_on(config: TrainPivotConfig, traces: str, split: str = "") -> TrainedOn:
     """What the held-out tasks depend on. The policy plays training tasks where it trains on its own states."""
-    plays = config.states != "expert"
+    plays, train = config.states != "expert", config.train
     return TrainedOn(
-        config.train.sampling,
-        config.train.max_tokens,
+        EpisodeConfig(sampling=train.sampling, max_context=train.max_tokens, cut_turns=train.cut_turns),
         config.environment,
         partial(read_traces, traces, split) if traces else tuple,
         tasks=config.own.count if plays else 0,
         task_seed=config.task_seed,
         turns=config.own.max_turns if plays else 0,
-        cut_turns=config.train.cut_turns,
     )
 
 
