@@ -130,7 +130,7 @@ def _of_own_part(error: BaseException) -> str | None:
     return f"{last.filename}:{last.lineno}: {last.name} raised {said}; {DEBUG}=1 shows how it was called"
 
 
-TRAIN = frozenset({"torch", "transformers", "tokenizers", "safetensors", "packaging", "pydantic", "rich", "matplotlib"})
+TRAIN = frozenset({"torch", "transformers", "tokenizers", "safetensors", "packaging", "pydantic", "matplotlib"})
 
 
 def _of_extra(error: BaseException) -> str | None:

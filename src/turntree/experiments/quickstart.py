@@ -7,7 +7,6 @@ labelled by the expert and drawn four to an episode.
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import platform
 import time
@@ -17,10 +16,6 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from turntree.core.config import Bounded, Count, Part, Positive, to_mapping
 from turntree.core.errors import TurntreeError
@@ -239,12 +234,10 @@ def _difference(found: results.Difference) -> dict[str, Any]:
 
 def table(summary: dict[str, Any]) -> list[str]:
     """The summary for a terminal, as lines: what was found, then the table."""
-    rows = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("policy", "success, sampled", "greedy", "retention change", "decoded", "whole bill", "seconds"):
-        rows.add_column(column, justify="left" if column == "policy" else "right")
+    rows = [("policy", "success, sampled", "greedy", "retention change", "decoded", "whole bill", "seconds")]
     for arm in ARMS:
         row = summary["arms"][arm]
-        rows.add_row(
+        cells = (
             TITLES[arm],
             f"{row['success']:.1%} [{row['low']:.1%}, {row['high']:.1%}]",
             f"{row['greedy_success']:.1%}",
@@ -253,11 +246,11 @@ def table(summary: dict[str, Any]) -> list[str]:
             f"{sum(row[key] for key in ('tokens', 'prefilled_tokens', 'trained_tokens')):,}",
             f"{row['seconds']:.0f}",
         )
-    buffer = io.StringIO()
-    Console(width=110, file=buffer, force_terminal=False).print(rows)
+        rows.append(cells)
+    longest, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [
         *(_sentence(name, row) for name, row in summary["differences"].items()),
-        *buffer.getvalue().rstrip("\n").split("\n"),
+        *(f"{policy:{longest}}  {'  '.join(map(str.rjust, cells, widths))}" for policy, *cells in rows),
         "whole bill: tokens decoded, prefilled and trained on; what an expert's labels would cost is not in it",
         f"{summary['wall_seconds']:.0f} s in all; report: {summary['report']}",
     ]
