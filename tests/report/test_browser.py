@@ -78,8 +78,8 @@ def test_a_turn_that_only_thought_is_shown_with_its_thought() -> None:
     tree.stop(leaf, StopReason.COMPLETED)
     kept = KeptTree(id="1.0", iteration=1, tree=tree, rewards=Rewards({leaf: Verdict(0.0, "no")}))
     page = render(fitting([kept], "run"))
-    assert data_of(page)["groups"][0]["nodes"][1]["messages"][0]["reasoning"] == "I should look"
-    assert page.count("message.reasoning") == 3  # in the row and the search, and beside it in full
+    assert data_of(page)["groups"][0]["nodes"][1]["messages"][0]["reasoning_content"] == "I should look"
+    assert page.count("message.reasoning_content") == 3  # in the row and the search, and beside it in full
 
 
 def test_nothing_that_a_policy_says_becomes_markup_and_nothing_is_loaded() -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.tree import Node
 from turntree.core.verdict import Verdict
@@ -148,24 +147,13 @@ def _depth_first(kept: KeptTree) -> Iterator[tuple[Node, int]]:
 def _node(node: Node) -> dict[str, Any]:
     row: dict[str, Any] = {"id": node.id, "kind": node.kind.value, "turn": node.turn, "ids": list(node.token_ids)}
     if node.messages:
-        row["messages"] = [_message(message) for message in node.messages]
+        row["messages"] = [message.to_chat() for message in node.messages]
     if node.logprobs is not None:
         row["logprobs"] = [_short(value) for value in node.logprobs]
     if node.entropies is not None:
         row["entropies"] = [_short(value) for value in node.entropies]
     if node.policy_version is not None:
         row["version"] = node.policy_version
-    return row
-
-
-def _message(message: Message) -> dict[str, Any]:
-    row: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        row["reasoning"] = message.reasoning
-    if message.tool_calls:
-        row["calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-    if message.name is not None:
-        row["name"] = message.name
     return row
 
 

@@ -39,7 +39,7 @@
   }
   function saidBy(node) {
     const parts = (node.messages || []).flatMap((message) => [
-      message.content, ...(message.calls || []).map(callText), message.reasoning,
+      message.content, ...(message.tool_calls || []).map((call) => callText(call.function)), message.reasoning_content,
     ]);
     return parts.filter(Boolean).join(" ").replace(/\s+/g, " ").trim();
   }
@@ -206,9 +206,9 @@
     detail.append(close, make("h2", "", names[node.kind]));
     for (const message of node.messages || []) {
       section(message.name ? `${message.role}: ${message.name}` : message.role);
-      if (message.reasoning) detail.append(make("p", "empty", "thought:"), make("pre", "", message.reasoning));
+      if (message.reasoning_content) detail.append(make("p", "empty", "thought:"), make("pre", "", message.reasoning_content));
       if (message.content) detail.append(make("pre", "", message.content));
-      for (const call of message.calls || []) {
+      for (const { function: call } of message.tool_calls || []) {
         detail.append(make("pre", "", `${call.name} ${JSON.stringify(call.arguments, null, 2)}`));
       }
     }
