@@ -26,7 +26,7 @@ from turntree.rollout.local import Limits, Prompted, sample_local, score_wave, t
 from turntree.rollout.players import grow
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.rollout.service import Parts
-from turntree.stages.train_pivot import _held_out
+from turntree.stages.train_pivot import _fitting
 from turntree.train.checkpoints import CheckpointConfig, Checkpoints
 from turntree.train.config import LossConfig
 from turntree.train.loop import Trainee, train
@@ -163,11 +163,12 @@ def test_an_iteration_in_which_everything_is_censored_learns_nothing_and_the_run
 
 def test_a_held_out_state_that_cannot_be_rendered_is_left_out_of_the_checks_and_said(capfd: Any) -> None:
     states = [TurnState(f"t{i}", 0, (Message("user", "go"),), Message("assistant", "left")) for i in range(3)]
-    found = _held_out(states, Failing("prompt", lambda call: call == 2), LIMITS)
-    assert [item.state.id for item in found] == ["t0#0", "t2#0"]
+    told = "held-out states cannot be sampled"
+    found, _ = _fitting(states, Failing("prompt", lambda call: call == 2), LIMITS, told)
+    assert [item.state.id for _, item in found] == ["t0#0", "t2#0"]
     assert "1 of 3 held-out states cannot be sampled" in capfd.readouterr().err
     with pytest.raises(InputError, match=r"3 of 3 held-out states .* no such role"):
-        _held_out(states, Failing("prompt", lambda call: True, NO_ROLE), LIMITS)
+        _fitting(states, Failing("prompt", lambda call: True, NO_ROLE), LIMITS, told)
 
 
 class OneTask(ChatRenderer):

@@ -254,22 +254,29 @@ def _keep(
 def _pivots(
     selected: Sequence[SelectedState], policy: Policy, config: TrainPivotConfig
 ) -> tuple[list[Pivot], Counter[str]]:
-    """The selected states that can be trained on; the others counted by reason, and said. Raises `InputError` where
-    none is left."""
+    """The selected states that can be trained on, and how many others there are by reason."""
     sampled = config.train.sampling.max_tokens
     limits = Limits(sampled, policy.engine.max_context, config.train.max_tokens, demonstrations=False)
-    fitting, dropped = that_fit([one.state for one in selected], policy.renderer, limits)
-    if dropped:
-        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
-        longer = f"raise --set train.max_tokens={config.train.max_tokens} for longer paths, which takes more memory"
-        hint = longer if dropped[PATH_TOO_LONG] else "see turntree check model"
-        if not fitting:
-            raise InputError(
-                f"hold no state that can be trained on ({counted})", path=config.pivots or config.traces, hint=hint
-            )
-        notice(f"left out of {len(selected)} states: {counted}; {hint}")
+    states, what = [one.state for one in selected], "states cannot be trained on"
+    fitting, dropped = _fitting(states, policy.renderer, limits, what, path=config.pivots or config.traces)
     rows = [(item, selected[place].row) for place, item in fitting]
     return [Pivot(item, row["kind"], row["role"], row["weight"]) for item, row in rows], dropped
+
+
+def _fitting(
+    states: Sequence[TurnState], renderer: Renderer, limits: Limits, what: str, **place: Any
+) -> tuple[list[tuple[int, Prompted]], Counter[str]]:
+    """`that_fit`, which says how many are left out, and why. Raises `InputError` (its `place`) where all are."""
+    fitting, dropped = that_fit(states, renderer, limits)
+    if dropped:
+        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        told = f"{dropped.total()} of {len(states)} {what} ({counted})"
+        longer = f"raise --set train.max_tokens={limits.path} for longer paths, which takes more memory"
+        hint = longer if dropped[PATH_TOO_LONG] else "see turntree check model"
+        if not fitting:
+            raise InputError(told, hint=hint, **place)
+        notice(f"{told}, and are left out; {hint}")
+    return fitting, dropped
 
 
 def _require_profiled_alike(config: TrainPivotConfig, header: dict[str, Any], policy: Policy) -> None:
@@ -325,7 +332,8 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
     states = read_candidates(traces, "dev", config.check.states, config.task_seed)
     context = policy.engine.max_context
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
-    prompted = _held_out(states, policy.renderer, sampled)
+    what = "held-out states cannot be sampled"
+    prompted = [item for _, item in _fitting(states, policy.renderer, sampled, what, field="check.states")[0]]
     states = [item.state for item in prompted]
     kinds = [verdict.kind for verdict in judge_demonstrated(verifier, states)]
 
@@ -341,15 +349,3 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
         return Checked({"held_out_acceptance": accepted}, cost)
 
     return check
-
-
-def _held_out(states: Sequence[TurnState], renderer: Renderer, limits: Limits) -> list[Prompted]:
-    """The states that can be sampled, as in a profile; how many are left out is said. An error if all are."""
-    fitting, dropped = that_fit(states, renderer, limits)
-    if dropped:
-        counted = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
-        why = f"{dropped.total()} of {len(states)} held-out states cannot be sampled ({counted})"
-        if not fitting:
-            raise InputError(why, field="check.states", hint="see turntree check model")
-        notice(f"{why}; they are left out of the checks")
-    return [item for _, item in fitting]
