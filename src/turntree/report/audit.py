@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from turntree.report.wording import count, percent, plural, templates
+from turntree.report.wording import count, percent, plural, templates, within
 from turntree.run.files import write_text
 
 REMEDIES = {
@@ -32,7 +32,6 @@ MOST_BARS = 40
 def build_audit_page(result: dict[str, Any], out: Path) -> Path:
     """Write the page of `audit.audit` to `out`. The same result gives the same bytes."""
     units = [unit for unit in UNITS if unit in result["cost"]]
-    rows = [_remedy(result, name, units[0] if units else None) for name in REMEDIES]
     over_time = result["over_time"]
     page = templates().get_template("audit.html.j2")
     shown = {
@@ -43,25 +42,10 @@ def build_audit_page(result: dict[str, Any], out: Path) -> Path:
         "unit_words": UNITS,
         "budget": budget(result),
         "over_time": outcomes_over_time(over_time) if over_time and len(over_time) > 1 else None,
-        "remedies": rows,
+        "remedies": REMEDIES,
         "outcomes": OUTCOMES,
     }
     return write_text(out, page.render(result=result, **shown))
-
-
-def _remedy(result: dict[str, Any], name: str, unit: str | None) -> dict[str, Any]:
-    label, what = REMEDIES[name]
-    measured = result["remedies"][name]
-    row: dict[str, Any] = {"name": name, "label": label, "what": what, "measured": measured}
-    if measured is None:
-        return row | {"why": result["absent"][name]}
-    return row | {
-        "generation": measured["rollout_saved_share"].get(unit),
-        "generation_edges": _edges(measured["rollout_saved_interval"].get(unit)),
-        "training": measured["training_saved_share"].get(unit),
-        "training_edges": _edges(measured["training_saved_interval"].get(unit)),
-        "lost": measured["mixed_lost_share"],
-    }
 
 
 def suspicion(result: dict[str, Any]) -> str | None:
@@ -82,7 +66,7 @@ def suspicion(result: dict[str, Any]) -> str | None:
 def figures(result: dict[str, Any]) -> list[dict[str, str]]:
     """The three figures of the first screen: how many groups taught nothing, what they cost, what would save most."""
     unit = next((unit for unit in UNITS if unit in result["cost"]), None)
-    edges = f"95% interval {100 * result['low']:.0f}–{100 * result['high']:.0f}%"
+    edges = _edges([result["low"], result["high"]])
     shown = [
         {"value": percent(result["zero_variance_rate"], 0), "what": "of the groups without a gradient", "note": edges}
     ]
@@ -116,7 +100,7 @@ def _best(result: dict[str, Any], unit: str) -> dict[str, str] | None:
 
 
 def _edges(interval: list[float] | None) -> str:
-    return "" if interval is None else f"95% interval {100 * interval[0]:.0f}–{100 * interval[1]:.0f}%"
+    return "" if interval is None else f"95% interval {within(interval)}"
 
 
 def sentences(result: dict[str, Any]) -> list[str]:
@@ -125,8 +109,8 @@ def sentences(result: dict[str, Any]) -> list[str]:
     why = result["failures"]["why"]
     looks = f", {count(why['as_lowest'])} look like failures that were counted" if why["as_lowest"] else ""
     lines = [
-        f"{count(result['zero_variance'])} of {count(result['scored'])} scored groups had equal rewards (95% interval "
-        f"{100 * result['low']:.0f}–{100 * result['high']:.0f}%): {count(why['all_fail'])} failed as a whole, "
+        f"{count(result['zero_variance'])} of {count(result['scored'])} scored groups had equal rewards "
+        f"({_edges([result['low'], result['high']])}): {count(why['all_fail'])} failed as a whole, "
         f"{count(why['all_succeed'])} succeeded as a whole{looks}. Success is a reward of at least "
         f"{result['success']:g} (--set success=NUMBER).",
     ]

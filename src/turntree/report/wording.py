@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ def percent(share: float | None, digits: int = 1) -> str:
 def span(edges: tuple[float, float] | None) -> str:
     """`38.3–51.9`, in percent."""
     return ABSENT if edges is None else f"{100 * edges[0]:.1f}–{100 * edges[1]:.1f}"
+
+
+def within(edges: Sequence[float] | None) -> str:
+    """`38–52%`; nothing where there is no interval."""
+    return "" if edges is None else f"{100 * edges[0]:.0f}–{100 * edges[1]:.0f}%"
 
 
 def points(difference: float | None) -> str:
@@ -68,6 +74,6 @@ def templates(*others: str) -> Environment:
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(package) for package in ("turntree.report", *others)])
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
-    words = (label, percent, span, points, count, number, duration, seconds, plural)
+    words = (label, percent, span, within, points, count, number, duration, seconds, plural)
     environment.filters |= {function.__name__: function for function in words}
     return environment
