@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,11 +40,11 @@ def run_sft(
         raise InputError(f"holds no trace in split {config.split!r}", path=config.traces, hint="choose another split")
     policy = load_policy(config.model, config.device)
     limits = _Limits(config.sft.max_tokens, policy.reads(config.sft.max_tokens), policy.vocabulary)
-    learned = _learned(found, policy.renderer, limits)
-    if not learned.examples:
+    learned, left_out, unfit = _learned(found, policy.renderer, limits)
+    if not learned:
         raise InputError("holds no turn to learn from", path=config.traces, hint="see skip_turns in docs/traces.md")
     inputs = {**policy.identity, "traces_hash": file_hash(Path(config.traces))}
-    config.sft.optimizer.require_steps(config.sft.steps(len(learned.examples)), "sft.optimizer.schedule")
+    config.sft.optimizer.require_steps(config.sft.steps(len(learned)), "sft.optimizer.schedule")
     episodes = EpisodeConfig(sampling=Sampling(max_tokens=config.check.max_tokens), max_context=config.sft.max_tokens)
     trained_on = TrainedOn(episodes, traces=lambda: found, task_seed=config.task_seed)
     with contextlib.ExitStack() as stack:
@@ -55,16 +54,16 @@ def run_sft(
         run = stack.enter_context(
             open_run(out, "sft", to_mapping(config), inputs, overwrite=overwrite, logs=(HELD_OUT,))
         )
-        algorithm = policy.imitation(learned.examples, config.sft, group)
+        algorithm = policy.imitation(learned, config.sft, group)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         check = None if success is None else partial(_check, policy, success)
         trained = run_algorithm(run, policy, algorithm, config, shown=("loss",), check=check)
         last = run.metrics()[-1]
     return {
         "model": str(run.model),
-        "traces": len(found) - learned.left_out,
-        "left_out": learned.left_out,
-        "dropped": dict(sorted(learned.dropped.items())),
+        "traces": len(found) - left_out,
+        "left_out": left_out,
+        "dropped": {reason: len(sizes) for reason, sizes in sorted(unfit.items())},
         "steps": last["step"],
         "loss": last["loss"],
         "success": None if success is None else success.result(config.model),
@@ -100,50 +99,43 @@ class _Limits:
         return "example_above_sft_max_tokens" if len(row.token_ids) > self.max_tokens else None
 
 
-@dataclass(frozen=True)
-class _Learned:
-    """`left_out` traces have nothing to learn from; `dropped` examples are too long, by reason."""
-
-    examples: list[Example]
-    left_out: int
-    dropped: Counter[str]
-
-
-def _learned(traces: Sequence[Trace], renderer: Renderer, limits: _Limits) -> _Learned:
-    """What is learned. Left out are traces without a turn to learn from, traces that the renderer refuses, and examples
-    that are too long or have tokens that the model lacks. An error if it is all of them."""
+def _learned(
+    traces: Sequence[Trace], renderer: Renderer, limits: _Limits
+) -> tuple[list[Example], int, dict[str, list[int]]]:
+    """The examples that are learned, the number of traces that give none, and the sizes of the other examples, which
+    are too long or have tokens that the model lacks, by reason. Traces that the renderer refuses give none, either. An
+    error if no example is left."""
     found: list[Example] = []
-    left_out = 0
+    unfit: dict[str, list[int]] = {}
     refused: list[InputError] = []
-    unfit: list[tuple[str, Example]] = []
+    left_out = 0
     for trace in traces:
         try:
             rows = [row for row in examples(trace, renderer) if any(row.loss_mask)]
         except InputError as error:
             refused.append(error)
             rows = []
-        fitting: list[Example] = []
+        before = len(found)
         for row in rows:
             if (reason := limits.against(row)) is None:
-                fitting.append(row)
+                found.append(row)
             else:
-                unfit.append((reason, row))
-        found += fitting
-        left_out += not fitting
-    if unfit:
-        _say_unfit(unfit, len(found), limits)
+                unfit.setdefault(reason, []).append(len(row.token_ids))
+        left_out += len(found) == before
+    _say_unfit(unfit, len(found), limits)
     if refused:
         if not found:
             raise refused[0]
         notice(f"{len(refused)} of {len(traces)} traces cannot be rendered and are left out; the first: {refused[0]}")
-    return _Learned(found, left_out, Counter(reason for reason, _ in unfit))
+    return found, left_out, unfit
 
 
-def _say_unfit(unfit: Sequence[tuple[str, Example]], kept: int, limits: _Limits) -> None:
+def _say_unfit(unfit: Mapping[str, Sequence[int]], kept: int, limits: _Limits) -> None:
     """Say how many examples cannot be learned. Raises `InputError` where no other is left."""
-    sizes = sorted(len(row.token_ids) for reason, row in unfit if reason != _FOREIGN)
-    whole, said = f"of {len(unfit) + kept} examples have", list[tuple[str, str, str]]()
-    if foreign := len(unfit) - len(sizes):
+    sizes = sorted(size for reason, found in unfit.items() if reason != _FOREIGN for size in found)
+    foreign = len(unfit.get(_FOREIGN, ()))
+    whole, said = f"of {len(sizes) + foreign + kept} examples have", list[tuple[str, str, str]]()
+    if foreign:
         what = f"{foreign} {whole} tokens above the {limits.vocabulary} that the model knows"
         said.append((what, "model", "resize_token_embeddings, or use the tokenizer that came with it"))
     if sizes and sizes[0] > limits.positions:
