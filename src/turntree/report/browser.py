@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +28,25 @@ MAX_NODES = 20_000  # of a page: a browser opens so many at once
 _NO_END = Verdict(None, "no rollout ended here: it went on in another branch")
 
 
-@dataclass(frozen=True)
-class Groups:
-    """The kept trees of a run as its page takes them (`group_view`), the latest `MAX_NODES` nodes. `words` says what a
-    token reads as (empty: tokens are numbers); `unread` counts lines that hold no tree."""
-
-    title: str
-    groups: Sequence[dict[str, Any]]
-    left_out: int = 0
-    unread: int = 0
-    words: Mapping[int, str] = field(default_factory=dict[int, str])
-
-
-def read_groups(run: Path) -> Groups | None:
-    """Those of a run directory, or of a file of trees; None where the run kept none."""
+def read_groups(run: Path) -> dict[str, Any] | None:
+    """What the page of a run directory, or of a file of trees, holds (`fitting`), with what its tokens read as, and
+    how many lines hold no tree; None where the run kept none."""
     source = run / FILE_NAME if run.is_dir() else run
     if not source.exists():
         return None
     report = ReadReport("trees")
-    groups = fitting(read(source, report), run.resolve().name)
-    if not groups.groups and source == run:
+    page = fitting(read(source, report), run.resolve().name)
+    if not page["groups"] and source == run:
         raise InputError("holds no kept tree", path=run, hint=f"name a run directory, or its {FILE_NAME}")
-    return replace(groups, unread=report.dropped.total(), words=token_texts(source.parent))
+    used = {token for group in page["groups"] for node in group["nodes"] for token in node["ids"]}
+    texts = token_texts(source.parent)
+    words = {token: texts[token] for token in sorted(used) if token in texts}
+    return page | {"unread": report.dropped.total(), "words": words}
 
 
-def fitting(trees: Iterable[KeptTree], title: str, *, max_nodes: int = MAX_NODES) -> Groups:
-    """As many groups as a page holds, the latest where not all fit, and how many were left out."""
+def fitting(trees: Iterable[KeptTree], title: str, *, max_nodes: int = MAX_NODES) -> dict[str, Any]:
+    """What a page holds: as many groups as fit (`group_view`), the latest where not all do, and how many were left
+    out. Without `words` tokens are numbers."""
     kept: deque[dict[str, Any]] = deque()
     nodes = left_out = 0
     for tree in trees:
@@ -63,30 +55,22 @@ def fitting(trees: Iterable[KeptTree], title: str, *, max_nodes: int = MAX_NODES
         while nodes > max_nodes and len(kept) > 1:
             nodes -= len(kept.popleft()["nodes"])
             left_out += 1
-    return Groups(title, kept, left_out)
+    return {"title": title, "groups": list(kept), "left_out": left_out, "unread": 0, "words": {}}
 
 
 def build_browser(run: Path, out: Path | None = None) -> Path | None:
     """Write `trees.html` of a run directory (of a file of trees: a page of its name), and return where it lies; None
     where the run kept no tree. Lines that cannot be read are counted on the page."""
-    groups = read_groups(run)
+    page = read_groups(run)
     place = out or (run / PAGE if run.is_dir() else run.with_suffix(".html"))
-    return None if groups is None else write_text(place, render(groups))
+    return None if page is None else write_text(place, render(page))
 
 
-def render(groups: Groups) -> str:
-    """The page."""
-    used = {token for group in groups.groups for node in group["nodes"] for token in node["ids"]}
-    data = {
-        "title": groups.title,
-        "groups": list(groups.groups),
-        "left_out": groups.left_out,
-        "unread": groups.unread,
-        "words": {str(token): groups.words[token] for token in sorted(used) if token in groups.words},
-    }
+def render(page: dict[str, Any]) -> str:
+    """The page that holds this (`fitting`, `read_groups`)."""
     # inside a script element only this character could end it
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return templates().get_template("browser.html.j2").render(title=groups.title, data=text)
+    text = json.dumps(page, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return templates().get_template("browser.html.j2").render(title=page["title"], data=text)
 
 
 def group_view(kept: KeptTree) -> dict[str, Any]:

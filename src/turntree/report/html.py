@@ -50,7 +50,7 @@ def build_report(run_dir: Path, out: Path | None = None) -> Path:
     if not figures.can_draw():
         notice("the page has no curves without matplotlib: pip install 'turntree[train]' draws them")
     run = read_run(run_dir)
-    trees: dict[str, tuple[Path, browser.Groups]] = {}  # that of PivotRL first
+    trees: dict[str, tuple[Path, dict[str, Any]]] = {}  # that of PivotRL first
     for arm in sorted(run.arms, key=lambda arm: arm.name != "pivotrl"):
         groups = None if arm.folder is None else browser.read_groups(arm.folder)
         if arm.folder is not None and groups is not None:
@@ -277,11 +277,11 @@ def _clipped(text: str) -> str:
 # the trees, and what everything was made with
 
 
-def _trees(trees: Mapping[str, tuple[Path, browser.Groups]], page: Path) -> dict[str, Any]:
+def _trees(trees: Mapping[str, tuple[Path, dict[str, Any]]], page: Path) -> dict[str, Any]:
     """Where each run that kept any has its browser, seen from where the page will lie (a folder may be called
     `lr=1e-3#2`), and how many lines of them could not be read."""
     links = {arm: quote(os.path.relpath(path, page.parent)) for arm, (path, _) in trees.items()}
-    return {"links": links, "unread": sum(groups.unread for _, groups in trees.values())} if links else {}
+    return {"links": links, "unread": sum(held["unread"] for _, held in trees.values())} if links else {}
 
 
 def _configurations(run: Run) -> dict[str, str]:
