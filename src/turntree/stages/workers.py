@@ -66,11 +66,16 @@ def worker(settings: dict[str, Any]) -> Iterator[Callable[[Unit], Any]]:
     served = config.device.engine.name == VLLM
     policy = open_served(settings["model"], config.device) if served else load_policy(settings["model"], config.device)
     require_policy(settings, policy.identity)
-    follower = Follower(policy)
+    version: int | None = None  # of the weights that were sent last; without any, those that were loaded
     with stage.open_player(config, policy, settings) as play:
 
         def play_unit(unit: Unit) -> Any:
-            follower.take_on(unit)
+            nonlocal version
+            if unit.get("version") == version:
+                policy.engine.clear_cache()  # a unit must not depend on what was played before
+            else:
+                version = unit["version"]
+                take_on(policy, unit)  # which empties the caches, too
             return play(unit)
 
         yield play_unit
@@ -130,32 +135,18 @@ class Published:
         return self._last
 
 
-@dataclass
-class Follower:
-    """A worker's policy, which takes on the weights that a unit names."""
+def take_on(policy: Policy | Speaker, unit: Unit) -> None:
+    """Give a worker's policy the weights that the unit names."""
+    if not isinstance(policy, Policy):
+        policy.engine.update_weights(unit["served"], unit["version"])
+        return
+    import torch
+    from safetensors.torch import load
 
-    policy: Policy | Speaker
-    version: int | None = None  # of the weights that it was sent last
+    from turntree.train.sharded import parameters_of
 
-    def take_on(self, unit: dict[str, Any]) -> None:
-        """Sample with the unit's weights (without any: those that were loaded), from empty caches: a unit must not
-        depend on what was played before."""
-        engine = self.policy.engine
-        if unit.get("version") == self.version:
-            engine.clear_cache()
-            return
-        self.version = unit["version"]
-        if not isinstance(self.policy, Policy):
-            engine.update_weights(unit["served"], unit["version"])
-            return
-        import torch
-        from safetensors.torch import load
-
-        from turntree.train.sharded import parameters_of
-
-        sent = load(fetched(unit["weights"]))
-        held = parameters_of(self.policy.model)
-        with torch.no_grad():
-            for name, value in held.items():
-                value.copy_(sent[name])
-        engine.update_weights(self.policy.model, unit["version"])
+    sent = load(fetched(unit["weights"]))
+    with torch.no_grad():
+        for name, value in parameters_of(policy.model).items():
+            value.copy_(sent[name])
+    policy.engine.update_weights(policy.model, unit["version"])
