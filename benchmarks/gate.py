@@ -33,7 +33,7 @@ from turntree.decide.gates.divergence import PrefixDivergenceGate
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree_worlds.household.entry import GamesConfig, games
+from turntree_worlds.household.entry import Household
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 SIZES, TURNS = (8, 16, 32, 64), (10, 20, 40)
@@ -91,7 +91,8 @@ def median_and_range(values: Sequence[float]) -> dict[str, float]:
 
 def measure(repeats: int, sizes: Sequence[int], turns: Sequence[int], games_played: int) -> dict[str, Any]:
     policy = load_policy("default", Device())
-    tasks = [HouseholdEnvironment(game) for game, _ in games(GamesConfig(count=games_played, difficulty="hard"))]
+    with Household(difficulty="hard").open({"train": games_played}, seed=0) as opened:
+        tasks = opened.of("train")
     cases = [
         (size, turn, plain_gate(turn), [whole_group(index, size, turn) for index in range(GROUPS)])
         for size in sizes

@@ -28,7 +28,7 @@ from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
 from turntree.run.statistics import wilson
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree_worlds.household.entry import GamesConfig, games
+from turntree_worlds.household.entry import Household
 from turntree_worlds.household.environment import HouseholdEnvironment
 
 
@@ -53,9 +53,9 @@ def play(policy: Policy, tasks: list[HouseholdEnvironment], options: argparse.Na
 
 def measure(options: argparse.Namespace) -> dict:
     policy = load_policy(options.model, Device())
-    which = {"split": "dev", "count": options.tasks, "offset": options.offset, "difficulty": options.difficulty}
-    chosen = GamesConfig(source=options.games, **which)
-    tasks = [HouseholdEnvironment(game) for game, _ in games(chosen, options.seed)]
+    chosen = Household(games=options.games, offset=options.offset, difficulty=options.difficulty)
+    with chosen.open({"dev": options.tasks}, seed=options.seed) as opened:
+        tasks = opened.of("dev")
     gate = PrefixDivergenceGate(turn=options.gate_turn, threshold=options.gate_threshold)
     arms: dict[str, list[Batch]] = {"baseline": [], "gated": []}
     for number, start in enumerate(range(0, len(tasks), options.batch)):

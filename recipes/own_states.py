@@ -214,7 +214,7 @@ class World:
         """Every seed has training games of its own."""
         shown = words("traces", "household", "--count", self.settings.games, "--slips", slips, "--seed", seed)
         shown += () if self.difficulty == "easy" else words("--difficulty", self.difficulty)
-        return shown + words("--set", f"games.offset={1000 * seed}")
+        return shown + words("--set", f"environment.offset={1000 * seed}")
 
     @property
     def tasks(self) -> int:

@@ -9,7 +9,6 @@ from turntree.core import parts
 from turntree.core.completion import Sampling
 from turntree.core.config import Between, Bounded, Part
 from turntree.core.errors import ConfigError
-from turntree.env.tasks import TRAIN
 from turntree.experiments.config import COMMAND
 from turntree.pivots.profile import ProfileConfig
 from turntree.pivots.select import SelectConfig
@@ -96,7 +95,7 @@ class TheoryConfig(Bounded):
     verifier: Part = parts.DEFAULT
     """Judges the actions of the policy."""
     demonstrator: Part = field(
-        default_factory=lambda: Part("household", {"games": {"split": "train", "count": 24, "difficulty": "easy"}})
+        default_factory=lambda: Part("household", {"count": 24, "environment": {"difficulty": "easy"}})
     )
     """Whose traces the states come from."""
     candidates: _TwoOrMore = 96
@@ -132,10 +131,8 @@ def _grpo() -> TrainOnlineConfig:
 
 def playing(demonstrator: Part, environment: Part, count: int, **options: Any) -> Part:
     """The demonstrator on the first `count` training tasks of `environment`, with further options."""
-    played = environment.options
-    games = {"source": played.get("games", "generated"), "split": TRAIN, "count": count}
-    games |= {key: played[key] for key in ("offset", "difficulty") if key in played}
-    return Part(demonstrator.name, {**demonstrator.options, "games": games, **options})
+    played = {"environment": environment.options, "count": count}
+    return Part(demonstrator.name, {**demonstrator.options, **played, **options})
 
 
 STAGES = ("grpo", "pivot", "own")

@@ -82,7 +82,7 @@ def test_a_policy_gradient_changes_the_distribution_within_both_sets() -> None:
 
 def test_predictions_are_met_by_the_library_s_gradients_on_the_embedded_policy(tmp_path, capsys) -> None:
     small = ("--instances", "20", "--states", "2", "--set", "candidates=12", "--set", "samples=8", "--set", "draws=400")
-    games = ("--set", "demonstrator.games.count=3", "--set", "steps=2", "--set", "group_size=4")
+    games = ("--set", "demonstrator.count=3", "--set", "steps=2", "--set", "group_size=4")
     studies.main(["theory", "--out", str(tmp_path / "theory.json"), *small, *games], standalone_mode=False)
     assert "Theorem 3.3" in capsys.readouterr().out
     found = json.loads((tmp_path / "theory.json").read_text())["policy"]

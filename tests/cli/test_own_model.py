@@ -131,4 +131,4 @@ def test_a_folder_as_output_file_is_one_line(turntree, own, tmp_path):
 
 def test_a_seed_cannot_reach_into_another_split(turntree, tmp_path):
     arguments = ("traces", "household", "--out", tmp_path / "t.jsonl", "--count", 2)
-    assert "leave the split" in turntree.error(*arguments, "--set", "games.offset=999999")
+    assert "leave the split" in turntree.error(*arguments, "--set", "environment.offset=999999")

@@ -11,8 +11,8 @@ from turntree_worlds.household.entry import POLICY as EMBEDDED
 ROOMS = '''
 import dataclasses
 from turntree_worlds.household.distance import distance
+from turntree_worlds.household.entry import Household
 from turntree_worlds.household.environment import HouseholdEnvironment
-from turntree_worlds.household.entry import GamesConfig, games
 
 class Room:
     """A household game, as somebody would bring it: without a fork. `lasts`: how many commands it survives."""
@@ -32,8 +32,9 @@ class Room:
         return self.inner.state()
 
 def tasks(split, count, *, seed, lasts: int = 1000, burning: int = 0):
-    chosen = games(GamesConfig(split=split, count=count, offset=seed))
-    return [Room(game, 2 if number < burning else lasts) for number, (game, _) in enumerate(chosen)]
+    with Household(offset=seed).open({split: count}, seed=0) as opened:
+        chosen = [task.world.game for task in opened.of(split)]
+    return [Room(game, 2 if number < burning else lasts) for number, game in enumerate(chosen)]
 '''
 SHORT = ("--max-turns", 8, "--max-tokens", 24)
 

@@ -22,7 +22,7 @@ from turntree.verify.strict import StrictMatch
 from turntree.verify.tool_call import ToolCallMatch
 from turntree.verify.user import UserVerifier
 from turntree_worlds.household.distance import shortest_plan
-from turntree_worlds.household.environment import HouseholdEnvironment, build_game, generated_source
+from turntree_worlds.household.environment import HouseholdEnvironment, generated
 from turntree_worlds.household.verifier import HouseholdVerifier
 
 
@@ -52,8 +52,8 @@ def tool_turns() -> list[TurnState]:
 
 def household_turns() -> list[TurnState]:
     """Every turn of the shortest plan of one generated game."""
-    source = generated_source(3, "pick_and_place_simple", "easy")
-    game = build_game(source)
+    game = generated(6, "easy")
+    source = {"name": "household", "task_id": game.id}
     environment, turns = HouseholdEnvironment(game), []
     messages = environment.reset()
     for turn, command in enumerate(shortest_plan(game.reset())):

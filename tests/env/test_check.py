@@ -14,7 +14,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.env.check import check_environment
 from turntree.env.tasks import Replayed
-from turntree_worlds.household.environment import HouseholdEnvironment, build_game, generated_source
+from turntree_worlds.household.environment import HouseholdEnvironment, generated
 
 
 class Good:
@@ -99,7 +99,7 @@ def grave(environment: object) -> set[str]:
 
 def test_an_environment_that_keeps_the_laws_is_found_without_fault() -> None:
     assert check_environment(Replayed(Good())) == []
-    game = build_game(generated_source(1_000_000, "pick_and_place_simple", "easy"))
+    game = generated(1_000_000, "easy")
     assert check_environment(HouseholdEnvironment(game)) == []
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 PROGRAM = """
 from turntree.env.processes import ProcessPool, ProcessPoolConfig
-from turntree_worlds.household.environment import HouseholdEnvironment, build_game, generated_source
+from turntree_worlds.household.environment import HouseholdEnvironment, generated
 
 if __name__ == "__main__":
     import atexit
 
     pool = ProcessPool(ProcessPoolConfig(workers=2))
     atexit.register(pool.shut_down)
-    game = build_game(generated_source(1, "look_at_obj_in_light", "easy"))
+    game = generated(1, "easy")
     pool.reset(pool.open(HouseholdEnvironment(game)))
     assert pool.poll()[0].fault is None
     print(*(worker._process.pid for worker in pool._workers if worker._process))

@@ -1,12 +1,12 @@
 """The comparison that the quickstart prints: paired over games, billed to the arm that spent it."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from turntree.core import parts
+from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.env.tasks import open_tasks
 from turntree.experiments.quickstart import (
@@ -20,7 +20,7 @@ from turntree.experiments.quickstart import (
 )
 from turntree.report.read import ARMS, Arm, Run, Table
 from turntree.report.results import arm_rows, differences
-from turntree_worlds.household.entry import SPLIT_SIZE, GamesConfig, games
+from turntree_worlds.household.entry import SPLIT_SIZE
 
 
 def evaluation(rewards: list[list[float]]) -> dict[str, Any]:
@@ -75,22 +75,19 @@ def test_the_first_lines_say_what_was_gained_sampled_and_what_was_lost_greedy():
 def test_no_seed_trains_on_games_that_another_trains_on_or_that_it_is_tested_on():
     """The first and the last games that the largest seed can train on, against those that every seed is tested on."""
     assert GAMES <= GAMES_PER_SEED == games_of(3)["offset"] - games_of(2)["offset"]
-    played = GamesConfig(split="train", **games_of(0))
-    last = replace(played, offset=SPLIT_SIZE - 20, count=20)
     with open_tasks(TEST.environment, {TEST.split: 20}) as opened:
         tested = {task.task_id for task in opened.of(TEST.split)}
-    for trained in (replace(played, count=20), last):
-        assert tested.isdisjoint(game.id for game, _ in games(trained))
-    with pytest.raises(ConfigError, match="leave the split"):
-        replace(last, count=21)
+    last = Part("household", {**games_of(0), "offset": SPLIT_SIZE - 20})
+    for trained in (Part("household", games_of(0)), last):
+        with open_tasks(trained, {"train": 20}) as opened:
+            assert tested.isdisjoint(task.task_id for task in opened.of("train"))
+    with pytest.raises(ConfigError, match="leave the split"), open_tasks(last, {"train": 21}):
+        pass
 
 
 def test_own_states_come_from_the_games_of_the_demonstrator():
-    stage, shown = own_stage(2), parts.resolve("demonstrators", demonstrator(2)).options
-    assert stage.environment is not None and stage.environment.options["offset"] == shown["games"]["offset"] == 2000
-    assert (
-        stage.environment.options["difficulty"]
-        == shown["games"]["difficulty"]
-        == TEST.environment.options["difficulty"]
-    )
-    assert stage.own.count == int(shown["games"]["count"] * (1 - shown["dev"])) == 102
+    stage, told = own_stage(2), parts.resolve("demonstrators", demonstrator(2)).options
+    shown = told["environment"]
+    assert stage.environment is not None and stage.environment.options["offset"] == shown["offset"] == 2000
+    assert stage.environment.options["difficulty"] == shown["difficulty"] == TEST.environment.options["difficulty"]
+    assert stage.own.count == int(told["count"] * (1 - told["dev"])) == 102

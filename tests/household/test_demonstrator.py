@@ -13,7 +13,7 @@ from turntree_worlds.household.environment import state_at
 
 
 def traces(tmp_path, **settings):
-    demonstrate(Part("household", {"games": {"count": 24}, **settings}), tmp_path / "traces.jsonl")
+    demonstrate(Part("household", {"count": 24, **settings}), tmp_path / "traces.jsonl")
     return list(read_traces(tmp_path / "traces.jsonl"))
 
 
@@ -41,7 +41,7 @@ def test_without_slips_every_turn_is_a_candidate(tmp_path):
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path):
-    demonstrator = Part("household", {"games": {"count": 5}, "slips": 0.2, "seed": 3})
+    demonstrator = Part("household", {"count": 5, "slips": 0.2, "seed": 3})
     for name in ("a", "b"):
         demonstrate(demonstrator, tmp_path / name)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_file(tmp_path):
 
 @pytest.mark.parametrize("split", ["dev", "test"])
 def test_traces_of_held_out_games_stay_in_their_split(tmp_path, split):
-    assert {trace.split for trace in traces(tmp_path, games={"count": 6, "split": split})} == {split}
+    assert {trace.split for trace in traces(tmp_path, split=split)} == {split}
 
 
 def test_a_trace_of_another_game_is_refused(tmp_path):
@@ -76,7 +76,17 @@ def test_the_loss_of_fine_tuning_covers_the_candidates_only(tmp_path):
         )
 
 
-@pytest.mark.parametrize("bad", [{"slips": 1.0}, {"dev": -0.1}, {"slips": 0.1, "expert": "shortest"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"slips": 1.0},
+        {"dev": -0.1},
+        {"count": 0},
+        {"slips": 0.1, "expert": "shortest"},
+        {"environment": {"prompt": "react"}},
+        {"environment": {"offset": -1}},
+    ],
+)
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(ConfigError):
         from_mapping(HouseholdDemonstrator, bad)

@@ -17,7 +17,7 @@ from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree_worlds.household.distance import shortest_plan
-from turntree_worlds.household.environment import HouseholdEnvironment, generated_source
+from turntree_worlds.household.environment import HouseholdEnvironment, generated
 from turntree_worlds.household.experts import next_exploring_action
 from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import (
@@ -94,8 +94,8 @@ def test_what_was_demonstrated_scores_1_even_if_it_does_nothing(action: str) -> 
 
 
 def test_a_react_turn_is_judged_by_its_command() -> None:
-    source = generated_source(3, TASK_TYPES[0], "easy")
-    game = generate_game(3, task_type=TASK_TYPES[0], difficulty=EASY).parse()
+    game = generated(0, "easy")
+    source = {"name": "household", "task_id": game.id}
     first, second, *_ = shortest_plan(game.reset())
     environment = HouseholdEnvironment(game, prompt="react")
     begun = environment.reset()
@@ -314,15 +314,16 @@ def test_kinds_name_what_a_command_does_here() -> None:
 
 class TestHouseholdVerifier:
     def turn(self, *history: str, demonstration: str, environment: dict | None = None) -> TurnState:
-        source = generated_source(3, "pick_and_place_simple", "easy") if environment is None else environment
+        game = generated(6, "easy")
+        source = {"name": "household", "task_id": game.id} if environment is None else environment
         messages = [Message("user", "the room")]
-        state = generate_game(3, task_type="pick_and_place_simple").parse().reset()
+        state = game.reset()
         for command in history:
             messages += [Message("assistant", command), Message("user", state.step(command).observation)]
         return TurnState("t", len(history), tuple(messages), Message("assistant", demonstration), environment=source)
 
     def test_it_judges_at_the_state_that_the_history_leads_to(self) -> None:
-        game = generate_game(3, task_type="pick_and_place_simple").parse()
+        game = generated(6, "easy")
         plan = shortest_plan(game.reset())
         verifier = HouseholdVerifier()
         for i, command in enumerate(plan):
@@ -334,7 +335,7 @@ class TestHouseholdVerifier:
 
     def test_a_thought_in_the_text_is_no_part_of_the_command(self) -> None:
         """As where the chat template has no place for thoughts: every turn of such a policy was impossible."""
-        game = generate_game(3, task_type="pick_and_place_simple").parse()
+        game = generated(6, "easy")
         first, second = shortest_plan(game.reset())[:2]
         thinking = [f"<think>Not go to the sea.</think>\n\n{command}" for command in (first, second)]
         plain, thoughtful = HouseholdEnvironment(game), HouseholdEnvironment(game)
@@ -349,7 +350,7 @@ class TestHouseholdVerifier:
             assert verdict.reward == 1.0 and verdict.kind != "invalid"
 
     def test_turns_that_share_an_id_are_not_mixed_up(self) -> None:
-        game = generate_game(3, task_type="pick_and_place_simple").parse()
+        game = generated(6, "easy")
         first, second = shortest_plan(game.reset())[:2]
         verifier = HouseholdVerifier()
         here = self.turn(demonstration=first)

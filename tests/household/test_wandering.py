@@ -24,8 +24,7 @@ from turntree.stages.candidates import stream_candidates
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.profile import ProfileStageConfig, run_profile
 from turntree.verify.strict import StrictMatch
-from turntree_worlds.household.environment import build_game, generated_source, state_at
-from turntree_worlds.household.generate import TASK_TYPES
+from turntree_worlds.household.environment import generated, state_at
 from turntree_worlds.household.verifier import HouseholdVerifier
 from turntree_worlds.household.world import State
 
@@ -72,7 +71,8 @@ class Profiled:
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     folder: Path = tmp_path_factory.mktemp("hard")
-    demonstrate(Part("household", {"games": {"count": 30, "difficulty": "hard"}, "dev": 0.0}), folder / "traces.jsonl")
+    hard = Part("household", {"count": 30, "environment": {"difficulty": "hard"}, "dev": 0.0})
+    demonstrate(hard, folder / "traces.jsonl")
     profile = ProfileConfig(rollouts=8, sampling=Sampling(max_tokens=24))
     config = ProfileStageConfig(traces=str(folder / "traces.jsonl"), split="", limit=240, profile=profile)
     run_profile(config, folder / "profile.jsonl")
@@ -122,7 +122,7 @@ def test_the_papers_mix_pays_a_policy_that_only_searches_more_than_the_one_that_
 def test_a_habit_wins_no_hard_game(habit) -> None:
     rng = random.Random(1)
     for number in range(12):
-        state = build_game(generated_source(3_000_000 + number, TASK_TYPES[number % len(TASK_TYPES)], "hard")).reset()
+        state = generated(3_000_000 + number, "hard").reset()
         history: list[Message] = []
         for _ in range(40):
             history.append(Message("assistant", HABITS[habit](state, history, rng)))

@@ -256,7 +256,7 @@ def test_workers_share_servers_that_the_command_gave_each_version_once(
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traces")
-    demonstrate(Part("household", {"games": {"count": 6}}), folder / "traces.jsonl")
+    demonstrate(Part("household", {"count": 6}), folder / "traces.jsonl")
     return folder / "traces.jsonl"
 
 

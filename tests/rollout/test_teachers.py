@@ -20,17 +20,17 @@ from turntree.traces.candidates import candidates
 from turntree.traces.schema import Trace
 from turntree.train.sft import examples
 from turntree_worlds.household.demonstrator import teacher
-from turntree_worlds.household.entry import GamesConfig, games
-from turntree_worlds.household.environment import HouseholdEnvironment
+from turntree_worlds.household.environment import HouseholdEnvironment, generated
 from turntree_worlds.household.experts import slip
 from turntree_worlds.household.verifier import HouseholdVerifier
 
-GAMES = list(games(GamesConfig(split="train", count=6)))
+GAMES = [generated(1_000_000 + number, "easy") for number in range(6)]
 
 
 def clumsy(seed: int, turns: int) -> tuple[HouseholdEnvironment, Trace]:
     """A game played with mistakes only."""
-    game, source = GAMES[seed % len(GAMES)]
+    game = GAMES[seed % len(GAMES)]
+    source = {"name": "household", "task_id": game.id}
     environment = HouseholdEnvironment(game)
     rng = random.Random(seed)
     messages = list(environment.reset())

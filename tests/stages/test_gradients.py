@@ -140,7 +140,7 @@ def test_a_policy_that_moves_and_one_that_was_not_measured_are_not_warned_of(kl)
 def test_training_on_pivots_that_give_no_gradient_says_so(tmp_path, capfd):
     """Turns of one token: every rollout is cut, so every reward is 0."""
     traces, pivots, sampling = tmp_path / "traces.jsonl", tmp_path / "pivots.jsonl", Sampling(max_tokens=12)
-    demonstrate(Part("household", {"games": {"count": 2}}), traces)
+    demonstrate(Part("household", {"count": 2}), traces)
     profile = ProfileConfig(rollouts=4, sampling=sampling)
     run_profile(ProfileStageConfig(traces=str(traces), limit=6, profile=profile), tmp_path / "profile.jsonl")
     run_select(tmp_path / "profile.jsonl", SelectConfig(threshold=1.0), pivots)

@@ -162,7 +162,7 @@ def test_several_traces_of_a_task_are_one_task_and_other_splits_are_not_trained_
 
 
 def test_the_environment_that_all_traces_name_is_played_with_its_options(policy: Policy, tmp_path: Path) -> None:
-    demonstrate(Part("household", {"games": {"count": 3, "difficulty": "hard"}}), tmp_path / "hard.jsonl")
+    demonstrate(Part("household", {"count": 3, "environment": {"difficulty": "hard"}}), tmp_path / "hard.jsonl")
     config = TrainPivotConfig(pivots="pivots.jsonl", check=CheckConfig(tasks=2))
     found = checked(config, policy, tmp_path / "hard.jsonl")
     assert len(found) == 2 and all(task.startswith("hard/") for task in found)

@@ -30,7 +30,7 @@ def launched(traces: Path, out: Path, module: str = "turntree.cli.main") -> subp
 
 def test_a_killed_rank_ends_the_run_and_the_command_resumes_it_bit_for_bit(tmp_path: Path) -> None:
     traces = tmp_path / "traces.jsonl"
-    demonstrate(Part("household", {"games": {"count": 4}, "dev": 0.0}), traces)
+    demonstrate(Part("household", {"count": 4, "dev": 0.0}), traces)
     whole = launched(traces, tmp_path / "whole")
     assert whole.returncode == 0
     assert whole.stdout.count(f"-> {tmp_path / 'whole'}") == 1, "rank 0 speaks for all"

@@ -34,7 +34,7 @@ def stages(tmp_path_factory):
     """Both training stages with everything on that has a memory: schedules, draws, checks."""
     folder = tmp_path_factory.mktemp("restart")
     traces = str(folder / "traces.jsonl")
-    demonstrate(Part("household", {"games": {"count": 10}}), folder / "traces.jsonl")
+    demonstrate(Part("household", {"count": 10}), folder / "traces.jsonl")
     profiling = ProfileConfig(rollouts=4, sampling=COMMAND)
     run_profile(ProfileStageConfig(traces=traces, limit=24, profile=profiling), folder / "profile.jsonl")
     run_select(folder / "profile.jsonl", SelectConfig(threshold=1.0, anchor_share=0.2), folder / "pivots.jsonl")

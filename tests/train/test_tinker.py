@@ -302,7 +302,7 @@ def test_what_was_trained_is_sampled_and_trained_on(calm: tuple[Path, Any], hous
 
 
 def test_sft_there_is_sft_here(household: Any, tmp_path: Path) -> None:
-    demonstrate(Part("household", {"games": {"count": 6}}), tmp_path / "traces.jsonl")
+    demonstrate(Part("household", {"count": 6}), tmp_path / "traces.jsonl")
     config = SFTStageConfig(
         traces=str(tmp_path / "traces.jsonl"),
         sft=SFTConfig(epochs=1, batch=2, optimizer=OptimizerConfig(learning_rate=1e-3, max_grad_norm=math.inf)),

@@ -219,19 +219,13 @@ _PLACE = ("split", "count", "seed", "model", "task_id")
 
 def options_of_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
     """The options under which an environment has tasks like the one that a trace records (`Trace.environment`), so that
-    others of them can be played; None where that is not known. Recordings of `environment_record` hold them; for other
-    records the environment's class may have a method `options(record)`. A trace cannot name code: only environments
-    that are installed are looked up."""
+    others of them can be played (`environment_record`); None where that is not known. A trace cannot name code: only
+    environments that are installed are looked up."""
     name = record.get("name")
-    if not isinstance(name, str) or name not in parts.names("environments"):
+    if not isinstance(name, str) or name not in parts.names("environments") or "task_id" not in record:
         return None
-    if "task_id" in record:
-        known = parts.load("environments", name).options()
-        return {key: value for key, value in record.items() if key in known and key not in _PLACE}
-    options: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = getattr(
-        parts.load("environments", name).target, "options", None
-    )
-    return None if options is None else options(record)
+    known = parts.load("environments", name).options()
+    return {key: value for key, value in record.items() if key in known and key not in _PLACE}
 
 
 def same_tasks(told: Openings) -> list[str]:

@@ -111,11 +111,11 @@ def _run(config: QuickstartConfig, out: Path) -> dict[str, Any]:
 
 def games_of(seed: int) -> dict[str, Any]:
     """Every seed trains on games of its own."""
-    return {"count": GAMES, "offset": GAMES_PER_SEED * seed, **HARD}
+    return {"offset": GAMES_PER_SEED * seed, **HARD}
 
 
 def demonstrator(seed: int) -> Part:
-    return Part("household", {"games": games_of(seed), "dev": SHARE_OF_DEV, "seed": seed})
+    return Part("household", {"environment": games_of(seed), "count": GAMES, "dev": SHARE_OF_DEV, "seed": seed})
 
 
 Job = tuple[Any, ...]
@@ -189,7 +189,7 @@ def _grpo(seed: int, out: Path) -> None:
 
 
 def _played(seed: int) -> tuple[Part, int]:
-    return Part("household", {"offset": GAMES_PER_SEED * seed, **HARD}), int(GAMES * (1 - SHARE_OF_DEV))
+    return Part("household", games_of(seed)), int(GAMES * (1 - SHARE_OF_DEV))
 
 
 def _evaluate(seed: int, out: Path, arm: str) -> None:

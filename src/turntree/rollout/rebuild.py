@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.core.foreign import call_foreign
@@ -50,9 +48,8 @@ class Rebuilder:
     """Rebuilds states of traces in `environment`, whose options replace those of the traces. Its code runs because the
     user names it, never because a trace does.
 
-    A trace of `turntree traces record` says how its task is opened. For other records the environment's class may have
-    a method `rebuild(record)` that returns the task. `concurrency` states are rebuilt at the same time (0: one by one),
-    as many as environments are stepped at once; that is known once a task is open.
+    A trace says how its task is opened (`env.tasks.environment_record`). `concurrency` states are rebuilt at the same
+    time (0: one by one), as many as environments are stepped at once; that is known once a task is open.
     """
 
     def __init__(self, environment: Part, reading: Reading = said) -> None:
@@ -77,9 +74,6 @@ class Rebuilder:
     def _task(self, turn: TurnState) -> Environment:
         """The task of a trace. Tasks are opened once, with the arguments that the trace records."""
         source, of = turn.environment or {}, f"of trace {turn.trace_id!r}"
-        target = parts.load("environments", self._part.name).target
-        if "task_id" not in source and inspect.isclass(target) and hasattr(target, "rebuild"):
-            return parts.build("environments", self._part).rebuild(source)
         if source.get("name") != self._part.name:
             problem = f"{of} is {source.get('name')!r}, not {self._part.name!r}"
             hint = "name the environment of the traces with --environment (`turntree traces record` writes it down)"

@@ -5,24 +5,25 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, cast
 
 from turntree.core import seeds
-from turntree.core.config import Between
+from turntree.core.config import Between, Bounded, Part, Positive, to_mapping
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment
-from turntree.traces.schema import Trace
+from turntree.env.tasks import environment_record
+from turntree.traces.schema import Split, Trace
 from turntree.traces.splits import demonstrated_split
 from turntree_worlds.household.distance import shortest_plan
-from turntree_worlds.household.entry import GamesConfig, games
+from turntree_worlds.household.entry import Household
 from turntree_worlds.household.environment import HouseholdEnvironment
 from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action, stumble
 from turntree_worlds.household.world import Game, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class HouseholdDemonstrator:
+class HouseholdDemonstrator(Bounded):
     """Expert play on household games.
 
     The games are ALFWorld's, or generated ones in their format. Slips (random mistakes) lead to states that a policy
@@ -36,16 +37,20 @@ class HouseholdDemonstrator:
 
     noun: ClassVar[str] = "games"
     short: ClassVar[dict[str, str]] = {
-        "--games": "games.source",
-        "--split": "games.split",
-        "--count": "games.count",
-        "--difficulty": "games.difficulty",
+        "--games": "environment.games",
+        "--split": "split",
+        "--count": "count",
+        "--difficulty": "environment.difficulty",
         "--expert": "expert",
         "--slips": "slips",
         "--seed": "seed",
     }
 
-    games: GamesConfig = field(default_factory=GamesConfig)
+    environment: Household = field(default_factory=Household)
+    split: Split = "train"
+    """Which games: train, dev or test; generated ones are drawn from it."""
+    count: Positive = 200
+    """How many games. The six task types alternate in generated ones; those of a file or folder are drawn."""
     expert: Literal["explore", "shortest"] = "explore"
     """"explore" uses only what was seen; "shortest" knows the room, so its search turns cannot be learned: nothing
     in the history tells where to look."""
@@ -59,15 +64,20 @@ class HouseholdDemonstrator:
     """Of the draw of games from a file or folder, of experts, slips and splits."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.slips and self.expert == "shortest":
             raise ConfigError("goes with the exploring expert only", field="slips")
+        if self.environment.prompt != "plain":
+            raise ConfigError("must be plain: the expert gives bare commands", field="environment.prompt")
 
     def __len__(self) -> int:
-        return self.games.count
+        return self.count
 
     def __iter__(self) -> Iterator[Trace | str]:
         """Every game played once: the episode, or why there is none."""
-        return (_play(game, source, self) for game, source in games(self.games, self.seed))
+        with self.environment.open({self.split: self.count}, seed=self.seed) as opened:
+            for task in cast("Sequence[HouseholdEnvironment]", opened.of(self.split)):
+                yield _play(task.world.game, self)
 
 
 def teacher(environment: Environment, history: Sequence[Message]) -> Message | str:
@@ -81,7 +91,7 @@ def teacher(environment: Environment, history: Sequence[Message]) -> Message | s
         return "goal out of reach"
 
 
-def _play(game: Game, source: dict[str, Any], config: HouseholdDemonstrator) -> Trace | str:
+def _play(game: Game, config: HouseholdDemonstrator) -> Trace | str:
     """One demonstrated episode, or why there is none."""
     state = game.reset()
     messages = [Message("user", game.intro)]
@@ -100,9 +110,11 @@ def _play(game: Game, source: dict[str, Any], config: HouseholdDemonstrator) -> 
         id=game.id,
         messages=tuple(messages),
         domain="household",
-        split=demonstrated_split(config.games.split, game.id, config.seed, config.dev),
+        split=demonstrated_split(config.split, game.id, config.seed, config.dev),
         success=True,
-        environment=source,
+        environment=environment_record(
+            Part("household", to_mapping(config.environment)), config.split, config.count, config.seed, game.id
+        ),
         meta={"task_type": game.task_type, "expert": config.expert, **marks},
     )
 

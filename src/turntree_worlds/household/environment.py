@@ -52,6 +52,7 @@ Thought: I put it in.
 Action: move tomato 2 to cabinet 1
 You move the tomato 2 to the cabinet 1."""
 
+GENERATED = "generated"
 Level = Literal["easy", "medium", "hard"]
 DIFFICULTIES = {level.name: level for level in (EASY, MEDIUM, HARD)}
 
@@ -132,45 +133,26 @@ def command_of(action: Message) -> str:
     return str(call.arguments.get("command", "")) if call.name == ACT and not more else ""
 
 
-def generated_source(seed: int, task_type: str, difficulty: str) -> dict[str, Any]:
-    """The record by which a trace names its generated game."""
-    return {"name": "household", "seed": seed, "task_type": task_type, "difficulty": difficulty}
-
-
-def file_source(path: str, game: str) -> dict[str, Any]:
-    """The record by which a trace names its game of a file or folder."""
-    return {"name": "household", "path": path, "game": game}
-
-
-def build_game(source: Mapping[str, Any] | None) -> Game:
+def build_game(record: Mapping[str, Any] | None) -> Game:
     """The game that a trace's `environment` names. Raises `InputError` when it names none."""
-    if source is not None and "task_id" in source:
-        source = _recorded(source)
-    if source is None or source.get("name") != "household":
+    if record is None or record.get("name") not in ("household", "default") or "task_id" not in record:
         hint = "name the verifier of these traces (--verifier tool_call, recommended, strict or module:function)"
-        problem = f"a trace's environment, {source!r}, is not a household game, which the verifier judges"
+        problem = f"a trace's environment, {record!r}, is not a household game, which the verifier judges"
         raise InputError(problem, field="environment", hint=hint)
-    if "seed" in source:
-        return _generated(int(source["seed"]), str(source["task_type"]), str(source["difficulty"]))
-    games = _file(str(source["path"]))
-    if source["game"] not in games:
-        raise InputError(f"has no game {source['game']!r}", path=source["path"], field="environment.game")
-    return games[source["game"]]
-
-
-def _recorded(source: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The game of a trace of `turntree traces record`, which names the task and the options of the environment."""
-    if source.get("name") not in ("household", "default"):
-        return None
-    if source.get("games") != "generated":
-        return file_source(str(source.get("games")), str(source["task_id"]))
-    difficulty, *_, number = re.split("[/_]", str(source["task_id"]))  # easy/NAME/seed_12
-    return generated_source(int(number), TASK_TYPES[int(number) % len(TASK_TYPES)], difficulty)
+    path, name = str(record.get("games", GENERATED)), str(record["task_id"])
+    if path == GENERATED:
+        difficulty, *_, number = re.split("[/_]", name)  # easy/NAME/seed_12
+        return generated(int(number), difficulty)
+    games = _file(path)
+    if name not in games:
+        raise InputError(f"has no game {name!r}", path=path, field="environment.task_id")
+    return games[name]
 
 
 @functools.lru_cache(maxsize=4096)
-def _generated(seed: int, task_type: str, difficulty: str) -> Game:
-    return generate_game(seed, task_type=task_type, difficulty=DIFFICULTIES[difficulty]).parse()
+def generated(number: int, difficulty: str) -> Game:
+    task_type = TASK_TYPES[number % len(TASK_TYPES)]
+    return generate_game(number, task_type=task_type, difficulty=DIFFICULTIES[difficulty]).parse()
 
 
 @functools.lru_cache(maxsize=8)
