@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from turntree.stages.policy import Device, load_policy
 from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
 from turntree_worlds.qa.environment import QaEnvironment
 from turntree_worlds.qa.experts import NotFound, Played, play
-from turntree_worlds.qa.generate import QuestionMix
+from turntree_worlds.qa.generate import Posed, QuestionMix
 
 SCAFFOLD = (  # one token each: what a call and an answer are written with
     '<tool_call>{"name": "search", "arguments": {"query": "',
@@ -184,18 +184,19 @@ def measure(arguments: argparse.Namespace) -> None:
             config = EpisodeConfig(max_turns=12, max_context=1200, sampling=sampling)
             started = time.time()
             groups = grow(tasks, policy.engine, policy.renderer, config, group_size=size, seed=7)
-            report(temperature, size, tasks, groups, time.time() - started)
+            report(temperature, size, posed, groups, time.time() - started)
 
 
 def report(
-    temperature: float, size: int, tasks: list[QaEnvironment], groups: list[tuple[RolloutTree, Rewards]], seconds: float
+    temperature: float, size: int, posed: Sequence[Posed], groups: list[tuple[RolloutTree, Rewards]], seconds: float
 ) -> None:
     by_hops: dict[object, list[tuple[float, bool]]] = defaultdict(list)
     turns, tokens = [], []
-    for task, (tree, rewards) in zip(tasks, groups, strict=True):
+    for one, (tree, rewards) in zip(posed, groups, strict=True):
         right = [reward >= 1.0 for reward in rewards.scored().values()]
         row = (sum(right) / len(right), 0 < sum(right) < len(right))
-        for key in ("all", f"{task.question.hops} hops", task.question.kind):
+        hops = sum(len(chain.relations) for chain in one.chains)
+        for key in ("all", f"{hops} hops", one.question.kind):
             by_hops[key].append(row)
         for leaf in tree.leaves():
             path = tree.path(leaf)

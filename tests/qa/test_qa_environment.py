@@ -21,7 +21,7 @@ from turntree_worlds.qa.experts import answer, compute, play, search
 from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalConfig, HierarchicalReward
 from turntree_worlds.qa.questions import Question
 
-QUESTION = Question(id="q", text="Who?", answers=("Ada",), kind="chain", hops=1)
+QUESTION = Question(id="q", text="Who?", answers=("Ada",), kind="chain")
 
 
 @pytest.fixture

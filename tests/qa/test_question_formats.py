@@ -27,7 +27,7 @@ def test_plain_rows_with_one_answer_or_several(tmp_path):
     )
     assert read(path).questions == (
         Question(id="plain:1", text="Where is the Louvre?", answers=("Paris",)),
-        Question(id="7", text="Who?", answers=("Ada", "Ada Lovelace"), kind="bridge", hops=2),
+        Question(id="7", text="Who?", answers=("Ada", "Ada Lovelace"), kind="bridge"),
         Question(id="plain:3", text="How many?", answers=("1,200",), answer_type="number"),
         Question(id="plain:4", text="How much?", answers=("0.5",), answer_type="number"),
     )
@@ -49,10 +49,11 @@ def test_a_math_answer_is_a_number_an_expression_or_else_a_span(tmp_path):
     assert {question.kind for question in found} == {"Algebra"}
 
 
-def test_the_facts_of_a_2wiki_row_are_its_hops(tmp_path):
+def test_the_subjects_of_a_2wiki_row_s_facts_are_its_evidence(tmp_path):
     row = {"_id": "x1", "type": "compositional", "question": "Q?", "answer": "851", "evidences": [["a", "b", "c"]] * 2}
     (question,) = read(jsonl(tmp_path / "a.jsonl", row)).questions
-    assert (question.id, question.kind, question.hops, question.answer_type) == ("x1", "compositional", 2, "number")
+    assert (question.id, question.kind, question.answer_type) == ("x1", "compositional", "number")
+    assert question.evidence == ("a",)
 
 
 def test_an_answer_type_is_the_row_s_or_inferred(tmp_path):
@@ -194,4 +195,4 @@ def test_the_public_files_are_read_whole(shared_data):
         found = read(shared_data / name)
         assert found.report.rows == len(found.questions) == count, name
         assert Counter(question.answer_type for question in found.questions) == types, name
-    assert {question.hops for question in found.questions} == {2, 3, 4, 5, 6}
+    assert all(question.evidence for question in found.questions)

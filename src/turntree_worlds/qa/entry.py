@@ -101,7 +101,7 @@ class Questions(GeneratedQuestions):
                 posed = self.generated(world, splits)
                 asked = {split: [each.question for each in found] for split, found in posed.items()}
                 every = (each for found in posed.values() for each in found)
-                shown = {each.question.id: gold(each, world.world.told, self.search.pages) for each in every}
+                shown = {each.question.id: gold(each, self.search.pages) for each in every}
             else:
                 asked, read = self.read(splits, seed)
                 files["questions"] = self.questions

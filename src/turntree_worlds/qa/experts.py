@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -55,17 +55,14 @@ def answer(text: str) -> Message:
     return Message("assistant", f"<answer>{text}</answer>")
 
 
-def gold(posed: Posed, told: Mapping[str, Mapping[str, str]], pages: bool) -> tuple[Message, ...]:
-    """The expert's messages to a generated question, from what its world tells."""
-    messages, ends = list[Message](), list[str]()
+def gold(posed: Posed, pages: bool) -> tuple[Message, ...]:
+    """The expert's messages to a generated question."""
+    messages: list[Message] = []
     for chain in posed.chains:
-        held = chain.start
-        for relation in chain.relations:
+        for held, relation in zip((chain.start, *chain.values), chain.relations, strict=False):
             messages += [search(f"{relation} of {held}"), *([look_at(held)] if pages else [])]
-            held = told[held][relation]
-        ends.append(held)
     if posed.operation != "none":
-        messages.append(_arithmetic(posed, ends))
+        messages.append(_arithmetic(posed, [chain.values[-1] for chain in posed.chains]))
     return (*messages, answer(posed.question.answers[0]))
 
 
@@ -108,13 +105,7 @@ def play(
 def next_turn(posed: Posed, messages: Sequence[Message]) -> Message:
     """What the expert does after `messages`, which another policy may have written: look up the first thing that no
     result has told yet, then compute, then answer. Raises `NotFound` where a look-up did not tell what it was for."""
-    results = [message.content for message in messages if message.role == "tool"]
-    facts = {
-        (title, relation): value
-        for result in results
-        for title, text in _PASSAGE.findall(result)
-        for relation, value in _FACT.findall(text)
-    }
+    facts = _facts(message.content for message in messages if message.role == "tool")
     asked = {str(call.arguments.get("query")) for message in messages for call in message.tool_calls}
     ends: list[str] = []
     for chain in posed.chains:
@@ -178,7 +169,17 @@ def _seen(messages: Sequence[Message], chain: Chain) -> list[str]:
 
 def _read(results: str, subject: str, relation: str) -> str:
     """The value that the results tell."""
-    for title, text in _PASSAGE.findall(results):
-        if title == subject and relation in (told := dict(_FACT.findall(text))):
-            return told[relation]
-    raise NotFound(f"the results do not tell the {relation} of {subject}")
+    facts = _facts([results])
+    if (subject, relation) not in facts:
+        raise NotFound(f"the results do not tell the {relation} of {subject}")
+    return facts[subject, relation]
+
+
+def _facts(results: Iterable[str]) -> dict[tuple[str, str], str]:
+    """The values that results tell, by subject and relation."""
+    return {
+        (title, relation): value
+        for result in results
+        for title, text in _PASSAGE.findall(result)
+        for relation, value in _FACT.findall(text)
+    }

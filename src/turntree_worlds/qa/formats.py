@@ -131,7 +131,6 @@ class _Row:
             answers=tuple(dict.fromkeys(answers)),
             answer_type=self._checked(declared, answers) if declared else self._inferred(answers),
             kind=self._first("question_type", "type", "kind", "ability", "subject", "data_source"),
-            hops=self._hops(),
             evidence=self._evidence(),
         )
         report.repaired += [text, *answers] != [raw_text.strip(), *(answer.strip() for answer in raw_answers)]
@@ -191,18 +190,11 @@ class _Row:
         except RowRefused:
             return "span"
 
-    def _hops(self) -> int | None:
-        """2WikiMultihopQA lists the facts that lead to the answer."""
-        hops = len(self._facts()) or self.values.get("hops")
-        return hops if isinstance(hops, int) and not isinstance(hops, bool) else None
-
-    def _facts(self) -> list[Any]:
-        found = (self.values.get(name) for name in ("evidences", "evidence"))
-        return next((cast("list[Any]", facts) for facts in found if isinstance(facts, list) and facts), [])
-
     def _evidence(self) -> tuple[str, ...]:
-        """The subjects of the facts (subject, relation, value), each once."""
-        triples = [fact for fact in self._facts() if isinstance(fact, list) and len(cast("list[Any]", fact)) == 3]
+        """The subjects of the facts (subject, relation, value) that 2WikiMultihopQA lists, each once."""
+        found = (self.values.get(name) for name in ("evidences", "evidence"))
+        facts = next((cast("list[Any]", facts) for facts in found if isinstance(facts, list) and facts), [])
+        triples = [fact for fact in facts if isinstance(fact, list) and len(cast("list[Any]", fact)) == 3]
         return tuple(dict.fromkeys(str(fact[0]) for fact in triples))
 
     def _prompt(self, role: str) -> list[str]:

@@ -12,15 +12,14 @@ from turntree_worlds.qa.answers import AnswerType
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """`answers` are all right, each by itself (of a list: one text with `;` between its items); `answer_type` says how
-    they are compared (`answers`). `kind` groups questions in reports; `hops` is how many look-ups the
-    shortest way to the answer takes, `evidence` what to look up one after another, where that is known."""
+    they are compared (`answers`). `kind` groups questions in reports; `evidence` is what to look up one after another,
+    where that is known."""
 
     id: str
     text: str
     answers: tuple[str, ...]
     answer_type: AnswerType = "span"
     kind: str = ""
-    hops: int | None = None
     evidence: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,9 +7,8 @@ person finds others who share a name.
 from __future__ import annotations
 
 import functools
-import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,39 +61,24 @@ RELATIONS: dict[Kind, dict[str, Kind]] = {
 
 
 @dataclass(frozen=True)
-class Fact:
-    """`value` is the name of an entity, or digits."""
-
-    subject: str
-    relation: str
-    value: str
-
-
-@dataclass(frozen=True)
 class World:
-    """Every (subject, relation) has at most one fact: `value` is a function, and so is a chain of relations."""
+    """`told` is a function, and so is a chain of relations."""
 
     seed: int
     kinds: dict[str, Kind]  # of every entity, by name
-    facts: tuple[Fact, ...]  # by subject
-
-    @functools.cached_property
-    def told(self) -> dict[str, dict[str, str]]:
-        """{subject: {relation: value}}"""
-        told: dict[str, dict[str, str]] = {name: {} for name in self.kinds}
-        for fact in self.facts:
-            told[fact.subject][fact.relation] = fact.value
-        return told
+    told: dict[str, dict[str, str]]  # {subject: {relation: value}}; a value is the name of an entity, or digits
 
     @functools.cached_property
     def numbers(self) -> frozenset[str]:
         """Every number that a document tells."""
-        return frozenset(fact.value for fact in self.facts if fact.value not in self.kinds)
+        values = (value for facts in self.told.values() for value in facts.values())
+        return frozenset(value for value in values if value not in self.kinds)
 
     def documents(self) -> Iterator[Document]:
         """One for each entity, in sentences `The RELATION is VALUE.`"""
-        for subject, group in itertools.groupby(self.facts, lambda fact: fact.subject):
-            yield Document(subject, subject, " ".join(f"The {fact.relation} is {fact.value}." for fact in group))
+        for subject, facts in self.told.items():
+            sentences = (f"The {relation} is {value}." for relation, value in facts.items())
+            yield Document(subject, subject, " ".join(sentences))
 
 
 def generate_world(seed: int) -> World:
@@ -124,8 +108,7 @@ def generate_world(seed: int) -> World:
         **dict.fromkeys(towns, "town"),
         **dict.fromkeys(countries, "country"),
     }
-    facts = tuple(Fact(name, *fact) for name in kinds for fact in _shuffled(rng, told[name].items()))
-    return World(seed, kinds, facts)
+    return World(seed, kinds, {name: _shuffled(rng, told[name]) for name in kinds})
 
 
 def _names(rng: random.Random, count: int, first: Sequence[str], second: Sequence[str]) -> list[str]:
@@ -162,7 +145,7 @@ def _marry(rng: random.Random, people: Sequence[str], told: dict[str, dict[str, 
             told[name]["spouse"] = spouse
 
 
-def _shuffled(rng: random.Random, facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    listed = list(facts)
+def _shuffled(rng: random.Random, facts: dict[str, str]) -> dict[str, str]:
+    listed = list(facts.items())
     rng.shuffle(listed)
-    return listed
+    return dict(listed)
