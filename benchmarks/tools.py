@@ -52,7 +52,7 @@ from turntree.render.tool_calls import parse_message
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
-from turntree_worlds.qa.build import QaWorld, QaWorldConfig, environments
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig
 from turntree_worlds.qa.environment import QaEnvironment
 from turntree_worlds.qa.experts import play
 from turntree_worlds.qa.generate import Posed
@@ -207,7 +207,7 @@ class Script:
         for one in posed:
             for variant in range(variants):
                 rng = seeds.generator(0, "tools benchmark", "expert", one.question.id, variant)
-                (environment,) = environments([one.question], tools)
+                environment = QaEnvironment(one.question, tools)
                 turns = [said(m) for m in play(environment, one, rng, noise=0.3).messages if m.role == "assistant"]
                 for turn, text in enumerate(turns):
                     self._next.setdefault((one.question.text, *turns[:turn]), []).append(text.encode())
@@ -236,7 +236,7 @@ class Run:
 
 def played(mode: str, posed: Sequence[Posed], script: Script, tools: Sequence[Delayed], setting: Setting) -> Run:
     runtime, barrier = ToolRuntime(tools), mode.startswith("barrier")
-    tasks = environments([one.question for one in posed], runtime)
+    tasks = [QaEnvironment(one.question, runtime) for one in posed]
     config = SchedulerConfig(
         episodes=EpisodeConfig(max_turns=16, max_context=1 << 17, sampling=Sampling(max_tokens=1000)),
         group_size=setting.group_size,

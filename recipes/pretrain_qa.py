@@ -38,7 +38,7 @@ from turntree.render.template import ChatRenderer
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.players import grow
 from turntree.stages.policy import Device, load_policy
-from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools
 from turntree_worlds.qa.environment import QaEnvironment
 from turntree_worlds.qa.experts import NotFound, Played, play
 from turntree_worlds.qa.generate import Posed, QuestionMix
@@ -178,7 +178,7 @@ def measure(arguments: argparse.Namespace) -> None:
         world.build_index(Path(folder, "index.db")) as index,
         open_tools(index) as tools,
     ):
-        tasks = environments([one.question for one in posed], tools)
+        tasks = [QaEnvironment(one.question, tools) for one in posed]
         for temperature, size in ((1.0, arguments.samples), (0.0, 1)):
             sampling = Sampling(temperature=temperature, max_tokens=32)
             config = EpisodeConfig(max_turns=12, max_context=1200, sampling=sampling)

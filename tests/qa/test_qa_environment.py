@@ -13,7 +13,7 @@ from turntree.env.local import LocalPool
 from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
 from turntree.env.tools.tool import ToolFailed, ToolOutput, ToolSpec
 from turntree.traces.schema import Trace
-from turntree_worlds.qa.build import QaWorld, environments
+from turntree_worlds.qa.build import QaWorld
 from turntree_worlds.qa.demonstrator import QaDemonstrator
 from turntree_worlds.qa.entry import POLICY, Questions
 from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment, Undecided
@@ -176,7 +176,7 @@ def test_it_is_played_and_forked_in_every_pool_that_shares_memory(
 ) -> None:
     pool = open_pool()
     posed = next(posed for posed in world.questions("dev", 20) if posed.operation == "none")
-    (environment,) = environments([posed.question], searching)
+    environment = QaEnvironment(posed.question, searching)
     said = [m for m in play(environment.fork(), posed).messages if m.role == "assistant"]
     session = pool.open(environment)
     pool.reset(session)

@@ -12,7 +12,8 @@ from turntree.env.tools.runtime import ToolRuntime
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.players import grow
 from turntree.stages.policy import Device, Policy, load_policy
-from turntree_worlds.qa.build import QaWorld, environments
+from turntree_worlds.qa.build import QaWorld
+from turntree_worlds.qa.environment import QaEnvironment
 from turntree_worlds.qa.experts import answer, compute, search
 
 FOLDER = Path(turntree_worlds.__file__).parent / "models" / "qa_tiny"
@@ -29,7 +30,7 @@ def test_it_is_small_and_has_a_card() -> None:
 
 
 def test_it_answers_some_questions_of_an_unseen_world(policy: Policy, world: QaWorld, tools: ToolRuntime) -> None:
-    tasks = environments([posed.question for posed in world.questions("dev", 30)], tools)
+    tasks = [QaEnvironment(posed.question, tools) for posed in world.questions("dev", 30)]
     config = EpisodeConfig(max_turns=12, max_context=1200, sampling=Sampling(max_tokens=32))
     groups = grow(tasks, policy.engine, policy.renderer, config, group_size=2, seed=0)
     leaves = [

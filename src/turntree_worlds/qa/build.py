@@ -1,19 +1,15 @@
-"""A question set with everything that its episodes need: documents, index, tools, environments."""
+"""What the episodes of questions need: a generated world with its index, and tools."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from turntree.core.config import FIXED
-from turntree.core.messages import Message
 from turntree.env.tools.runtime import ToolRuntime, ToolRuntimeConfig
-from turntree_worlds.qa.environment import QaConfig, QaEnvironment
 from turntree_worlds.qa.generate import Posed, QuestionMix, Split, generate_questions
-from turntree_worlds.qa.hierarchical import HierarchicalReward
-from turntree_worlds.qa.questions import Question
 from turntree_worlds.qa.world import World, generate_world
 from turntree_worlds.sandboxes.limits import SandboxConfig
 from turntree_worlds.sandboxes.sandbox import Sandbox
@@ -73,15 +69,3 @@ def open_tools(
         searching = SearchTool(index, count=search.count, passage_chars=search.passage_chars)
         pages = [OpenTool(index), FindTool(index)] if search.pages else []
         yield ToolRuntime([searching, *pages, SandboxTool(box)], runtime)
-
-
-def environments(
-    questions: Iterable[Question],
-    runtime: ToolRuntime,
-    reward: HierarchicalReward | None = None,
-    config: QaConfig | None = None,
-    gold: Mapping[str, Sequence[Message]] | None = None,
-) -> list[QaEnvironment]:
-    """One environment for each question, which share their tools. `gold` holds an expert's messages by question id."""
-    known = gold or {}
-    return [QaEnvironment(question, runtime, reward, config, known.get(question.id, ())) for question in questions]

@@ -18,8 +18,8 @@ from turntree.env.local import LocalPool
 from turntree.env.tasks import TRAIN, TaskSet, contents, must_be_held_out, shared_out
 from turntree.env.tools.runtime import ToolRuntimeConfig
 from turntree.run.files import read_json
-from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, environments, open_tools
-from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig
+from turntree_worlds.qa.build import QaWorld, QaWorldConfig, SearchConfig, open_tools
+from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
 from turntree_worlds.qa.experts import gold, gold_of_evidence
 from turntree_worlds.qa.formats import QuestionFile, read_questions
 from turntree_worlds.qa.generate import Posed, Split
@@ -90,7 +90,7 @@ class Questions(GeneratedQuestions):
         """`seed` draws questions of a file; the generated world has its own (`world.seed`). Raises `InputError` on a
         machine without a sandbox."""
         with contextlib.ExitStack() as stack:
-            posed: dict[str, Sequence[Posed]] = {}
+            ways: dict[str, Posed] = {}
             shown: dict[str, Sequence[Message]] = {}
             read: list[dict[str, Any]] = []
             files = {"held_out": self.held_out}
@@ -100,8 +100,8 @@ class Questions(GeneratedQuestions):
                 index = stack.enter_context(world.build_index(folder / "index.sqlite"))
                 posed = self.generated(world, splits)
                 asked = {split: [each.question for each in found] for split, found in posed.items()}
-                every = (each for found in posed.values() for each in found)
-                shown = {each.question.id: gold(each, self.search.pages) for each in every}
+                ways = {each.question.id: each for found in posed.values() for each in found}
+                shown = {id: gold(way, self.search.pages) for id, way in ways.items()}
             else:
                 asked, read = self.read(splits, seed)
                 files["questions"] = self.questions
@@ -117,10 +117,13 @@ class Questions(GeneratedQuestions):
             )
             pool = stack.enter_context(LocalPool(self.threads))
             reward, episodes = HierarchicalReward(self.reward), self._episodes()
-            tasks = {split: environments(found, tools, reward, episodes, shown) for split, found in asked.items()}
-            for split, found in posed.items():
-                for environment, each in zip(tasks[split], found, strict=True):
-                    environment.posed = each
+            tasks = {
+                split: [
+                    QaEnvironment(each, tools, reward, episodes, shown.get(each.id, ()), ways.get(each.id))
+                    for each in found
+                ]
+                for split, found in asked.items()
+            }
             yield TaskSet(tasks=tasks, pool=pool, figures=tools.ledger.figures, read=read, contents=contents(files))
 
     def generated(self, world: QaWorld, splits: Mapping[str, int]) -> dict[str, Sequence[Posed]]:

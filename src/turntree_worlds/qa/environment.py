@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +49,12 @@ class QaEnvironment:
         reward: HierarchicalReward | None = None,
         config: QaConfig | None = None,
         gold: Sequence[Message] = (),
+        posed: Posed | None = None,
     ) -> None:
         self.question = question
         self.gold = tuple(gold)  # an expert's messages, where they are known
+        self.posed = posed  # the way to the answer of a generated question, for teachers
         self.calls: tuple[ExecutedCall, ...] = ()  # of this episode's own path
-        self.posed: Posed | None = None  # the way to the answer of a generated question, for teachers
         self._runtime = runtime
         self._reward = reward or HierarchicalReward()
         self._config = config or QaConfig()
@@ -89,9 +91,7 @@ class QaEnvironment:
         return Observation(results, done=False, reward=self._judge(None)[1])
 
     def fork(self) -> QaEnvironment:
-        twin = QaEnvironment(self.question, self._runtime, self._reward, self._config, self.gold)
-        twin.calls, twin.posed = self.calls, self.posed
-        return twin
+        return copy.copy(self)
 
     def _call(self, call: ToolCall) -> Message:
         if len(self.calls) >= self._config.max_calls:
