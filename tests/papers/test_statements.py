@@ -46,7 +46,7 @@ from turntree.train.losses import LossConfig, kl_estimates, loss_normalizer, pol
 from turntree.train.sampler import PivotSampler
 from turntree.verify.paper import Paper
 from turntree.verify.strict import StrictMatch
-from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalConfig, HierarchicalReward
+from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalReward
 
 TOKENS, DEEP = 7, 12  # of the table: vocabulary, and places of a path
 PAPER_LOSS = LossConfig(kl_coefficient=0.0, ratio="action", normalizer="rollouts")
@@ -488,7 +488,7 @@ def test_arpo_soft_estimation_gives_shared_tokens_the_mean_advantage_of_their_tr
     ],
 )
 def test_arpo_the_reward_is_format_then_correctness_then_several_tools(text, tools, reward) -> None:
-    judged = HierarchicalReward(HierarchicalConfig()).judge(
+    judged = HierarchicalReward().judge(
         Message("assistant", text), answers=("Paris",), answer_type="span", calls=[ExecutedCall(t) for t in tools]
     )
     assert judged.reward == pytest.approx(reward)

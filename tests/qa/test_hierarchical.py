@@ -11,7 +11,6 @@ from turntree.render.tool_calls import parse_message
 from turntree_worlds.qa import symbolic
 from turntree_worlds.qa.hierarchical import (
     ExecutedCall,
-    HierarchicalConfig,
     HierarchicalReward,
     NoAnswer,
     extract_answer,
@@ -22,9 +21,7 @@ BOTH = (ExecutedCall("search"), ExecutedCall("python"), ExecutedCall("search"))
 
 def judged(content, answers=("Paris",), answer_type="span", calls=(), **config):
     message = content if content is None or isinstance(content, Message) else Message("assistant", content)
-    return HierarchicalReward(HierarchicalConfig(**config)).judge(
-        message, answers=answers, answer_type=answer_type, calls=calls
-    )
+    return HierarchicalReward(**config).judge(message, answers=answers, answer_type=answer_type, calls=calls)
 
 
 def test_an_answer_that_the_token_limit_cut_is_none_unless_it_is_asked_for():
@@ -84,9 +81,9 @@ def test_which_tools_a_bonus_needs_is_configured():
     assert judged("<answer>Paris</answer>", **config).reward == pytest.approx(1.1)
     for wrong in ({"bonus_tools": ()}, {"tool_bonus": -0.1}, {"format_penalty": 1.0}):
         with pytest.raises(ConfigError):
-            HierarchicalConfig(**wrong)
-    assert HierarchicalConfig(bonus_tools=(), tool_bonus=0.0)
-    assert from_mapping(HierarchicalConfig, {"bonus_tools": ["python"]}).bonus_tools == ("python",)
+            HierarchicalReward(**wrong)
+    assert HierarchicalReward(bonus_tools=(), tool_bonus=0.0)
+    assert from_mapping(HierarchicalReward, {"bonus_tools": ["python"]}).bonus_tools == ("python",)
 
 
 def test_partial_credit_earns_the_bonus_in_the_released_rule_only():

@@ -18,7 +18,7 @@ from turntree_worlds.qa.demonstrator import QaDemonstrator
 from turntree_worlds.qa.entry import POLICY, Questions
 from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment, Undecided
 from turntree_worlds.qa.experts import answer, compute, play, search
-from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalConfig, HierarchicalReward
+from turntree_worlds.qa.hierarchical import ExecutedCall, HierarchicalReward
 from turntree_worlds.qa.questions import Question
 
 QUESTION = Question(id="q", text="Who?", answers=("Ada",), kind="chain")
@@ -104,7 +104,7 @@ def test_the_first_message_without_a_call_ends_the_episode(
 
 def test_an_answer_that_is_partly_right_is_paid_and_no_success(searching: ToolRuntime) -> None:
     question = Question(id="q", text="Who?", answers=("Ada Nash",))
-    environment = QaEnvironment(question, searching, HierarchicalReward(HierarchicalConfig(score="overlap")))
+    environment = QaEnvironment(question, searching, HierarchicalReward(score="overlap"))
     environment.reset()
     ended = environment.step(answer("Ada Nash York"))
     assert ended.success is False and ended.reward == pytest.approx(0.8)
@@ -112,11 +112,11 @@ def test_an_answer_that_is_partly_right_is_paid_and_no_success(searching: ToolRu
 
 def test_an_episode_that_ends_without_an_answer_is_paid_as_such(environment: QaEnvironment) -> None:
     environment.reset()
-    assert environment.step(search("mother")).reward == HierarchicalConfig().format_penalty
+    assert environment.step(search("mother")).reward == HierarchicalReward().format_penalty
 
 
 def test_the_bonus_comes_from_the_calls_of_its_own_path(searching: ToolRuntime) -> None:
-    reward = HierarchicalReward(HierarchicalConfig(bonus_tools=("search",), tool_bonus=0.25))
+    reward = HierarchicalReward(bonus_tools=("search",), tool_bonus=0.25)
     environment = QaEnvironment(QUESTION, searching, reward)
     environment.reset()
     twin = environment.fork()

@@ -23,7 +23,7 @@ from turntree_worlds.qa.environment import INSTRUCTIONS, QaConfig, QaEnvironment
 from turntree_worlds.qa.experts import gold, gold_of_evidence
 from turntree_worlds.qa.formats import QuestionFile, read_questions
 from turntree_worlds.qa.generate import Posed, Split
-from turntree_worlds.qa.hierarchical import HierarchicalConfig, HierarchicalReward
+from turntree_worlds.qa.hierarchical import HierarchicalReward
 from turntree_worlds.qa.questions import Question
 from turntree_worlds.sandboxes.limits import SandboxConfig
 from turntree_worlds.search import SearchIndex
@@ -66,7 +66,7 @@ class Questions(GeneratedQuestions):
     retrieval server (http://HOST/retrieve, in the form of Search-R1's)."""
     held_out: str | None = None
     """A file of questions for checks; none of them is trained on, even if it is not used in a check."""
-    reward: HierarchicalConfig = field(default_factory=HierarchicalConfig)
+    reward: HierarchicalReward = field(default_factory=HierarchicalReward)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     runtime: ToolRuntimeConfig = field(default_factory=lambda: ToolRuntimeConfig(seconds=300.0))  # waits for a box
     threads: Positive = 64
@@ -116,10 +116,10 @@ class Questions(GeneratedQuestions):
                 open_tools(index, search=self.search, sandbox=self.sandbox, runtime=self.runtime)
             )
             pool = stack.enter_context(LocalPool(self.threads))
-            reward, episodes = HierarchicalReward(self.reward), self._episodes()
+            episodes = self._episodes()
             tasks = {
                 split: [
-                    QaEnvironment(each, tools, reward, episodes, shown.get(each.id, ()), ways.get(each.id))
+                    QaEnvironment(each, tools, self.reward, episodes, shown.get(each.id, ()), ways.get(each.id))
                     for each in found
                 ]
                 for split, found in asked.items()

@@ -27,8 +27,26 @@ class ExecutedCall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HierarchicalConfig:
-    """R = `format_penalty` without a well-formed answer, else its score, plus `tool_bonus`."""
+class Judgement:
+    """A reward, the penalty where `answer` is None, or None where it was not decided whether the answer is right."""
+
+    reward: float | None
+    reason: str
+    answer: str | None = None  # as extracted; None: the format is wrong, or there is no answer
+    correct: bool = False  # equal to one of the answers by its type, whatever the score is
+
+
+class NoAnswer(Exception):
+    """A message from which no answer can be taken. The text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HierarchicalReward:
+    """R = `format_penalty` without a well-formed answer, else its score, plus `tool_bonus`.
+
+    A policy's mistake is data: every message is judged, but for an answer whose comparison is open (`answers.equal`),
+    which has no reward. (A tool that failed censors the rollout before it comes here.)
+    """
 
     score: Literal["equal", "overlap"] = "equal"
     """1 for an answer that is equal by its type, else 0; or F1 for spans and lists."""
@@ -51,28 +69,6 @@ class HierarchicalConfig:
         if self.tool_bonus and not self.bonus_tools:
             raise ConfigError("no tools to pay a bonus for", field="bonus_tools", hint="name them, or set tool_bonus=0")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """A reward, the penalty where `answer` is None, or None where it was not decided whether the answer is right."""
-
-    reward: float | None
-    reason: str
-    answer: str | None = None  # as extracted; None: the format is wrong, or there is no answer
-    correct: bool = False  # equal to one of the answers by its type, whatever the score is
-
-
-class NoAnswer(Exception):
-    """A message from which no answer can be taken. The text says why."""
-
-
-class HierarchicalReward:
-    """A policy's mistake is data: every message is judged, but for an answer whose comparison is open
-    (`answers.equal`), which has no reward. (A tool that failed censors the rollout before it comes here.)"""
-
-    def __init__(self, config: HierarchicalConfig | None = None) -> None:
-        self.config = config if config is not None else HierarchicalConfig()
-
     def judge(
         self,
         message: Message | None,
@@ -83,13 +79,12 @@ class HierarchicalReward:
     ) -> Judgement:
         """Judge an episode by its last assistant `message` (None: it ended at a limit while tools were still called),
         the right `answers`, each right by itself, and all `calls` of the episode."""
-        config = self.config
         try:
-            if message is not None and message.cut and config.cut_turns == "fail":
+            if message is not None and message.cut and self.cut_turns == "fail":
                 raise NoAnswer("cut by the token limit")
-            answer = extract_answer(message, boxed=config.boxed == "required")
+            answer = extract_answer(message, boxed=self.boxed == "required")
         except NoAnswer as why:
-            return Judgement(reward=config.format_penalty, reason=str(why))
+            return Judgement(reward=self.format_penalty, reason=str(why))
         verdicts = [equal(answer, gold, answer_type) for gold in answers]
         correct = True in verdicts
         if None in verdicts and not correct:
@@ -97,18 +92,18 @@ class HierarchicalReward:
                 reward=None, reason="not decided: its comparison with the right answer is open", answer=answer
             )
         score = float(correct)
-        if config.score == "overlap" and not correct:
+        if self.score == "overlap" and not correct:
             score = max(overlap(answer, gold, answer_type) for gold in answers)
-        earned = correct if config.bonus_for == "correct" else score > 0
+        earned = correct if self.bonus_for == "correct" else score > 0
         bonus = (
-            config.tool_bonus
-            if earned and set(config.bonus_tools) <= {call.tool for call in calls if call.answered}
+            self.tool_bonus
+            if earned and set(self.bonus_tools) <= {call.tool for call in calls if call.answered}
             else 0.0
         )
         reason = "correct" if correct else "partly right" if score else "wrong"
         return Judgement(
             reward=score + bonus,
-            reason=f"{reason}, with {' and '.join(config.bonus_tools)}" if bonus else reason,
+            reason=f"{reason}, with {' and '.join(self.bonus_tools)}" if bonus else reason,
             answer=answer,
             correct=correct,
         )
