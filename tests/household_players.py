@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from turntree_worlds.household.experts import next_exploring_action
+from turntree_worlds.household.games import playable_games
 from turntree_worlds.household.generate import EASY, TASK_TYPES, Difficulty, GeneratedGame, generate_game
-from turntree_worlds.household.world import State, parse_command
+from turntree_worlds.household.world import Game, State, parse_command
 
 
 def explore(state: State, rng: random.Random | None = None) -> Iterator[str]:
@@ -40,3 +42,8 @@ def generate_games(
     kinds = TASK_TYPES if task_types is None else tuple(task_types)
     for i in range(n):
         yield generate_game(seed + i, task_type=kinds[(seed + i) % len(kinds)], difficulty=difficulty)
+
+
+def games_in(path: str | Path) -> Iterator[Game]:
+    """The games of a file or folder, parsed one by one."""
+    return (record.game() for record in playable_games(path))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from household_players import generate_games
 from turntree_worlds.household.distance import distance, shortest_plan
-from turntree_worlds.household.games import GameFiles
+from turntree_worlds.household.games import playable_games
 from turntree_worlds.household.generate import (
     EASY,
     HARD,
@@ -138,6 +138,6 @@ def test_a_goal_out_of_reach_has_no_distance() -> None:
 def test_distance_equals_the_planner_walkthroughs_of_the_official_games(
     shared_data: Path, split: str, games: int
 ) -> None:
-    records = list(GameFiles(shared_data / "alfworld" / f"{split}.jsonl.xz").records)
+    records = list(playable_games(shared_data / "alfworld" / f"{split}.jsonl.xz"))
     assert len(records) == games
     assert [distance(each.game().reset()) for each in records] == [len(each.fields["walkthrough"]) for each in records]

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from household_players import explore, noisy_explore
+from household_players import explore, games_in, noisy_explore
 from turntree_worlds.household.distance import shortest_plan
 from turntree_worlds.household.experts import (
     UnreachableGoal,
     next_exploring_action,
 )
-from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, Difficulty, generate_game
 from turntree_worlds.household.world import Game, State
 
@@ -122,7 +121,7 @@ def test_on_generated_games_no_play_is_shorter_than_the_plan(seed: int) -> None:
 
 
 def test_on_official_games_no_play_is_shorter_than_the_plan(shared_data: Path) -> None:
-    games = list(GameFiles(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
+    games = list(games_in(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
     rng = random.Random(0)
     for game in rng.sample(games, 8):
         state = wander(game.reset(), rng, rng.randrange(10))
@@ -191,7 +190,7 @@ def test_the_explorer_never_uses_what_it_was_not_shown(seed: int) -> None:
 
 
 def official_games(shared_data: Path, split: str) -> list[Game]:
-    return list(GameFiles(shared_data / "alfworld" / f"{split}.jsonl.xz"))
+    return list(games_in(shared_data / "alfworld" / f"{split}.jsonl.xz"))
 
 
 @pytest.mark.parametrize("split", ["valid_seen", "valid_unseen", "valid_train"])

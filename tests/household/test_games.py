@@ -8,16 +8,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from household_players import generate_games
+from household_players import games_in, generate_games
 from household_text import written
 from turntree.core.errors import InputError
-from turntree_worlds.household.games import GameFiles, draw_games
+from turntree_worlds.household.games import draw_games, playable_games
 
 PLAY_TYPE = "pick_and_place_simple"
 
@@ -59,19 +60,21 @@ def test_packed_lines_plain_or_compressed_and_a_tree_hold_the_same_games(tmp_pat
     rows = [row(seed) for seed in range(3)]
     (tmp_path / "tree").mkdir()
     sources = [
-        GameFiles(packed(tmp_path / "train.jsonl", rows)),
-        GameFiles(packed(tmp_path / "train.jsonl.xz", rows)),
-        GameFiles(tree(tmp_path / "tree", rows)),
-        GameFiles(tmp_path / "tree" / "json_2.1.1" / "train"),
+        packed(tmp_path / "train.jsonl", rows),
+        packed(tmp_path / "train.jsonl.xz", rows),
+        tree(tmp_path / "tree", rows),
+        tmp_path / "tree" / "json_2.1.1" / "train",
     ]
-    texts = [[(game.id, game.task_type, game.intro) for game in games] for games in sources]
+    skipped = Counter[str]()
+    read = [[record.game() for record in playable_games(source, skipped)] for source in sources]
+    texts = [[(game.id, game.task_type, game.intro) for game in games] for games in read]
     assert len(texts[0]) == 3 and all(text == texts[0] for text in texts)
-    assert all(games.loaded == 3 and not games.skipped for games in sources)
+    assert not skipped
 
 
 def test_the_path_may_hold_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALFWORLD_DATA", str(tree(tmp_path, [row(0)])))
-    assert [game.task_type for game in GameFiles("$ALFWORLD_DATA")] == [PLAY_TYPE]
+    assert [game.task_type for game in games_in("$ALFWORLD_DATA")] == [PLAY_TYPE]
 
 
 def test_what_the_official_loader_leaves_out_is_counted_by_reason(tmp_path: Path) -> None:
@@ -85,11 +88,11 @@ def test_what_the_official_loader_leaves_out_is_counted_by_reason(tmp_path: Path
     ]
     reasons = {"unsolvable": 1, "never checked for solvability": 1, "movable or sliced task": 2}
     reasons["unknown task type 'juggle'"] = 1
-    from_lines = GameFiles(packed(tmp_path / "all.jsonl", rows))
-    assert len(list(from_lines)) == from_lines.loaded == 1 and from_lines.skipped == reasons
-    from_tree = GameFiles(tree(tmp_path / "tree", rows))
+    lines, files = packed(tmp_path / "all.jsonl", rows), tree(tmp_path / "tree", rows)
+    assert len(list(playable_games(lines, skipped := Counter()))) == 1 and skipped == reasons
     (tmp_path / "tree" / "json_2.1.1" / rows[0]["game"] / "game.tw-pddl").unlink()
-    assert list(from_tree) == [] and from_tree.skipped == reasons | {"no game.tw-pddl": 1}
+    assert list(playable_games(files, skipped := Counter())) == []
+    assert skipped == reasons | {"no game.tw-pddl": 1}
 
 
 def of_types(*sizes: int) -> list[dict[str, Any]]:
@@ -128,7 +131,7 @@ def test_a_packed_generated_game_is_read_back_with_or_without_its_walkthrough(tm
         for game in games
     ]
     del rows[1]["walkthrough"]
-    read = GameFiles(packed(tmp_path / "a.jsonl", rows))
+    read = games_in(packed(tmp_path / "a.jsonl", rows))
     assert [vars(game) for game in read] == [vars(game.parse()) for game in games], "games are equal by id alone"
 
 
@@ -151,7 +154,7 @@ def bad_line(tmp_path: Path, text: str) -> Path:
     ],
 )
 def test_an_unreadable_line_is_named_after_the_readable_ones_were_given(tmp_path: Path, text: str, said: str) -> None:
-    games = GameFiles(bad_line(tmp_path, text))
+    games = games_in(bad_line(tmp_path, text))
     assert next(games).id == row(0)["game"]
     with pytest.raises(InputError, match=said):
         next(games)
@@ -161,38 +164,38 @@ def test_a_truncated_archive_is_named(tmp_path: Path) -> None:
     path = packed(tmp_path / "cut.jsonl.xz", [row(0)])
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(InputError, match=r"cut\.jsonl\.xz:1: the compressed file is damaged"):
-        list(GameFiles(path))
+        list(games_in(path))
 
 
 def test_missing_files_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder; run alfworld-download"):
-        GameFiles(tmp_path / "nowhere")
+        list(games_in(tmp_path / "nowhere"))
     with pytest.raises(InputError, match=r"holds no game\.tw-pddl"):
-        list(GameFiles(tmp_path))
+        list(games_in(tmp_path))
     (tmp_path / "games.zip").touch()
     with pytest.raises(InputError, match="is not a packed file"):
-        list(GameFiles(tmp_path / "games.zip"))
+        list(games_in(tmp_path / "games.zip"))
 
 
 def test_a_broken_game_file_in_a_tree_is_named(tmp_path: Path) -> None:
     file = tree(tmp_path, [row(0)]) / "json_2.1.1" / row(0)["game"] / "game.tw-pddl"
     file.write_text('{"solvable": tr', encoding="utf-8")
     with pytest.raises(InputError, match=r"game\.tw-pddl:1: is not complete JSON"):
-        list(GameFiles(tmp_path))
+        list(games_in(tmp_path))
 
 
 def test_the_official_splits_have_the_sizes_of_the_paper(shared_data: Path) -> None:
     for split, size in {"valid_seen": 140, "valid_unseen": 134, "valid_train": 200}.items():
-        files = GameFiles(shared_data / "alfworld" / f"{split}.jsonl.xz")
-        assert len({game.id for game in files}) == files.loaded == size
-        assert not files.skipped
+        games = list(playable_games(shared_data / "alfworld" / f"{split}.jsonl.xz", skipped := Counter()))
+        assert len({game.id for game in games}) == len(games) == size
+        assert not skipped
 
 
 def test_official_games_read_the_same_from_a_tree(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "alfworld" / "valid_unseen.jsonl.xz"
-    rows = [{**record.fields} for record in islice(GameFiles(source).records, 5)]
-    from_tree = {game.id: game.intro for game in GameFiles(tree(tmp_path, rows))}
-    assert from_tree == {game.id: game.intro for game in islice(GameFiles(source), 5)}
+    rows = [{**record.fields} for record in islice(playable_games(source), 5)]
+    from_tree = {game.id: game.intro for game in games_in(tree(tmp_path, rows))}
+    assert from_tree == {game.id: game.intro for game in islice(games_in(source), 5)}
     shutil.rmtree(tmp_path / "json_2.1.1")
 
 

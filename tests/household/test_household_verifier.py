@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from household_players import explore, generate_games, noisy_explore
+from household_players import explore, games_in, generate_games, noisy_explore
 from turntree.core.errors import InputError
 from turntree.core.messages import Message
 from turntree.core.protocols import TurnState
 from turntree_worlds.household.distance import shortest_plan
 from turntree_worlds.household.environment import HouseholdEnvironment, generated
 from turntree_worlds.household.experts import next_exploring_action
-from turntree_worlds.household.games import GameFiles
 from turntree_worlds.household.generate import (
     EASY,
     HARD,
@@ -406,4 +405,4 @@ class TestAcceptance:
         assert rates["random admissible"] > 0.15  # a search step has many right answers
 
     def test_on_official_games(self, shared_data: Path) -> None:
-        self.check(GameFiles(shared_data / "alfworld" / "valid_seen.jsonl.xz"))
+        self.check(games_in(shared_data / "alfworld" / "valid_seen.jsonl.xz"))

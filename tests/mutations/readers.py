@@ -277,9 +277,9 @@ def packed_games(path: Path) -> None:
 
 
 def read_packed_games(path: Path) -> object:
-    from turntree_worlds.household.games import GameFiles
+    from turntree_worlds.household.games import playable_games
 
-    return [game.reset() for game in GameFiles(path)]
+    return [record.game().reset() for record in playable_games(path)]
 
 
 def chat_template(path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from turntree.core import seeds
 from turntree_worlds.household.experts import UnreachableGoal, next_exploring_action
-from turntree_worlds.household.games import GameFiles, Record
+from turntree_worlds.household.games import Record, playable_games
 from turntree_worlds.household.world import State
 
 textworld = pytest.importorskip("textworld", reason="needs turntree[alfworld]")
@@ -52,7 +52,7 @@ class Official:
 
 
 def records(folder: Path, split: str) -> Iterator[Record]:
-    yield from islice(GameFiles(folder / f"{split}.jsonl.xz").records, GAMES[split])
+    yield from islice(playable_games(folder / f"{split}.jsonl.xz"), GAMES[split])
 
 
 def explorer(state: State, rng: Any) -> str:

@@ -12,7 +12,7 @@ from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation, TurnState
 from turntree.render.tool_calls import ACT, parse_message
 from turntree_worlds.household.distance import distance
-from turntree_worlds.household.games import GameFiles
+from turntree_worlds.household.games import playable_games
 from turntree_worlds.household.generate import EASY, HARD, MEDIUM, TASK_TYPES, generate_game
 from turntree_worlds.household.world import NOTHING_HAPPENS, Game, State
 
@@ -157,7 +157,7 @@ def generated(number: int, difficulty: str) -> Game:
 
 @functools.lru_cache(maxsize=8)
 def _file(path: str) -> dict[str, Game]:
-    return {game.id: game for game in GameFiles(path)}
+    return {record.id: record.game() for record in playable_games(path)}
 
 
 def state_at(turn: TurnState) -> State:

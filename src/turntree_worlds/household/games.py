@@ -15,7 +15,7 @@ from typing import Any
 
 from turntree.core import seeds
 from turntree.core.errors import InputError
-from turntree.run.jsonl import parse_object, read_lines, read_text
+from turntree.run.jsonl import parse_object, placed, read_lines, read_text
 from turntree_worlds.household.parse import parse_game
 from turntree_worlds.household.tasks import TASK_TYPES
 from turntree_worlds.household.world import Game
@@ -37,23 +37,13 @@ class Record:
 
     def game(self) -> Game:
         """The parsed game. InputError names the file and the line."""
-        problem, grammar = self.text("pddl_problem"), self.text("grammar")
-        try:
-            return parse_game(problem, grammar, id=self.id, task_type=self.task_type)
-        except InputError as error:
-            raise InputError(
-                f"game {self.id}: {error.problem}",
-                path=self.path,
-                line=self.line,
-                field=error.field,
-                hint=error.hint,
-            ) from error
+        with placed(path=self.path, line=self.line):
+            return parse_game(self.text("pddl_problem"), self.text("grammar"), id=self.id, task_type=self.task_type)
 
     def text(self, field: str) -> str:
         value = self.fields.get(field)
         if not isinstance(value, str):
-            hint = "fetch the games anew with alfworld-download"
-            raise InputError("is missing or not text", path=self.path, line=self.line, field=field, hint=hint)
+            raise InputError("is missing or not text", field=field, hint="fetch the games anew with alfworld-download")
         return value
 
     def reason_to_skip(self) -> str | None:
@@ -67,32 +57,17 @@ class Record:
         return None if self.fields["solvable"] else "unsolvable"
 
 
-class GameFiles(Iterator[Game]):
-    """An iterator over games that counts what it leaves out.
-
-    `skipped` maps a reason to a number, `loaded` counts the games given out; both are final once it is exhausted.
-    `records` are the same games unparsed: draw from one of the two. `path` is a packed file or a tree of `game.tw-pddl`
-    files, read in a fixed order; it may hold variables such as `$ALFWORLD_DATA`. InputError names the file and line of
-    anything unreadable.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.skipped: Counter[str] = Counter()
-        self.loaded = 0
-        found = _records(Path(os.path.expanduser(os.path.expandvars(path))), self.skipped)
-        self.records: Iterator[Record] = self._playable(found)
-
-    def _playable(self, records: Iterator[Record]) -> Iterator[Record]:
-        for record in records:
-            reason = record.reason_to_skip()
-            if reason is None:
-                self.loaded += 1
-                yield record
-            else:
-                self.skipped[reason] += 1
-
-    def __next__(self) -> Game:
-        return next(self.records).game()
+def playable_games(path: str | Path, skipped: Counter[str] | None = None) -> Iterator[Record]:
+    """The games of a packed file or a tree of `game.tw-pddl` files, in a fixed order; what is left out is counted in
+    `skipped` by its reason. The path may hold variables such as `$ALFWORLD_DATA`. InputError names the file and line
+    of anything unreadable."""
+    skipped = Counter() if skipped is None else skipped
+    for record in _records(Path(os.path.expanduser(os.path.expandvars(path))), skipped):
+        reason = record.reason_to_skip()
+        if reason is None:
+            yield record
+        else:
+            skipped[reason] += 1
 
 
 def draw_games(path: str | Path, count: int, *, offset: int = 0, seed: int = 0) -> tuple[list[Game], dict[str, Any]]:
@@ -102,14 +77,14 @@ def draw_games(path: str | Path, count: int, *, offset: int = 0, seed: int = 0) 
     Games lie sorted by task type, so the first ones would be of one or two types. The order is drawn by `seed`, and
     `offset` games of it are skipped. Raises `InputError` where there are fewer games.
     """
-    files = GameFiles(path)
-    records = seeds.shuffled(seed, files.records, lambda record: record.id)
+    skipped = Counter[str]()
+    records = seeds.shuffled(seed, playable_games(path, skipped), lambda record: record.id)
     if len(records) < offset + count:
         problem = f"holds {len(records)} games that can be played, and games {offset} to {offset + count} are asked for"
         raise InputError(problem, path=path, field="count", hint=f"ask for {max(0, len(records) - offset)}")
     drawn = records[offset : offset + count]
     types = Counter(record.task_type for record in drawn)
-    counted = {"rows": len(records) + files.skipped.total(), "kept": len(records), "dropped": dict(files.skipped)}
+    counted = {"rows": len(records) + skipped.total(), "kept": len(records), "dropped": dict(skipped)}
     report = {"path": str(path), "games": count, "types": dict(sorted(types.items())), **counted}
     return [record.game() for record in drawn], report
 

@@ -45,21 +45,21 @@ def parse_game(pddl_problem: str, grammar: str, *, id: str, task_type: str = "")
 
     Raises InputError naming the game and the missing or unsupported part.
     """
-    source = f"game {id}"
-    facts = _parse_facts(pddl_problem, source)
-    task, goal = _parse_task(grammar, source), _parse_goal(pddl_problem, source)
-    return game_of_facts(facts, goal, task, _parse_help(grammar), id=id, task_type=task_type)
+    try:
+        facts, task, goal = _parse_facts(pddl_problem), _parse_task(grammar), _parse_goal(pddl_problem)
+        return game_of_facts(facts, goal, task, _parse_help(grammar), id=id, task_type=task_type)
+    except InputError as error:
+        raise InputError(f"game {id}: {error.problem}", field=error.field, hint=error.hint) from error
 
 
 def game_of_facts(facts: Facts, goal: Goal, task: str, help_text: str, *, id: str, task_type: str) -> Game:
     """The game whose initial facts these are, by predicate, all in lower case. Raises `InputError`."""
-    source = f"game {id}"
     names = _readable_names(facts)
-    receptacles = _parse_receptacles(facts, names, source)
+    receptacles = _parse_receptacles(facts, names)
     things = _parse_things(facts, names)
-    start = _only(facts["atlocation"], "the player's (atLocation agent place)", source)[1]
+    start = _only(facts["atlocation"], "the player's (atLocation agent place)")[1]
     if any(receptacle.place == start for receptacle in receptacles.values()):
-        raise InputError("the player starts at a receptacle", path=source, hint="start at a place of its own")
+        raise InputError("the player starts at a receptacle", hint="start at a place of its own")
     return Game(
         id=id,
         task_type=task_type,
@@ -74,25 +74,25 @@ def game_of_facts(facts: Facts, goal: Goal, task: str, help_text: str, *, id: st
     )
 
 
-def _section(problem: str, opening: str, source: str) -> tuple[int, int]:
+def _section(problem: str, opening: str) -> tuple[int, int]:
     """Where the section's text begins and where the next one (or the end) begins."""
     begin = problem.find(opening)
     if begin < 0:
-        raise InputError(f"the PDDL problem has no {opening} ...)", path=source, field="pddl_problem")
+        raise InputError(f"the PDDL problem has no {opening} ...)", field="pddl_problem")
     following = problem.find("(:", begin + len(opening))
     return begin + len(opening), following if following >= 0 else len(problem)
 
 
-def _parse_facts(problem: str, source: str) -> Facts:
+def _parse_facts(problem: str) -> Facts:
     """The initial facts by lower-cased predicate; TextWorld lower-cases every name too."""
     text = problem.lower()
-    begin, end = _section(text, "(:init", source)
+    begin, end = _section(text, "(:init")
     facts: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
     for words in dict.fromkeys(_FACT.findall(text, begin, end)):  # official files repeat facts
         predicate, *arguments = words.split()
         if len(arguments) != _ARITY.get(predicate, len(arguments)):
             hint = f"{predicate} takes {_ARITY[predicate]} arguments"
-            raise InputError(f"cannot read the fact ({words})", path=source, field="pddl_problem", hint=hint)
+            raise InputError(f"cannot read the fact ({words})", field="pddl_problem", hint=hint)
         facts[predicate].append(tuple(arguments))
     return facts
 
@@ -125,20 +125,20 @@ def _kind(type_name: str) -> str:
     return type_name.removesuffix("type")
 
 
-def _parse_receptacles(facts: Facts, names: Mapping[str, str], source: str) -> dict[str, Receptacle]:
+def _parse_receptacles(facts: Facts, names: Mapping[str, str]) -> dict[str, Receptacle]:
     kinds = {receptacle: _kind(kind) for receptacle, kind in _pairs(facts, "receptacletype")}
     places = dict(_pairs(facts, "receptacleatlocation"))
     openable = set(_ones(facts, "openable"))
     contents: dict[str, list[str]] = {receptacle: [] for receptacle in kinds}
     for thing, receptacle in _pairs(facts, "inreceptacle"):
         if receptacle not in contents:
-            raise InputError(f"{receptacle} holds {thing} but has no (receptacleType ...)", path=source)
+            raise InputError(f"{receptacle} holds {thing} but has no (receptacleType ...)")
         contents[receptacle].append(thing)
     if not kinds:
-        raise InputError("the PDDL problem has no (receptacleType ...) fact", path=source, field="pddl_problem")
+        raise InputError("the PDDL problem has no (receptacleType ...) fact", field="pddl_problem")
     homeless = sorted(kinds.keys() - places.keys())
     if homeless:
-        raise InputError(f"{homeless[0]} has no (receptacleAtLocation ...) fact", path=source)
+        raise InputError(f"{homeless[0]} has no (receptacleAtLocation ...) fact")
     return {
         names[i]: Receptacle(
             names[i], kinds[i], places[i], i in openable, tuple(names[thing] for thing in sorted(contents[i]))
@@ -175,10 +175,10 @@ def _parse_can_contain(
     return {kind: frozenset(held) for kind, held in holds.items()}
 
 
-def _parse_goal(problem: str, source: str) -> Goal:
+def _parse_goal(problem: str) -> Goal:
     """Recognises the six goal shapes of ALFWorld by their predicates; refuses every other one."""
     text = problem.lower()
-    begin, end = _section(text, "(:goal", source)
+    begin, end = _section(text, "(:goal")
     facts: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
     for words in re.findall(r"\((=|[a-z]+) ((?:\?)[^()]*)\)", text[begin:end]):
         facts[words[0]].append(tuple(words[1].split()))
@@ -193,52 +193,51 @@ def _parse_goal(problem: str, source: str) -> Goal:
     }
     unknown = sorted(facts.keys() - known)
     if unknown:
-        raise InputError(f"the goal uses {unknown[0]!r}, which none of the six task types does", path=source)
+        raise InputError(f"the goal uses {unknown[0]!r}, which none of the six task types does")
     kinds = {variable: _kind(kind) for variable, kind in facts["objecttype"]}
     if facts["holds"]:
-        return _looking_goal(facts, kinds, source)
+        return _looking_goal(facts, kinds)
     placed = {variable for variable, _ in facts["inreceptacle"]}
     object_kinds = {kinds.get(variable) for variable in placed}
     receptacle_kinds = {_kind(kind) for _, kind in facts["receptacletype"]}
-    object_kind = _only(object_kinds, "kind of object in the goal", source)
-    receptacle_kind = _only(receptacle_kinds, "(receptacleType ...) in the goal", source)
+    object_kind = _only(object_kinds, "kind of object in the goal")
+    receptacle_kind = _only(receptacle_kinds, "(receptacleType ...) in the goal")
     traits = [trait for predicate, trait in _GOAL_TRAITS.items() if facts[predicate]]
     if object_kind is None or len(traits) > 1:
-        raise InputError("the goal has no (objectType ...) or asks for two treatments", path=source)
+        raise InputError("the goal has no (objectType ...) or asks for two treatments")
     return Goal(object_kind, receptacle_kind, trait=traits[0] if traits else None, count=len(placed))
 
 
-def _looking_goal(facts: Facts, kinds: Mapping[str, str], source: str) -> Goal:
-    held = _only({variable for _, variable in facts["holds"]}, "held object in the goal", source)
-    lamp = _only({variable for (variable,) in facts["istoggled"]}, "lamp in the goal", source)
+def _looking_goal(facts: Facts, kinds: Mapping[str, str]) -> Goal:
+    held = _only({variable for _, variable in facts["holds"]}, "held object in the goal")
+    lamp = _only({variable for (variable,) in facts["istoggled"]}, "lamp in the goal")
     if held not in kinds or lamp not in kinds:
-        raise InputError("the goal has no (objectType ...) for its object or its lamp", path=source)
+        raise InputError("the goal has no (objectType ...) for its object or its lamp")
     return Goal(kinds[held], lamp_kind=kinds[lamp])
 
 
 T = TypeVar("T")
 
 
-def _only(values: Iterable[T], what: str, source: str) -> T:
+def _only(values: Iterable[T], what: str) -> T:
     found = list(values)
     if len(found) != 1:
-        raise InputError(f"{len(found)} times {what}; exactly one is needed", path=source, field="pddl_problem")
+        raise InputError(f"{len(found)} times {what}; exactly one is needed", field="pddl_problem")
     return found[0]
 
 
-def _parse_task(grammar: str, source: str) -> str:
+def _parse_task(grammar: str) -> str:
     put = _PUT.search(grammar)
     if put is None or put[1] != "move {o} to {r}":
         found = "nothing" if put is None else repr(put[1])
         raise InputError(
             f"the grammar words putting an object as {found}, not 'move {{o}} to {{r}}'",
-            path=source,
             field="grammar",
             hint="it was made by an ALFWorld before 0.4; download the games anew with alfworld-download",
         )
     task = _TASK.search(grammar)
     if task is None:
-        raise InputError('the grammar has no "Your task is to: ..."', path=source, field="grammar")
+        raise InputError('the grammar has no "Your task is to: ..."', field="grammar")
     return json.loads(f'"{task[1]}"')
 
 
