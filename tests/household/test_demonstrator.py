@@ -27,6 +27,13 @@ def test_every_trace_replays_to_the_state_that_it_shows(tmp_path):
         assert state_at(last).step(last.demonstration.content).won is ends_it
 
 
+def test_under_a_react_prompt_the_expert_answers_in_its_form(tmp_path):
+    for trace in traces(tmp_path, slips=0.3, environment={"prompt": "react_admissible"}):
+        assert trace.messages[0].role == "system"
+        for state in candidates(trace):
+            assert state.demonstration.content.startswith("Action: ") and not state_at(state).won
+
+
 def test_slips_are_history_and_never_candidates(tmp_path):
     slipped = [trace for trace in traces(tmp_path, slips=0.3) if skipped_turns(trace)]
     assert len(slipped) > 10
@@ -83,7 +90,6 @@ def test_the_loss_of_fine_tuning_covers_the_candidates_only(tmp_path):
         {"dev": -0.1},
         {"count": 0},
         {"slips": 0.1, "expert": "shortest"},
-        {"environment": {"prompt": "react"}},
         {"environment": {"offset": -1}},
     ],
 )

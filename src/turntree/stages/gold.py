@@ -1,16 +1,17 @@
-"""`turntree traces gold`: the expert's messages that the tasks of an environment hold, played, as traces."""
+"""Demonstrations of experts, played in an environment; `turntree traces gold`: those that its tasks hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from turntree.core import parts
-from turntree.core.config import Between, Part, Positive
+from turntree.core.config import Between, Bounded, Part, Positive
 from turntree.core.errors import InputError
 from turntree.core.foreign import reason_of
-from turntree.core.protocols import Observation, task_of
+from turntree.core.messages import Message
+from turntree.core.protocols import Environment, Observation, task_of
 from turntree.env.pool import checked, start
 from turntree.env.tasks import environment_record, open_tasks
 from turntree.traces.schema import Split, Trace
@@ -18,7 +19,50 @@ from turntree.traces.splits import demonstrated_split
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gold:
+class Demonstrations(Bounded):
+    """Base of demonstrators whose experts play the tasks of an environment."""
+
+    split: Split = "train"
+    """Which of its tasks: train, dev or test."""
+    count: Positive = 200
+    """How many tasks."""
+    dev: Annotated[float, Between(0, 0.99)] = 0.2
+    """Share of the tasks to train on that is held out for development."""
+    seed: int = 0
+    """Of the tasks, the experts and the splits."""
+
+    def __len__(self) -> int:
+        return self.count
+
+    def trace(
+        self,
+        task: Environment,
+        messages: Sequence[Message],
+        environment: Part,
+        *,
+        slips: Collection[int] = (),
+        model: str = "",
+        **meta: Any,
+    ) -> Trace:
+        """A successful episode of a task. `slips` are places of messages that nothing is to learn from; they stay in
+        the history of later turns."""
+        spoken = [place for place, message in enumerate(messages) if message.role == "assistant"]
+        skipped = {str(turn): "slip" for turn, place in enumerate(spoken) if place in slips}
+        told = {"task_type": task_of(task).task_type, **meta, "skip_turns": skipped}
+        return Trace(
+            id=task.task_id,
+            messages=tuple(message.in_whole_characters() for message in messages),
+            tools=tuple(task.tools),
+            domain=environment.name,
+            split=demonstrated_split(self.split, task.task_id, self.seed, self.dev),
+            success=True,
+            environment=environment_record(environment, self.split, self.count, self.seed, task.task_id, model),
+            meta={key: value for key, value in told.items() if value},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gold(Demonstrations):
     """The experts of any environment whose tasks have an attribute `gold`: the assistant messages that solve them.
 
     They are played, and an episode that does not end in success is dropped.
@@ -34,17 +78,6 @@ class Gold:
 
     environment: Part = field(default_factory=lambda: parts.DEFAULT)
     """The environment whose tasks are played."""
-    split: Split = "train"
-    """Which of its tasks: train, dev or test."""
-    count: Positive = 200
-    """How many tasks."""
-    dev: Annotated[float, Between(0, 0.99)] = 0.2
-    """Share of the tasks to train on that is held out for development."""
-    seed: int = 0
-    """Of the tasks and the splits."""
-
-    def __len__(self) -> int:
-        return self.count
 
     def __iter__(self) -> Iterator[Trace | str]:
         """Every task played once: the episode, or why there is none."""
@@ -73,13 +106,4 @@ class Gold:
             return f"fault: {reason_of(error)}"
         if ended is None or not ended.success:
             return "not solved by its gold" if ended is None or ended.success is False else "no word on its success"
-        return Trace(
-            id=task.task_id,
-            messages=tuple(message.in_whole_characters() for message in messages),
-            tools=tuple(environment.tools),
-            domain=self.environment.name,
-            split=demonstrated_split(self.split, task.task_id, self.seed, self.dev),
-            success=True,
-            environment=environment_record(self.environment, self.split, self.count, self.seed, task.task_id),
-            meta={"task_type": kind} if (kind := task_of(task).task_type) else {},
-        )
+        return self.trace(environment, messages, self.environment)
