@@ -74,6 +74,11 @@ def test_text_parts_are_joined() -> None:
             "field 'tool_calls': holds a call of",
         ),
         ({"role": "assistant", "tool_calls": {"name": "go"}}, "field 'tool_calls': is not a list"),
+        ({"role": "tool", "tool_call_id": 7}, "field 'tool_call_id': is int, not text; quote it"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": 7, "function": {"name": "go"}}]},
+            "field 'tool_calls[0].id': is int, not text; quote it",
+        ),
         ({"role": "assistant", "tool_calls": ["go"]}, "field 'tool_calls': has no function name"),
         ({"role": "assistant", "tool_calls": [{"function": {}}]}, "field 'tool_calls': has no function name"),
         (

@@ -97,12 +97,16 @@ class Message:
             raise InputError("is not a list", field="tool_calls")
         reading = _Reading(Counter() if ignored is None else ignored, strict)
         content, thought = reading.words(row.get("content"), "content", thinks=role == "assistant")
+        made = tuple(reading.call(call) for call in cast("list[Any]", calls))
+        names = {key: row.get(key) for key in ("tool_call_id", "name")}
+        for key, value in (names | {f"tool_calls[{i}].id": call.id for i, call in enumerate(made)}).items():
+            if not isinstance(value, str | None):
+                raise InputError(f"is {type(value).__name__}, not text", field=key, hint="quote it")
         return cls(
             role=cast(Role, role),
             content=content,
-            tool_calls=tuple(reading.call(call) for call in cast("list[Any]", calls)),
-            tool_call_id=row.get("tool_call_id"),
-            name=row.get("name"),
+            tool_calls=made,
+            **names,
             cut=row.get("cut") is True,
             reasoning="\n".join(dict.fromkeys(filter(None, (reading.reasoning(row), thought)))),
         )

@@ -34,7 +34,7 @@ from turntree.traces.formats.row import (
     failed_exit,
     of_today,
 )
-from turntree.traces.schema import MESSAGE_KEYS, Trace, check_message, check_schemas, check_tools
+from turntree.traces.schema import MESSAGE_KEYS, Trace, check_schemas, check_tools
 
 NOT_TRAINED = "marked_not_trained"
 PIVOT_HISTORY = "history_of_a_pivot_row"
@@ -279,7 +279,6 @@ def _parse_one(raw: Any, inside: str, row: ChatRow) -> Message:
     except InputError as error:
         raise located(_advised(error, row), inside=inside) from error
     count_unknown(raw, _READ, "messages[].", row.ignored)
-    check_message(message, inside)
     return message
 
 

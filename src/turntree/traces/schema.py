@@ -286,18 +286,7 @@ def _message(value: Any, inside: str) -> Message:
     with placed(inside=inside):
         check_keys(row, MESSAGE_KEYS)
         _typed(row, "cut", bool, False)
-        message = Message.from_chat(row)
-    check_message(message, inside)
-    return message
-
-
-def check_message(message: Message, inside: str) -> None:
-    """Raise `InputError` unless the optional texts of a parsed message are texts (`Message.from_chat` takes any)."""
-    texts = {"tool_call_id": message.tool_call_id, "name": message.name}
-    texts |= {f"tool_calls[{i}].id": call.id for i, call in enumerate(message.tool_calls)}
-    for key, value in texts.items():
-        if not isinstance(value, str | None):
-            raise InputError(f"is {type(value).__name__}, not text", field=f"{inside}.{key}", hint="quote it")
+        return Message.from_chat(row)
 
 
 def _typed(row: dict[str, Any], key: str, kind: type, default: Any) -> Any:

@@ -117,16 +117,11 @@ def read_message(given: Any, where: str) -> Message:
         if row.get(name):
             hint = "only content, reasoning and tool_calls are read; leave it out"
             raise InputError("is not supported", field=f"{where}.{name}", hint=hint)
-    for name in ("tool_call_id", "name"):
-        if not isinstance(row.get(name), str | None):
-            raise InputError("is not text", field=f"{where}.{name}")
     try:
         message = Message.from_chat(row)
     except InputError as error:
         raise InputError(error.problem, field=f"{where}.{error.field}", hint=error.hint) from error
     for j, call in enumerate(message.tool_calls):
-        if not isinstance(call.id, str | None):
-            raise InputError("is not text", field=f"{where}.tool_calls[{j}].id")
         shallow(call.arguments, f"{where}.tool_calls[{j}].arguments")
     # only the gateway knows which of its answers were cut
     return replace(message, cut=False) if message.cut else message
