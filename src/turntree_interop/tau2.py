@@ -416,7 +416,8 @@ _MESSAGE_KEYS = words(
 def _why_not(row: dict[str, Any]) -> str:
     if isinstance(row.get("traj"), list) or isinstance(row.get("messages_display"), str):
         return ""
-    return "" if "messages" in row and "reward_info" in row else "neither 'traj' nor 'messages' beside 'reward_info'"
+    known = "messages" in row and ("reward_info" in row or "environment_info" in row)
+    return "" if known else "neither 'traj' nor 'messages' beside 'reward_info'"
 
 
 @told_by(_why_not)

@@ -7,7 +7,6 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from turntree.core import parts
@@ -49,7 +48,7 @@ class Readers:
             if name is not None:
                 yield SourceRow({EVENTS: (line for _, line in text_lines(file.path))}, format=name)
                 return
-        rows = source_rows(file.path)
+        rows = source_rows(file.path, file.info)
         first = next(rows, None)
         if first is None:
             return
@@ -57,9 +56,8 @@ class Readers:
         if name is not None:
             yield SourceRow({EVENTS: [_event(row) for row in itertools.chain([first], rows)]}, format=name)
             return
-        for row in itertools.chain([first], rows):
-            info = row.environment_info if row.environment_info is not None else file.info
-            yield replace(row, environment_info=info)
+        yield first
+        yield from rows
 
     def read(self, row: SourceRow, formats: Counter[str]) -> Iterator[ChatRow | InputError | None]:
         """The row in chat shape, several if it holds several traces; None for a row that its format leaves out, an
@@ -68,12 +66,10 @@ class Readers:
         if isinstance(value, InputError):
             yield RowRefused("not_a_json_object", value.problem, hint=value.hint)
             return
-        if row.environment_info is not None:
-            value = {**value, "environment_info": row.environment_info}
         name, found = row.format or self._format.name, list[Any]()
         try:
             if name == AUTO:
-                name = "tau2" if row.environment_info is not None else self.detect(value)
+                name = self.detect(value)
             formats[name] += 1
             read = (self._found.get(name) or self._load(Part(name)))(value)
             for one in cast("Iterator[Any]", read) if isinstance(read, Iterator) else (read,):

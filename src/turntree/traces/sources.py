@@ -36,13 +36,13 @@ class SourceRow:
     value: dict[str, Any] | InputError
     line: int | None = None
     index: str | None = None
-    environment_info: dict[str, Any] | None = None  # of the tau2 document that the row comes from
     format: str | None = None  # where the file told it: of a session, whose rows come as one
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of rows. `shown` is its name in errors; `info` is that of the tau2 result that it belongs to."""
+    """One file of rows. `shown` is its name in errors; `info` is the `environment_info` of the tau2 result that it
+    belongs to."""
 
     path: Path
     shown: Path
@@ -74,12 +74,13 @@ def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile
         yield SourceFile(path, path)
 
 
-def source_rows(path: str | Path) -> Iterator[SourceRow]:
-    """Every row of a file. What is damaged is a row with an error."""
+def source_rows(path: str | Path, known: dict[str, Any] | None = None) -> Iterator[SourceRow]:
+    """Every row of a file. What is damaged is a row with an error. The rows of a tau2 result have its
+    `environment_info`, which its document tells or is `known`."""
     path = Path(path)
     if not _is_document(path):
         for number, text in read_lines(path):
-            yield SourceRow(_object(parsed(text)), line=number)
+            yield SourceRow(_object(parsed(text), known), line=number)
         return
     for (index, value), info in document_rows(path):
         try:
@@ -87,7 +88,7 @@ def source_rows(path: str | Path) -> Iterator[SourceRow]:
         except InputError as error:  # without it, no row has its prompt
             yield SourceRow(error, index=index)
             continue
-        yield SourceRow(_object(value), None, index, environment)
+        yield SourceRow(_object(value, known if environment is None else environment), index=index)
 
 
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -204,7 +205,9 @@ def _is_document(path: Path) -> bool:
     return not isinstance(parsed(first), dict)
 
 
-def _object(value: Any) -> dict[str, Any] | InputError:
-    if isinstance(value, dict | InputError):
-        return cast("dict[str, Any] | InputError", value)
+def _object(value: Any, environment: dict[str, Any] | None) -> dict[str, Any] | InputError:
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value) | ({} if environment is None else {"environment_info": environment})
+    if isinstance(value, InputError):
+        return value
     return InputError(f"is {type(value).__name__}, not an object", hint="write one object a line")
