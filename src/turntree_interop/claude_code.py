@@ -7,7 +7,6 @@ candidate (PivotRL, appendix A.2).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -29,7 +28,6 @@ from turntree.traces.formats.row import (
     words,
 )
 
-_DOMAIN = "software engineering"
 _SAID = ("user", "assistant")
 _CLAUDE_KEYS = words(
     "type uuid parentUuid logicalParentUuid sessionId timestamp message isSidechain userType cwd version gitBranch "
@@ -79,12 +77,7 @@ class _Thread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._part = 0
-        self._open()
-
-    def _open(self) -> None:
-        self._part += 1
-        self._chat = ChatRow(domain=_DOMAIN, rule="tool_calls", ignored=Counter(), left_out=Counter())
+        self._chat = ChatRow(domain="software engineering", rule="tool_calls")
         self._lines: dict[str, int] = {}  # uuid of a line, of whatever type, and the number of messages after it
 
     def take(self, line: Any, session: str | None, first: str | None) -> Iterator[ChatRow]:
@@ -106,8 +99,8 @@ class _Thread:
             return
         if line.get("isCompactSummary") and chat.messages:
             yield from self.close(session, first)
-            self._open()
-            chat = self._chat
+            chat = self._chat = chat.compacted()
+            self._lines = {}
         self._rewind(line)
         chat.messages += _claude(str(kind), message, chat) if isinstance(message, dict) else [
             BrokenMessage("has no message", turn=kind == "assistant", field="message")
@@ -118,16 +111,14 @@ class _Thread:
         """The trace. A fork of the session repeats its lines under another name, but with their uuids."""
         chat = self._chat
         chat.messages = one_turn_a_response(chat.messages)
-        part = [f"#{self._part}"] if self._part > 1 else []
-        chat.id = "".join([session, *([f"/{self._name}"] if self._name else []), *part]) if session else None
+        chat.id = f"{session}/{self._name}" if session and self._name else session
         chat.group, chat.thread = session, first
         if chat.messages:
             yield chat
 
     def _rewind(self, line: dict[str, Any]) -> None:
         """Where a user message follows an earlier line than the last one, the lines between are another branch."""
-        said: Any = line.get("message")
-        content: Any = cast("dict[str, Any]", said).get("content") if isinstance(said, dict) else None
+        content: Any = part_of(line, "message").get("content")
         if isinstance(content, list) and not line.get("isMeta"):  # those go with the results of calls
             blocks = cast("list[Any]", content)
             typed = not any(isinstance(block, dict) and block.get("type") == "tool_result" for block in blocks)

@@ -30,7 +30,6 @@ from turntree.traces.formats.row import (
     told_by,
 )
 
-_DOMAIN = "software engineering"
 _LINES = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 _EXIT = re.compile(r"(?:(?!Output:).*\n){0,4}?(?:Exit code:|Process exited with code) (\d{1,9})[ \t]*(?:\n|\Z)")
 _FAILED = re.compile(  # calls that were refused, stopped, or not made
@@ -56,8 +55,8 @@ def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
 
     Turns that the user rolled back are left out, counted as `abandoned_branch`.
     """
-    chat = _part(None, 1)
-    parts, sessions = 1, list[str]()
+    chat = ChatRow(domain="software engineering", rule="tool_calls")
+    sessions: list[str] = []
     for line in list_of(row, "events", "the lines of a session"):
         if not isinstance(line, dict) or not isinstance(line.get("payload"), dict):
             broken = BrokenMessage("has no payload", field="payload")
@@ -72,8 +71,7 @@ def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
             chat.messages += [] if message is None else [_codex_result(payload, message)]
         elif kind == "compacted":
             yield _closed(chat, sessions)
-            parts += 1
-            chat = _part(next((m for m in chat.messages if role_of(m) == "system"), None), parts)
+            chat = chat.compacted([m for m in chat.messages if role_of(m) == "system"][:1])
             again = payload.get("replacement_history")
             items = again if isinstance(again, list) else [{"role": "user", "content": payload.get("message")}]
             kept = [read_item(item, chat.ignored) for item in items]
@@ -140,12 +138,5 @@ def _failed_in(text: Any) -> bool | None:
 def _closed(chat: ChatRow, sessions: list[str]) -> ChatRow:
     """All traces that stem from one session are one group."""
     if sessions:
-        chat.id = sessions[0] if chat.id == "1" else f"{sessions[0]}#{chat.id}"
-        chat.group = sessions[-1]
-    else:
-        chat.id = None
+        chat.id, chat.group = sessions[0], sessions[-1]
     return chat
-
-
-def _part(system: Any, number: int) -> ChatRow:
-    return ChatRow(messages=[system] if system else [], id=str(number), domain=_DOMAIN, rule="tool_calls")

@@ -13,7 +13,7 @@ from turntree.run.identity import fingerprint
 from turntree.run.jsonl import parse_json
 from turntree.traces.formats.row import (
     FAILED,
-    SKIP,
+    SAID_BEFORE,
     ChatRow,
     call_of,
     chat_tools,
@@ -69,7 +69,7 @@ class Observed:
             for name, chat in _conversations(calls):
                 named[name] += 1
                 chat.ignored, self.ignored = chat.ignored + self.ignored, Counter()
-                chat.id, chat.group = name and (name if named[name] == 1 else f"{name}#{named[name]}"), thread
+                chat.id, chat.group, chat.context = name, thread, named[name]
                 yield chat
         if self.damaged:  # refused with their lines
             yield ChatRow(messages=self.damaged, ignored=self.ignored)
@@ -123,7 +123,7 @@ def _conversations(calls: Iterable[Call]) -> Iterator[tuple[str | None, ChatRow]
         for place, said in own.items():
             chat.messages[place] = said  # later histories need not tell that it was cut
         for place in {n for n, name in enumerate(names) if name in answers} - own.keys():
-            chat.messages[place] = {**chat.messages[place], SKIP: "said_in_another_conversation"}
+            chat.messages[place] = {**chat.messages[place], **SAID_BEFORE}
         yield call.trace, chat
     if failed:
         yield None, ChatRow(left_out=failed)

@@ -5,9 +5,7 @@ candidate (PivotRL, appendix A.2).
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from turntree.traces.formats.row import (
@@ -51,7 +49,6 @@ def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
     rows, undone = list_of(row, "messages", "a list of {info, parts}"), object_of(info, "revert").get("messageID")
     end = next((i for i, raw in enumerate(rows) if undone and part_of(raw, "info").get("id") == undone), len(rows))
     chat.left_out["abandoned_branch"] += sum(part_of(raw, "info").get("role") == "assistant" for raw in rows[end:])
-    number = 1
     for raw in rows[:end]:
         if not isinstance(raw, dict) or not isinstance(raw.get("info"), dict) or not isinstance(raw.get("parts"), list):
             chat.messages.append(BrokenMessage("holds an item that is not {info, parts}", field="messages"))
@@ -59,10 +56,7 @@ def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
         if any(part_of({"": part}, "").get("type") == "compaction" for part in raw["parts"]):
             if chat.messages:
                 yield chat
-            number += 1
-            name = text_of(info, ("id",))
-            chat = replace(chat, id=name and f"{name}#{number}", messages=[], ignored=Counter(), left_out=Counter())
-            chat.messages.append({"role": "user", "content": _COMPACTED})
+            chat = chat.compacted([{"role": "user", "content": _COMPACTED}])
             continue
         told = _opencode_message(raw["info"], raw["parts"], chat)
         summary = raw["info"].get("summary") is True  # of another agent's, with a prompt of its own

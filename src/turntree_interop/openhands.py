@@ -19,7 +19,7 @@ from turntree.core.messages import joined_text
 from turntree.traces.formats.row import (
     FAILED,
     RESPONSE,
-    SKIP,
+    SAID_BEFORE,
     BrokenMessage,
     ChatRow,
     call_of,
@@ -103,7 +103,7 @@ def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
             view += [(str(part_of({"": event}, "").get("id")), message) for message in messages[id(event)]]
             continue
         yield replace(chat, messages=one_turn_a_response([message for _, message in view]))
-        chat = replace(chat, ignored=Counter())
+        chat = chat.compacted()
         forgotten = set(map(str, list_of(event, "forgotten_event_ids", "a list of ids")))
         view = [(name, _once(message)) for name, message in view if name not in forgotten]
         if isinstance(event.get("summary"), str):
@@ -117,7 +117,7 @@ def _condenses(event: Any) -> bool:
 
 def _once(message: Any) -> Any:
     """A turn that stays in a later context is a candidate where it was said."""
-    return message | {SKIP: "said_in_another_conversation"} if role_of(message) == "assistant" else message
+    return message | SAID_BEFORE if role_of(message) == "assistant" else message
 
 
 def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:

@@ -75,7 +75,7 @@ def test_of_any_tree_of_calls_every_answer_is_a_candidate_once_and_every_leaf_a_
     assert sorted(turns) == sorted(said["content"] for _, said, _ in calls)
     leaves = [whole for whole in histories if not any(whole == other[: len(whole)] != other for other in histories)]
     assert sorted(len(row.messages) for row in rows) == sorted(map(len, leaves))
-    assert len({row.id for row in rows}) == len(rows) and {row.group for row in rows} <= {"t"}
+    assert len({(row.id, row.context) for row in rows}) == len(rows) and {row.group for row in rows} <= {"t"}
 
 
 def test_a_file_with_only_failed_calls_says_so(tmp_path: Path) -> None:

@@ -195,7 +195,8 @@ def _trace(
     opening = content[0][: _first_turn(messages)]
     known = {"success": row.success, "reward": meta.get("reward"), "split": row.split, "environment": row.environment}
     told = {key: value for key, value in known.items() if value is not None}
-    trace_id = row.id or fingerprint([*content, told] if told else content)
+    name = row.id and (row.id if row.context == 1 else f"{row.id}#{row.context}")
+    trace_id = name or fingerprint([*content, told] if told else content)
     meta["group"] = row.group or meta.get("group") or (fingerprint(opening) if opening else trace_id)
     return Trace(
         id=trace_id,

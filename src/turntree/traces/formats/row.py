@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast
 
 from turntree.core.errors import InputError
@@ -23,6 +23,7 @@ FAILED = "_failed"  # of a message that answers an action: whether the action fa
 RESPONSE = "_response"  # of an assistant message: the model's response that it is a piece of
 SKIP = "_skip"  # why a message must not become a candidate (or, of a user's, is not the task)
 UNSEEN = "_unseen"  # of a message: whether the model was shown more than its text (an image), which a trace cannot hold
+SAID_BEFORE = {SKIP: "said_in_another_conversation"}  # of a turn that stands in several: it is a candidate in one
 CALL_IN_TEXT = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
@@ -49,9 +50,10 @@ class ChatRow:
 
     `rule` says which turns are candidates (`candidates.rule_reason`). `only_last_turn` marks a row that demonstrates
     its last turn only (a pivot row): what precedes is history. `thread` is another name of the group, by which rows of
-    other files may know it: rows with either name are one group. `left_out` counts the agent's turns that are not among
-    `messages`, by reason. `ignored` counts fields of the source that a trace has no place for; of a `strict` row,
-    unknown ones inside calls, parts and declarations are refused instead.
+    other files may know it: rows with either name are one group. `context` numbers the traces of one `id`, from 1:
+    later ones have it behind their id. `left_out` counts the agent's turns that are not among `messages`, by reason.
+    `ignored` counts fields of the source that a trace has no place for; of a `strict` row, unknown ones inside calls,
+    parts and declarations are refused instead.
     """
 
     messages: list[Any] = field(default_factory=list[Any])
@@ -59,6 +61,7 @@ class ChatRow:
     id: str | None = None
     group: str | None = None
     thread: str | None = None
+    context: int = 1
     domain: str = ""
     split: str | None = None
     success: bool | None = None
@@ -69,6 +72,11 @@ class ChatRow:
     strict: bool = False
     left_out: Counter[str] = field(default_factory=Counter[str])
     ignored: Counter[str] = field(default_factory=Counter[str])
+
+    def compacted(self, messages: Iterable[Any] = ()) -> ChatRow:
+        """The next context of a session, which begins with these messages; what was counted stays with this one."""
+        fresh = {"ignored": Counter[str](), "left_out": Counter[str]()}
+        return replace(self, messages=[*messages], context=self.context + 1, **fresh)
 
     def drop_turns(self) -> None:
         """Of a rollout that failed: no turn of it is a demonstration, and nothing says what it is worth."""
