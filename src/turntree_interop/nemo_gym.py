@@ -135,7 +135,6 @@ class NemoGym(Options):
             collections.setdefault(path.with_name(path.name.replace("_failures.jsonl", ".jsonl")), []).append(path)
         for number, (name, files) in enumerate(collections.items()):
             read = partial(_nemo_row, rewards=self.rewards, iteration=number)
-            report.files += len(files)
             rows = (row for path in files for row in read_each(read, parsed(path, report), path, report))
             yield from grouped(rows, name, report)
 

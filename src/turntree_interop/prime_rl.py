@@ -71,7 +71,6 @@ class PrimeRL(Options):
         for number_of, path in enumerate(paths):
             step = step_of(path)
             step = number_of if step is None else step
-            report.files += 1
             for line, whole in parsed(path, report):
                 try:
                     for one in _traces(whole):

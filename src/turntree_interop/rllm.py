@@ -47,7 +47,6 @@ class Rllm(Options):
 
     def _rows(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedRow]:
         for path in paths:
-            report.files += 1
             report.saw_line()
             try:
                 yield _row(parse_row(read_bytes(path)), self.rewards)

@@ -90,7 +90,6 @@ class SkyRL(TextOptions):
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:
-            report.files += 1
             found = _trajectories(parsed(path, report))
             rows = read_each(partial(self._row, step=step_of(path)), found, path, report)
             yield from grouped(rows, path, report)

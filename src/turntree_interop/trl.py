@@ -413,7 +413,6 @@ def _groups(
     for path in paths:
         numbered = _records(path, report)
         records = [record for _, record in numbered]
-        report.files += 1
         told = ("prompt", "completion", "advantage")
         generated = [tuple(map(record.get, told)) for record in records]
         again, before = generated == before, generated

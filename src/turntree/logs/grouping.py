@@ -31,9 +31,10 @@ def by_rows(
     which is said."""
     before: set[int] = set()
     for path in paths:
-        report.files += 1
         here: set[int] = set()
-        yield from grouped(_noted(read_each(read, parsed(path, report), path, report), here), path, report)
+        for group in grouped(read_each(read, parsed(path, report), path, report), path, report):
+            here.add(hash(group.id))  # numbers, not names
+            yield group
         if not before.isdisjoint(here):
             report.note(
                 "groups of one name lie in several files, and each file was read as groups of its own: where they are "
@@ -73,13 +74,6 @@ def read_each(
             report.drop(refused.reason, path, number, detail=refused.detail)
         except RecursionError:
             report.drop("nested too deeply to read", path, number)
-
-
-def _noted(rows: Iterable[LoggedRow], here: set[int]) -> Iterator[LoggedRow]:
-    """The rows; their groups are remembered as numbers."""
-    for row in rows:
-        here.add(hash((row.iteration, row.group)))
-        yield row
 
 
 def grouped(rows: Iterable[LoggedRow], path: Path, report: ReadReport) -> Iterator[LoggedGroup]:

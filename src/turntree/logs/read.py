@@ -35,7 +35,7 @@ class RolloutLog:
     """A log that is read once, by iterating. `report` is complete when the iteration is."""
 
     def __init__(self, paths: Sequence[Path], format: Part) -> None:
-        self.paths, self.report = tuple(paths), ReadReport(format.name)
+        self.paths, self.report = tuple(paths), ReadReport(format.name, files=len(paths))
         self.format = _built(format)
         """Where it is recognised by what it reads, it is what was recognised from then on."""
 

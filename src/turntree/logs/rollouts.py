@@ -123,7 +123,9 @@ class Rollouts(LogFormat):
 
     def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
         for path in paths:
-            report.files += 1
-            for group in read_own(path, group_from_json, "a finished group", report):
+            for group in self.of_file(path, report):
                 report.saw_group(len(group.rollouts))
                 yield group
+
+    def of_file(self, path: Path, report: ReadReport) -> Iterator[LoggedGroup]:
+        return read_own(path, group_from_json, "a finished group", report)

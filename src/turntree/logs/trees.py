@@ -6,7 +6,7 @@ run directory (`run.folder`): an iteration is in it whole or not at all, and a r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,9 +18,8 @@ from turntree.core.errors import InputError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.tree import Decision, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.logs.generic import LogFormat
 from turntree.logs.groups import LARGEST, LoggedGroup
-from turntree.logs.rollouts import group_from_tree, read_own
+from turntree.logs.rollouts import Rollouts, group_from_tree, read_own
 from turntree.logs.rows import ReadReport
 
 SCHEMA = "turntree.trees/1"
@@ -180,18 +179,13 @@ def read(path: Path, report: ReadReport | None = None) -> Iterator[KeptTree]:
     return read_own(path, KeptTree.from_json, "a rollout tree", report)
 
 
-class Trees(LogFormat):
+class Trees(Rollouts):
     """The groups of kept trees, for audits and calibrations (a log format)."""
 
     marks: ClassVar = (frozenset({"schema", "tree", "verdicts"}),)
 
-    def groups(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedGroup]:
-        for path in paths:
-            report.files += 1
-            for kept in read(path, report):
-                group = kept.group()
-                report.saw_group(len(group.rollouts))
-                yield group
+    def of_file(self, path: Path, report: ReadReport) -> Iterator[LoggedGroup]:
+        return map(KeptTree.group, read(path, report))
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
