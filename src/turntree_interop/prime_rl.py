@@ -38,7 +38,6 @@ from turntree.logs.rows import (
     text,
     text_within,
 )
-from turntree.logs.suspects import suspect_of
 from turntree.traces.formats.row import part_of
 
 Row = dict[str, Any]
@@ -153,7 +152,6 @@ class _Said:
     def rollout(
         self, given: float | None, stop: str | None, *, completed: bool | None, tokens: int | None = None
     ) -> LoggedRollout:
-        end = "\n".join((*self.observations[-1:], *self.actions[-1:])) if any(self.actions[-1:]) else ""
         return LoggedRollout(
             actions=self.actions,
             reward=given,
@@ -163,7 +161,6 @@ class _Said:
             characters=sum(map(len, self.actions)),
             stop=stop,
             completed=completed,
-            suspect=suspect_of(end, stop=stop, completed=completed),
         )
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from turntree.logs.generic import Options
-from turntree.logs.grouping import grouped
+from turntree.logs.grouping import grouped, read_each
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.rows import (
     LoggedRow,
     ReadReport,
-    RowRefused,
     count,
     facts_of,
     flag,
@@ -26,7 +26,6 @@ from turntree.logs.rows import (
     reward,
     text,
 )
-from turntree.logs.suspects import suspect_of
 from turntree.run.jsonl import read_bytes
 
 _LIMITS = frozenset({"max_prompt_length_exceeded", "max_response_length_exceeded", "max_turns_exceeded"})
@@ -48,13 +47,11 @@ class Rllm(Options):
     def _rows(self, paths: Sequence[Path], report: ReadReport) -> Iterator[LoggedRow]:
         for path in paths:
             report.saw_line()
-            try:
-                yield _row(parse_row(read_bytes(path)), self.rewards)
-            except RowRefused as refused:
-                report.drop(refused.reason, path, detail=refused.detail)
+            yield from read_each(partial(_row, rewards=self.rewards), [(None, path)], path, report)
 
 
-def _row(row: dict[str, Any], rewards: tuple[str, ...]) -> LoggedRow:
+def _row(path: Path, *, rewards: tuple[str, ...]) -> LoggedRow:
+    row = parse_row(read_bytes(path))
     trajectories = items(row, "trajectories", dict, needed=True)
     steps = [step for one in trajectories for step in items(one, "steps", dict, needed=True)]
     ended = text(row, "termination_reason") or ""
@@ -74,7 +71,6 @@ def _row(row: dict[str, Any], rewards: tuple[str, ...]) -> LoggedRow:
         characters=sum(map(len, actions)),
         completed=False if ended.lower() in _LIMITS else None,
         stop=ended or None,
-        suspect=suspect_of("\n".join((*seen[-1:], *actions[-1:])), stop=ended),
     )
     task = needed(row, "task_hash")
     return LoggedRow(

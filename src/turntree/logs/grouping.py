@@ -64,9 +64,9 @@ def parsed(path: Path, report: ReadReport) -> Iterator[tuple[int, dict[str, Any]
 
 
 def read_each(
-    read: Callable[[T], LoggedRow], found: Iterable[tuple[int, T]], path: Path, report: ReadReport
+    read: Callable[[T], LoggedRow], found: Iterable[tuple[int | None, T]], path: Path, report: ReadReport
 ) -> Iterator[LoggedRow]:
-    """The rollout of everything that was found at a line; what is none is dropped and counted."""
+    """The rollout of everything that was found, with its line; what is none is dropped and counted."""
     for number, one in found:
         try:
             yield read(one)

@@ -22,7 +22,8 @@ class LoggedRollout:
     `completed` is False where a turn or token limit ended the rollout, None where unknown; `stop` names the ending in
     the log's own words. `forked`: it shares its first turns with an earlier rollout of the group, which paid for them
     (their `turn_tokens` are 0 here). `refill`: it began after others had ended, in place of leaves that were not made.
-    `suspect`: what makes it look like a failure of the machine (`logs.suspects`), where the log has its text.
+    `suspect`: what makes it look like a failure of the machine (`logs.suspects`), where an audit cannot tell: its turns
+    are not apart.
     Gates compare rollouts that began independently only, neither forked nor refilled.
     """
 
