@@ -87,7 +87,6 @@ class PrimeRL(Options):
         data = part_of(task, "data")
         key = text(task, "key", "hash") or named_prompt(json.dumps(data, sort_keys=True))
         stamped = part_of(info, "prime_rl")
-        said = _turns(row)
         failure = _failure(row) or row.get("episode_failure")
         given = None if failure or row.get("is_timeout") else self._reward(row)
         unscored = "not scored" if given is None and row.get("rewards") and not row.get("is_timeout") else None
@@ -97,7 +96,7 @@ class PrimeRL(Options):
         return LoggedRow(
             group=text(stamped, "group_id") or text(part_of(row, "group"), "id") or key,
             task=key,
-            rollout=said.rollout(given, stop, completed=False if stop in _LIMITS or cut else None),
+            rollout=replace(_turns(row), reward=given, stop=stop, completed=False if stop in _LIMITS or cut else None),
             iteration=count(stamped, "step") if stamped.get("step") is not None else step,
             task_type=text(stamped, "env_name") or text(part_of(row, "env"), "name", "id"),
             facts=facts_of(data, task=data or None, agent=text(part_of(row, "agent"), "name")),
@@ -120,47 +119,23 @@ class PrimeRL(Options):
         prompt = json.dumps(row.get("prompt"), sort_keys=True)
         cut, error = row.get("is_truncated") is True, row.get("error")
         completion = row.get("completion")
-        said = _Said((), ()) if not isinstance(completion, list) else _said(cast("list[Any]", completion))
-        if isinstance(completion, str):
-            said = _Said((completion,), ("",))
+        said = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
         stop = _name_of(error) if error else ("length" if cut else text(row, "stop_condition"))
         key = text(row, "example_id") or named_prompt(prompt)
         task = f"{text(row, 'task') or ''} {key}".strip()
         return LoggedRow(
             group=text(row, "group_id") or task,
             task=task,
-            rollout=said.rollout(
-                None if error else reward(row, self.rewards or ("reward",)),
-                stop,
+            rollout=replace(
+                _said(cast("list[Any]", said) if isinstance(said, list) else []),
+                reward=None if error else reward(row, self.rewards or ("reward",)),
+                stop=stop,
                 completed=False if cut else None,
                 tokens=count(part_of(row, "token_usage"), "output_tokens"),
             ),
             iteration=count(row, "step") if row.get("step") is not None else step,
             task_type=text(row, "env_name", "task"),
             facts=facts_of(row, prompt=row.get("prompt"), answer=row.get("answer")),
-        )
-
-
-@dataclass(frozen=True)
-class _Said:
-    """The turns of a rollout, what was seen before each, and the tokens of each where they are known."""
-
-    actions: tuple[str, ...]
-    observations: tuple[str, ...]
-    tokens: tuple[int, ...] | None = None
-
-    def rollout(
-        self, given: float | None, stop: str | None, *, completed: bool | None, tokens: int | None = None
-    ) -> LoggedRollout:
-        return LoggedRollout(
-            actions=self.actions,
-            reward=given,
-            observations=self.observations,
-            turn_tokens=self.tokens,
-            tokens=tokens,
-            characters=sum(map(len, self.actions)),
-            stop=stop,
-            completed=completed,
         )
 
 
@@ -185,8 +160,9 @@ def _failure(row: Row) -> str | None:
     return (text(errors[-1], "type") or "an error") if errors else "an error" if ok is False else None
 
 
-def _turns(row: Row) -> _Said:
-    """The sampled messages of a graph in their order, whatever branch they lie on."""
+def _turns(row: Row) -> LoggedRollout:
+    """The sampled messages of a graph in their order, whatever branch they lie on, with the tokens of each where all
+    are known."""
     nodes: list[Row] = items(row, "nodes", dict)
     found = _said([node.get("message") for node in nodes], [bool(node.get("sampled")) for node in nodes])
     used = {call.get("node"): count(part_of(call, "usage"), "completion_tokens") for call in items(row, "calls", dict)}
@@ -196,10 +172,11 @@ def _turns(row: Row) -> _Said:
         if node.get("sampled")
     ]
     known = tuple(one for one in counts if one is not None)
-    return _Said(found.actions, found.observations, known if known and len(known) == len(counts) else None)
+    return replace(found, turn_tokens=known if known and len(known) == len(counts) else None)
 
 
-def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Said:
+def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> LoggedRollout:
+    """The turns of a rollout, of those `sampled` or of the assistant, and what was seen before each."""
     actions: list[str] = []
     observations: list[str] = []
     seen: list[str] = []
@@ -214,7 +191,8 @@ def _said(messages: Sequence[Any], sampled: Sequence[bool] | None = None) -> _Sa
             seen = []
         else:
             seen.append(text_within(message.get("content")))
-    return _Said(tuple(actions), tuple(observations))
+    characters = sum(map(len, actions))
+    return LoggedRollout(actions=tuple(actions), reward=None, observations=tuple(observations), characters=characters)
 
 
 def _chat(message: Row) -> Row:
