@@ -109,9 +109,6 @@ class Judge:
                 self._verifier = self._open.enter_context(open_verifier(self._part))
             return judge_turns(self._verifier, [(states[p], a) for p, a in pairs], cut_turns=self._cut_turns)
 
-    def close(self) -> None:
-        self._open.close()
-
 
 def required(verdict: Verdict, unjudged: float | None) -> float:
     """The reward for a framework that knows no missing one: `unjudged` stands in for it. Raises `InputError` without

@@ -17,7 +17,6 @@ from turntree.logs.generic import TextOptions
 from turntree.logs.groups import LoggedRollout
 from turntree.logs.rows import reward, split
 from turntree.logs.suspects import suspect_of
-from turntree_interop.judging import pack_state
 
 if TYPE_CHECKING:
     from turntree.stages.export import ExportedPivot
@@ -57,16 +56,6 @@ def columns(pivot: ExportedPivot) -> dict[str, Any]:
         "pass_rate": pivot.pass_rate,
         "reward_var": pivot.reward_var,
         "weight": pivot.weight,
-    }
-
-
-def row_of(pivot: ExportedPivot) -> dict[str, Any]:
-    """The prompt as messages, and all that a reward function needs."""
-    return {
-        "prompt": pivot.prompt,
-        **columns(pivot),
-        "demonstration": pivot.state.demonstration.to_chat(),
-        "state": pack_state(pivot.state),
     }
 
 

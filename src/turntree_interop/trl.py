@@ -56,8 +56,8 @@ from turntree.logs.grouping import grouped, parsed
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, parse_row
 from turntree.run.jsonl import read_bytes
-from turntree_interop.judging import Judge, Settings, write_reward
-from turntree_interop.rows import rollout_of_text, row_of, write_parquet
+from turntree_interop.judging import Judge, Settings, pack_state, write_reward
+from turntree_interop.rows import columns, rollout_of_text, write_parquet
 
 if TYPE_CHECKING:  # an audit recognises every partner's log, and should not load what a trainer needs
     from turntree.pack.rows import Row
@@ -123,7 +123,15 @@ def _rows(pivots: Sequence[ExportedPivot], prompt: PromptForm) -> list[dict[str,
     if prompt == "text" and not rendered:
         raise ConfigError("needs the policy's chat template", field="pivot_format.prompt", hint="name it with --model")
     texts = prompt == "text" or (prompt == "auto" and rendered and any(pivot.state.tools for pivot in pivots))
-    return [{**row_of(pivot), **({"prompt": pivot.text} if texts else {})} for pivot in pivots]
+    return [
+        {
+            "prompt": pivot.text if texts else pivot.prompt,
+            **columns(pivot),
+            "demonstration": pivot.state.demonstration.to_chat(),
+            "state": pack_state(pivot.state),
+        }
+        for pivot in pivots
+    ]
 
 
 # rollouts out
