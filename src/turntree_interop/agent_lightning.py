@@ -24,10 +24,8 @@ class AgentLightning(TextOptions):
     file_is_step: ClassVar = True
 
     def row(self, row: dict[str, Any]) -> LoggedRow:
-        prompt = text(row, "prompt") or ""
         return LoggedRow(
-            group=named_prompt(prompt),
-            task=named_prompt(prompt),
+            group=named_prompt(text(row, "prompt") or ""),
             rollout=rollout_of_text(row, text(row, "response") or "", self),
             facts=facts_of(row),
         )

@@ -160,7 +160,7 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
     actions, observations = _turns(_flat(cast("list[Any]", items)))
     return LoggedRow(
         group=group,
-        task=task or group,
+        task=task,
         rollout=LoggedRollout(
             actions=actions,
             reward=None if stop else reward(row, rewards),

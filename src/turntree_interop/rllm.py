@@ -72,10 +72,8 @@ def _row(path: Path, *, rewards: tuple[str, ...]) -> LoggedRow:
         completed=False if ended.lower() in _LIMITS else None,
         stop=ended or None,
     )
-    task = needed(row, "task_hash")
     return LoggedRow(
-        group=task,
-        task=task,
+        group=needed(row, "task_hash"),
         rollout=rollout,
         iteration=count(row, "training_step"),
         facts=facts_of(row, task=row.get("task")),

@@ -109,7 +109,6 @@ class SkyRL(TextOptions):
             rollout = replace(rollout, actions=tuple(said), observations=(prompt, *[""] * (len(said) - 1)))
         return LoggedRow(
             group=named_prompt(prompt),
-            task=named_prompt(prompt),
             rollout=rollout,
             iteration=step,
             task_type=text(first, "data_source"),

@@ -116,7 +116,7 @@ def generic(row: Row, *, rewards: tuple[str, ...] = ("reward",)) -> LoggedRow:
         raise RowRefused("lists of different lengths", str(error)) from error
     return LoggedRow(
         group=group,
-        task=text(row, "task") or group,
+        task=text(row, "task"),
         rollout=rollout,
         iteration=count(row, "iteration", "step", "global_step", "train_step", "epoch"),
         task_type=text(row, "task_type"),

@@ -90,7 +90,7 @@ def grouped(rows: Iterable[LoggedRow], path: Path, report: ReadReport) -> Iterat
             again = f" ({number})" if number > 1 else ""
             yield LoggedGroup(
                 id=(most.group if most.iteration is None else f"{most.iteration}/{most.group}") + again,
-                task=report.task(most.task, hash(told.facts)),
+                task=report.task(most.task or most.group, hash(told.facts)),
                 rollouts=rollouts,
                 iteration=most.iteration,
                 task_type=most.task_type,

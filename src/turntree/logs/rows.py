@@ -36,8 +36,8 @@ class LoggedRow:
     `whole` are the outputs of one rollout, in the order of `output`: its reward is that of the last."""
 
     group: str
-    task: str
     rollout: LoggedRollout
+    task: str | None = None  # None: it is called as its group
     iteration: int | None = None
     task_type: str | None = None
     facts: Mapping[str, int] = field(default_factory=dict[str, int])
