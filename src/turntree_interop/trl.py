@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ from turntree.env.tool_environment import ToolEnvironment
 from turntree.logs.generic import TextOptions
 from turntree.logs.grouping import grouped, parsed
 from turntree.logs.groups import LoggedGroup
-from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, named_prompt, parse_row
+from turntree.logs.rows import LoggedRow, ReadReport, RowRefused, count, facts_of, items, named_prompt, parse_row
 from turntree.run.jsonl import read_bytes
 from turntree_interop.judging import Judge, Settings, pack_state, write_reward
 from turntree_interop.rows import columns, rollout_of_text, write_parquet
@@ -423,19 +423,18 @@ def _groups(
         records = [record for _, record in numbered]
         told = ("prompt", "completion", "advantage")
         generated = [tuple(map(record.get, told)) for record in records]
-        again, before = generated == before, generated
+        if generated == before:
+            report.drop("the generation batch of the step before, logged again", path, count=len(records))
+            continue
+        before = generated
         rows: list[LoggedRow] = []
         batches: dict[tuple[str, int], list[tuple[float | None, Record]]] = {}
         for (line, record), group in zip(numbered, _groups_of(records), strict=True):
-            if again:
-                continue
             try:
                 rows.append(_row(record, options, group[1]))
                 batches.setdefault(group, []).append((rows[-1].rollout.reward, record))
             except RowRefused as refused:
                 report.drop(refused.reason, path, line)
-        if again:
-            report.drop("the generation batch of the step before, logged again", path, count=len(records))
         _check_advantages(list(batches.values()), options.rewards, path, report, weighted=weighted)
         yield from grouped(rows, path, report)
 
@@ -454,16 +453,14 @@ def _table(path: Path) -> list[Record]:
     """A table of wandb: the names of the columns, and a list of values for every row."""
     try:
         table = parse_row(read_bytes(path))
+        columns, data = items(table, "columns", str, needed=True), items(table, "data", list, needed=True)
     except RowRefused as refused:
-        raise InputError(f"is not a table ({str(refused)[:200]})", path=path, hint="copy it again") from refused
-    columns, data = (cast("list[Any]", table[key]) if isinstance(table.get(key), list) else None
-                     for key in ("columns", "data"))  # fmt: skip
-    if columns is None or data is None:
-        raise InputError("has no lists of columns and data", path=path, hint="name wandb's *.table.json files")
-    if not all(isinstance(name, str) for name in columns) or len(set(columns)) < len(columns):
+        hint = "name wandb's *.table.json files, or copy it again"
+        raise InputError(f"is not a table ({str(refused)[:200]})", path=path, hint=hint) from refused
+    if len(set(columns)) < len(columns):
         raise InputError("has columns without a name of their own", path=path, field="columns", hint="copy it again")
     for number, values in enumerate(data, start=1):
-        if not isinstance(values, list) or len(cast("list[Any]", values)) != len(columns):
+        if len(values) != len(columns):
             problem = f"row {number} is not a list of {len(columns)} values"
             raise InputError(problem, path=path, field="data", hint="copy the file again")
     return [dict(zip(columns, values, strict=True)) for values in data]
