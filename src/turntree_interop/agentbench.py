@@ -15,7 +15,6 @@ from turntree.traces.formats.row import (
     list_of,
     needs,
     object_of,
-    text_of,
     told_by,
     words,
 )
@@ -30,10 +29,9 @@ def read_agentbench(row: dict[str, Any]) -> ChatRow:
     output = object_of(row, "output")
     result: Any = output.get("result")
     won = cast("dict[str, Any]", result).get("result") if isinstance(result, dict) else result
-    meta = {"status": output["status"]} if output.get("status") is not None else {}
-    success = won if isinstance(won, bool) else None
-    chat = ChatRow(group=text_of(row, ("index",)), success=success, meta=meta)
-    count_unknown(row, _RUN_KEYS, "", chat.ignored)
+    chat = ChatRow.of(row, _RUN_KEYS, group="index")
+    chat.success = won if isinstance(won, bool) else None
+    chat.meta = {"status": output["status"]} if output.get("status") is not None else {}
     history = list_of(output, "history", "a list of {role, content}")
     chat.messages = each_object(history, lambda said: [_message(said, chat)])
     if any(isinstance(message, dict) and message.get(ACT) for message in chat.messages):

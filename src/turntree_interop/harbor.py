@@ -40,15 +40,12 @@ from turntree.traces.formats.row import (
     acts_in,
     answers,
     call_of,
-    chat_tools,
     count_unknown,
     each_object,
     list_of,
     needs,
     object_of,
-    outcome,
     reasoning_in,
-    text_of,
     told_by,
     words,
 )
@@ -84,14 +81,10 @@ def read_atif(row: dict[str, Any]) -> ChatRow:
         raise RowRefused("malformed_field", f"is {version!r}", field="schema_version", hint=hint)
     agent = object_of(row, "agent")
     name = str(agent.get("name", ""))
-    chat = ChatRow(
-        id=text_of(row, ("trajectory_id", "session_id")),
-        success=outcome(row | {"reward": row.get("reward")}, {}),
-        meta={"agent": name},
-        rule="bash" if name.startswith(_TERMINALS) else "tool_calls",
-    )
-    chat.tools = chat_tools(list_of(agent, "tool_definitions", "a list of tool declarations"), chat.ignored)
-    count_unknown(row, _ATIF_KEYS, "", chat.ignored)
+    chat = ChatRow.of(row, _ATIF_KEYS, id="trajectory_id session_id", told=row)
+    chat.rule = "bash" if name.startswith(_TERMINALS) else "tool_calls"
+    chat.meta = {"agent": name}
+    chat.declare(agent, "tool_definitions")
     chat.ignored += Counter({"continued_trajectory_ref": 1} if row.get("continued_trajectory_ref") is not None else {})
     _count_subagents(row, chat)
     chat.messages = each_object(list_of(row, "steps", "a list of steps"), lambda step: _step(step, chat))
@@ -170,18 +163,11 @@ _REFUSED = ("previous response had parsing errors", "error:", "warnings:")
 @told_by(lambda row: needs({"conversations": turns_of(row)}, conversations=("role", "content")))
 def read_terminus(row: dict[str, Any]) -> ChatRow:
     """A Terminus trajectory, whose prompts are messages of the user and whose actions are JSON texts."""
-    meta = {key: row[key] for key in ("task", "episode", "run_id", "agent", "model") if row.get(key) is not None}
-    chat = ChatRow(
-        id=text_of(row, ("id", "trial_name")),
-        group=text_of(row, ("task_id", "task")),
-        domain="terminal",
-        success=outcome(row, meta),
-        meta=meta,
-        rule="bash",
-    )
+    meta = "task episode run_id agent model"
+    chat = ChatRow.of(row, _TERMINUS_KEYS, id="id trial_name", group="task_id task", meta=meta, told=row)
+    chat.domain, chat.rule = "terminal", "bash"
     if chat.id and row.get("episode") is not None:  # the same trial is written once an episode, each with its prefix
         chat.id = f"{chat.id}/{row['episode']}"
-    count_unknown(row, _TERMINUS_KEYS, "", chat.ignored)
     items = list_of(row, "conversations", "a list of {role, content}")
     chat.messages = each_object(items, lambda said: [_terminus(said, chat.ignored)])
     return chat

@@ -18,7 +18,6 @@ from turntree.traces.formats.row import (
     list_of,
     needs,
     object_of,
-    text_of,
     told_by,
     was_cut,
     words,
@@ -37,13 +36,13 @@ _CALL_KEYS = words("id function arguments type parse_error view internal")
 @told_by(lambda row: needs(row, epoch=object, target=object, scores=object, messages=object, input=object))
 def read_inspect(row: dict[str, Any]) -> ChatRow:
     """A sample. One that ended with an error is no demonstration. It holds no declared tools."""
-    chat = ChatRow(id=text_of(row, ("uuid",)), group=text_of(row, ("id",)), rule="tool_calls")
+    chat = ChatRow.of(row, _SAMPLE_KEYS, id="uuid", group="id")
+    chat.rule = "tool_calls"
     scores = object_of(row, "scores")
     values = [one.get("value") for one in scores.values() if isinstance(one, dict)]
     if len(values) == 1 and isinstance(values[0], str | int | float):
         chat.success = {"C": True, "I": False, 1: True, 0: False}.get(values[0])
     chat.meta = {name: one.get("value") for name, one in scores.items() if isinstance(one, dict)}
-    count_unknown(row, _SAMPLE_KEYS, "", chat.ignored)
     cut = _cut(row)
     chat.messages = each_object(list_of(row, "messages", "a list of messages"), lambda raw: [_message(raw, chat, cut)])
     if row.get("error") or row.get("invalidation"):

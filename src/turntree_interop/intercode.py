@@ -13,11 +13,9 @@ from turntree.traces.formats.row import (
     BrokenMessage,
     ChatRow,
     RowRefused,
-    count_unknown,
     list_of,
     needs,
     object_of,
-    outcome,
     text_of,
     told_by,
     words,
@@ -33,17 +31,11 @@ def read_intercode(row: dict[str, Any]) -> ChatRow:
     columns = ("actions", "observations", "valid_action", "rewards")
     actions, seen, valid, _ = (list_of(turns, key, "a list, one item a turn") for key in columns)
     best = object_of(row, "summary").get("max_reward")
-    meta = {key: row[key] for key in ("task_id", "dataset", "environment") if row.get(key) is not None}
     shell = "bash" in str(row.get("environment", "bash"))
-    chat = ChatRow(
-        messages=[{"role": "user", "content": row.get("query")}],
-        group=f"{row.get('dataset', '')}#{text_of(row, ('task_id',)) or row.get('query')}",
-        domain="terminal" if shell else "",
-        success=outcome({"reward": best}, meta),
-        meta=meta,
-        rule="bash" if shell else "turns",
-    )
-    count_unknown(row, _INTERCODE_KEYS, "", chat.ignored)
+    chat = ChatRow.of(row, _INTERCODE_KEYS, meta="task_id dataset environment", told={"reward": best})
+    chat.group = f"{row.get('dataset', '')}#{text_of(row, ('task_id',)) or row.get('query')}"
+    chat.domain, chat.rule = ("terminal", "bash") if shell else ("", "turns")
+    chat.messages.append({"role": "user", "content": row.get("query")})
     if len(seen) > len(actions):
         problem = f"holds {len(seen)} observations of {len(actions)} actions"
         raise RowRefused("malformed_field", problem, field="turn_history", hint="write one observation an action")

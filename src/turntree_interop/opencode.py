@@ -20,7 +20,6 @@ from turntree.traces.formats.row import (
     needs,
     object_of,
     part_of,
-    text_of,
     told_by,
     words,
 )
@@ -38,13 +37,8 @@ def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
     """An exported OpenCode session, one trace for each context: where it was compacted, a question and the summary that
     answered it stand in place of all before. It holds no system prompt and no tool schemas."""
     info = object_of(row, "info")
-    chat = ChatRow(
-        id=text_of(info, ("id",)),
-        group=text_of(info, ("parentID", "id")),
-        domain="software engineering",
-        meta={key: info[key] for key in ("title", "version") if info.get(key) is not None},
-        rule="tool_calls",
-    )
+    chat = ChatRow.of(info, info.keys(), id="id", group="parentID id", meta="title version")
+    chat.domain, chat.rule = "software engineering", "tool_calls"
     count_unknown(row, ("info", "messages"), "", chat.ignored)
     rows, undone = list_of(row, "messages", "a list of {info, parts}"), object_of(info, "revert").get("messageID")
     end = next((i for i, raw in enumerate(rows) if undone and part_of(raw, "info").get("id") == undone), len(rows))

@@ -32,7 +32,6 @@ from turntree.traces.formats.row import (
     needs,
     object_of,
     one_turn_a_response,
-    outcome,
     part_of,
     reasoning_in,
     role_of,
@@ -40,15 +39,13 @@ from turntree.traces.formats.row import (
     told_by,
     words,
 )
-from turntree_interop.sweagent import ROW_KEYS, chat_row
+from turntree_interop.sweagent import chat_row
 
 
 @told_by(lambda row: needs(row, trajectory=("role", "content")))
 def read_openhands(row: dict[str, Any]) -> ChatRow:
     """OpenHands trajectories in chat form."""
-    chat = chat_row(row, "trajectory")
-    count_unknown(row, ROW_KEYS, "", chat.ignored)
-    return chat
+    return chat_row(row, "trajectory")
 
 
 _SDK_KEYS = words(
@@ -79,16 +76,10 @@ def _is_history(row: dict[str, Any]) -> str:
 def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
     """The events of one conversation with the agent SDK, one trace for each context: a `Condensation` leaves events out
     of what the model is sent, and tells it a summary in their place."""
-    meta = {key: row[key] for key in ("instance_id",) if row.get(key) is not None}
     report = object_of(object_of(row, "test_result"), "report") or row
-    chat = ChatRow(
-        group=text_of(row, ("instance_id",)),
-        success=outcome({key: report.get(key) for key in ("resolved",)} | {"reward": row.get("reward")}, meta),
-        domain="software engineering",
-        meta=meta,
-        rule="tool_calls",
-    )
-    count_unknown(row, _OPENHANDS_ROW_KEYS, "", chat.ignored)
+    told = {"resolved": report.get("resolved"), "reward": row.get("reward")}
+    chat = ChatRow.of(row, _OPENHANDS_ROW_KEYS, group="instance_id", meta="instance_id", told=told)
+    chat.domain, chat.rule = "software engineering", "tool_calls"
     events = list_of(row, "events" if "events" in row else "history", "a list of events")
     told = [(one, each_object([one], lambda event: _sdk_event(event, chat))) for one in events if not _condenses(one)]
     messages = {id(one): said for one, said in told}

@@ -19,13 +19,10 @@ from turntree.traces.formats.row import (
     UNSEEN,
     ChatRow,
     call_of,
-    chat_tools,
     count_unknown,
     each_object,
     list_of,
     needs,
-    outcome,
-    text_of,
     told_by,
     words,
 )
@@ -54,10 +51,8 @@ def turns_of(row: dict[str, Any]) -> Any:
 @told_by(lambda row: needs({"conversations": turns_of(row)}, conversations=("from", "value")))
 def read_sharegpt(row: dict[str, Any]) -> ChatRow:
     """Calls are messages from "function_call" (JSON), or `<tool_call>` in the text, results likewise."""
-    meta: dict[str, Any] = {}
-    chat = ChatRow(id=text_of(row, ("id",)), group=text_of(row, ("task_id",)), success=outcome(row, meta), meta=meta)
-    chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
-    count_unknown(row, _SHAREGPT_KEYS, "", chat.ignored)
+    chat = ChatRow.of(row, _SHAREGPT_KEYS, id="id", group="task_id", told=row)
+    chat.declare(row)
     if isinstance(row.get("system"), str) and row["system"] and "output" not in row:
         chat.messages.append({"role": "system", "content": row["system"]})
     key = "conversations" if "conversations" in row else "conversation"

@@ -45,8 +45,8 @@ def _is_run(row: dict[str, Any]) -> str:
 @told_by(_is_run)
 def read_smolagents(row: dict[str, Any]) -> ChatRow:
     """A run. That it came to an answer (`state`) does not say that the answer is right."""
-    chat = ChatRow(rule="tool_calls", meta={key: row[key] for key in ("output", "state") if row.get(key)})
-    count_unknown(row, _KEYS, "", chat.ignored)
+    chat = ChatRow.of(row, _KEYS, meta="output state")
+    chat.rule = "tool_calls"
     steps = list_of(row, "steps", "a list of steps")
     first = next((one for one in steps if isinstance(one, dict) and one.get("model_input_messages")), {})
     asked = first_object(first.get("model_input_messages"))

@@ -13,6 +13,7 @@ message, and the observation a message of the user.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any, cast
 
 from turntree.core.messages import joined_text
@@ -23,7 +24,6 @@ from turntree.traces.formats.row import (
     BrokenMessage,
     ChatRow,
     answers,
-    chat_tools,
     count_unknown,
     each_object,
     first_object,
@@ -31,7 +31,6 @@ from turntree.traces.formats.row import (
     of_today,
     outcome,
     reasoning_in,
-    text_of,
     told_by,
     words,
 )
@@ -46,7 +45,7 @@ _TRAJ_KEYS = words(
     "environment history trajectory info replay_config instance_id model_name target exit_status generated_text "
     "eval_logs resolved reward"
 )
-ROW_KEYS = words(
+_ROW_KEYS = words(
     "trajectory messages trajectory_id traj_id run_id instance_id repo tools model_patch patch exit_status resolved "
     "reward test_result gen_tests_correct pred_passes_gen_tests model name"
 )
@@ -68,11 +67,10 @@ def _is_traj(row: dict[str, Any]) -> str:
 def read_traj(row: dict[str, Any]) -> ChatRow:
     """A SWE-agent trajectory. Demonstrations that stood in its prompt stay in the history and are no candidates."""
     key = "history" if "history" in row else "trajectory"
-    chat = chat_row(row, key)
+    chat = chat_row(row, key, _TRAJ_KEYS)
     info: Any = row.get("info")
     if isinstance(info, dict) and "exit_status" in info:
         chat.meta["exit_status"] = cast("dict[str, Any]", info)["exit_status"]
-    count_unknown(row, _TRAJ_KEYS, "", chat.ignored)
     if "resolved" not in row and row.get("target") is not None:
         chat.success = outcome({"resolved": row["target"]}, chat.meta)
     if chat.group is None:  # the issue: variants of one task differ in their system prompts
@@ -91,24 +89,18 @@ def _is_swe_gym(row: dict[str, Any]) -> str:
 def read_swe_gym(row: dict[str, Any]) -> ChatRow:
     """SWE-Gym's and SWE-smith's rows: chat messages, and what the tests said of the patch."""
     chat = chat_row(row, "messages")
-    count_unknown(row, ROW_KEYS, "", chat.ignored)
     for message in chat.messages:
         if isinstance(message, dict) and message.get("role") == "tool" and isinstance(message.get("content"), str):
             message["content"] = message["content"].removeprefix("OBSERVATION:\n")
     return chat
 
 
-def chat_row(row: dict[str, Any], key: str) -> ChatRow:
-    meta = {k: row[k] for k in ("instance_id", "repo", "exit_status") if row.get(k) is not None}
-    chat = ChatRow(
-        id=text_of(row, ("trajectory_id", "traj_id")),
-        group=text_of(row, ("instance_id",)),
-        success=outcome(row, meta),
-        domain="software engineering",
-        meta=meta,
-        rule="tool_calls",
-    )
-    chat.tools = chat_tools(list_of(row, "tools", "a list of tool declarations"), chat.ignored)
+def chat_row(row: dict[str, Any], key: str, known: Collection[str] = _ROW_KEYS) -> ChatRow:
+    """The chat whose messages are the list `key`."""
+    meta = "instance_id repo exit_status"
+    chat = ChatRow.of(row, known, id="trajectory_id traj_id", group="instance_id", meta=meta, told=row)
+    chat.domain, chat.rule = "software engineering", "tool_calls"
+    chat.declare(row)
     chat.messages = each_object(list_of(row, key, "a list of messages"), lambda raw: _messages(raw, chat.ignored))
     return chat
 

@@ -44,12 +44,10 @@ from turntree.traces.formats.row import (
     FAILED,
     SKIP,
     ChatRow,
-    chat_tools,
     count_unknown,
     each_object,
     list_of,
     object_of,
-    outcome,
     text_of,
     told_by,
     was_cut,
@@ -433,10 +431,8 @@ def read_tau_row(row: dict[str, Any], *, system_prompt: Prompt = "agent") -> Cha
 
 
 def _read_run(row: dict[str, Any]) -> ChatRow:
-    meta: dict[str, Any] = {key: row[key] for key in ("task_id", "trial") if key in row}
-    messages = list_of(row, "traj", "a list of chat messages")
-    chat = ChatRow(messages=messages, group=text_of(row, ("task_id",)), success=outcome(row, meta), meta=meta)
-    count_unknown(row, _RUN_KEYS, "", chat.ignored)
+    chat = ChatRow.of(row, _RUN_KEYS, group="task_id", meta="task_id trial", told=row)
+    chat.messages = list_of(row, "traj", "a list of chat messages")
     return chat
 
 
@@ -454,15 +450,10 @@ def _read_display(row: dict[str, Any]) -> ChatRow:
 
 
 def _read_simulation(row: dict[str, Any], info: dict[str, Any], system_prompt: Prompt) -> ChatRow:
-    meta: dict[str, Any] = {k: row[k] for k in ("task_id", "trial", "termination_reason") if row.get(k) is not None}
-    chat = ChatRow(
-        id=text_of(row, ("id",)),
-        group=text_of(row, ("task_id",)),
-        domain=text_of(info, ("domain_name",)) or "",
-        success=outcome({"reward": object_of(row, "reward_info").get("reward")}, meta),
-        meta=meta,
-    )
-    chat.tools = chat_tools(list_of(info, "tool_defs", "a list of tool declarations"), chat.ignored)
+    meta, told = "task_id trial termination_reason", {"reward": object_of(row, "reward_info").get("reward")}
+    chat = ChatRow.of(row, _SIMULATION_KEYS, id="id", group="task_id", meta=meta, told=told)
+    chat.domain = text_of(info, ("domain_name",)) or ""
+    chat.declare(info, "tool_defs")
     messages = list_of(row, "messages", "a list of tau2 messages")
     chat.messages = each_object(messages, lambda raw: _messages(raw, chat))
     policy = info.get("policy") or row.get("policy")
@@ -470,7 +461,6 @@ def _read_simulation(row: dict[str, Any], info: dict[str, Any], system_prompt: P
         plain = system_prompt == "policy" or info.get("agent", "llm_agent") != "llm_agent"
         content = policy if plain else _AGENT_PROMPT.format(policy=policy)
         chat.messages.insert(0, {"role": "system", "content": content})
-    count_unknown(row, _SIMULATION_KEYS, "", chat.ignored)
     if row.get("termination_reason") in _FAULTS:
         chat.drop_turns()
     return chat

@@ -37,14 +37,12 @@ from turntree.run.jsonl import parse_json
 from turntree.traces.formats.row import (
     BrokenMessage,
     ChatRow,
-    chat_tools,
     count_unknown,
     each_object,
     first_object,
     list_of,
     object_of,
     of_today,
-    outcome,
     role_of,
     text_of,
     told_by,
@@ -282,18 +280,11 @@ def _is_record(row: dict[str, Any]) -> str:
 @told_by(_is_record)
 def read_record(row: dict[str, Any]) -> ChatRow:
     """A rollout of the verifiers library. One that failed with an error is not a demonstration and is left out."""
-    meta = {key: row[key] for key in ("task", "env_name", "answer", "stop_condition") if row.get(key)}
-    chat = ChatRow(
-        id=text_of(row, ("trajectory_id",)),
-        group=text_of(row, ("example_id", "problem_id", "id")),
-        domain=text_of(row, ("env_name",)) or "",
-        success=outcome({"reward": row.get("reward")}, meta),
-        meta=meta,
-    )
-    key = "tool_defs" if row.get("tool_defs") is not None else "tools"
-    chat.tools = chat_tools(list_of(row, key, "a list of tool declarations"), chat.ignored)
-    metrics = object_of(row, "metrics")
-    count_unknown(row, _RECORD_KEYS | set(metrics), "", chat.ignored)
+    known, meta = _RECORD_KEYS | object_of(row, "metrics").keys(), "task env_name answer stop_condition"
+    group, told = "example_id problem_id id", {"reward": row.get("reward")}
+    chat = ChatRow.of(row, known, id="trajectory_id", group=group, meta=meta, told=told)
+    chat.domain = text_of(row, ("env_name",)) or ""
+    chat.declare(row, "tool_defs" if row.get("tool_defs") is not None else "tools")
     for part, role in (("prompt", "user"), ("completion", "assistant")):
         value = row.get(part)
         if isinstance(value, str) and not value.lstrip().startswith("[{"):

@@ -13,7 +13,6 @@ from turntree.traces.formats.row import (
     count_unknown,
     list_of,
     object_of,
-    outcome,
     text_of,
     told_by,
     words,
@@ -22,11 +21,12 @@ from turntree.traces.schema import MESSAGE_KEYS, check_keys
 
 UnknownKeys = Literal["stop", "keep"]
 
-ID_KEYS = ("id", "trajectory_id", "uuid")
-GROUP_KEYS = ("group", "task_id", "instance_id")
+ID_KEYS = "id trajectory_id uuid"
+GROUP_KEYS = "group task_id instance_id"
 ROW_KEYS = words(
-    "messages tools functions system success resolved reward domain split environment meta parallel_tool_calls"
-) | {*ID_KEYS, *GROUP_KEYS}
+    "messages tools functions system success resolved reward domain split environment meta parallel_tool_calls "
+    f"{ID_KEYS} {GROUP_KEYS}"
+)
 # weight 0: OpenAI's mark for "do not train on this turn"
 MESSAGE_KEYS_READ = (MESSAGE_KEYS - {"cut"}) | {"weight", "function_call", "finish_reason", *REASONING_KEYS}
 MESSAGE_KEYS_IGNORED = frozenset({"refusal", "annotations", "audio"})
@@ -46,21 +46,12 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
     if row.get("messages") is None:
         hint = "a chat row is {messages: [{role, content, ...}], tools?: [...], ...}"
         raise RowRefused("malformed_field", "is missing", field="messages", hint=hint)
-    meta = dict(object_of(row, "meta"))
-    if extra:
-        meta["extra"] = extra
-    chat = ChatRow(
-        messages=list_of(row, "messages", "a list of {role, content, ...}"),
-        id=text_of(row, ID_KEYS),
-        group=text_of(row, GROUP_KEYS),
-        domain=text_of(row, ("domain",)) or "",
-        split=text_of(row, ("split",)),
-        success=outcome(row, meta),
-        environment=None if row.get("environment") is None else object_of(row, "environment"),
-        meta=meta,
-        strict=unknown_keys == "stop",
-    )
-    count_unknown(extra, (), "", chat.ignored)
+    chat = ChatRow.of(row, ROW_KEYS, id=ID_KEYS, group=GROUP_KEYS, told=row)
+    chat.meta = {**object_of(row, "meta"), **chat.meta, **({"extra": extra} if extra else {})}
+    chat.messages = list_of(row, "messages", "a list of {role, content, ...}")
+    chat.domain, chat.split = text_of(row, ("domain",)) or "", text_of(row, ("split",))
+    chat.environment = None if row.get("environment") is None else object_of(row, "environment")
+    chat.strict = unknown_keys == "stop"
     chat.ignored.update({"parallel_tool_calls"} & {key for key in row if row[key] is not None})  # OpenAI's fine-tuning
     functions = [{"type": "function", "function": one} for one in list_of(row, "functions", "a list of functions")]
     chat.tools = chat_tools([*functions, *list_of(row, "tools", "a list of tool declarations")], chat.ignored)

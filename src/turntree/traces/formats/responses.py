@@ -21,12 +21,10 @@ from turntree.traces.formats.row import (
     ChatRow,
     acts_in,
     call_of,
-    chat_tools,
     count_unknown,
     list_of,
     needs,
     object_of,
-    outcome,
     part_of,
     role_of,
     text_of,
@@ -57,9 +55,9 @@ _ITEM_KEYS = {
         ("function_call_output", "custom_tool_call_output", "local_shell_call_output"), words("call_id output")
     ),
 }
-_META_KEYS = words(
-    "trajectory_id source_trajectory_uid _ng_task_index _ng_rollout_index instance_id category scenario meta_info "
-    "pivot_agent_turn_index pass_rate pass_rate_total pass_rate_passed"
+_META_KEYS = (
+    "_ng_rollout_index _ng_task_index category instance_id meta_info pass_rate pass_rate_passed pass_rate_total "
+    "pivot_agent_turn_index scenario source_trajectory_uid trajectory_id"
 )
 
 
@@ -70,22 +68,16 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
     expected = _expected_items(row)
     pivot = expected is not None
     items = list_of(object_of(row, "response"), "output", "a list of Responses items") if expected is None else expected
-    meta = {key: row[key] for key in sorted(_META_KEYS) if row.get(key) is not None}
     profiled = {key for key, value in row.items() if key.endswith("_info") and isinstance(value, dict)} - {"meta_info"}
     profiled = {key for key in profiled if "rewards" in row[key]}
+    # of the group's keys the task first: each rollout of it has a trajectory of its own
+    group, told = "instance_id source_trajectory_uid trajectory_id _ng_task_index", None if pivot else row
+    chat = ChatRow.of(row, _ROW_KEYS | profiled, id="uuid", group=group, meta=_META_KEYS, told=told)
+    chat.domain = text_of(row, ("domain", "environment_name")) or ""
+    chat.only_last_turn = pivot
     if profiled:  # the key names the model (qwen_235b_info)
-        meta["rewards"] = object_of(row, min(profiled))["rewards"]
-    success = None if pivot else outcome(row, meta)
-    chat = ChatRow(
-        id=text_of(row, ("uuid",)),
-        # the task first: each rollout of it has a trajectory of its own
-        group=text_of(row, ("instance_id", "source_trajectory_uid", "trajectory_id", "_ng_task_index")),
-        domain=text_of(row, ("domain", "environment_name")) or "",
-        success=success,
-        meta=meta,
-        only_last_turn=pivot,
-    )
-    chat.tools = chat_tools(list_of(request, "tools", "a list of tool declarations"), chat.ignored)
+        chat.meta["rewards"] = object_of(row, min(profiled))["rewards"]
+    chat.declare(request)
     asked = _input_items(request)
     if not any(isinstance(item, dict) and item.get("role") in ("user", "system", "developer") for item in asked):
         asked = [*_prompt_elsewhere(row, request, chat), *asked]
@@ -96,7 +88,6 @@ def read_responses_row(row: dict[str, Any]) -> ChatRow:
         for message in chat.messages:
             if isinstance(message, dict) and message.get("role") == "assistant":
                 message |= acts_in(joined_text(message["content"], Counter()))
-    count_unknown(row, _ROW_KEYS | profiled, "", chat.ignored)
     response = part_of(row, "response")
     if row.get("mask_sample") or row.get("_ng_failure_class") or response.get("status") == "failed":
         chat.drop_turns()

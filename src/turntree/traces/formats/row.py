@@ -73,6 +73,30 @@ class ChatRow:
     left_out: Counter[str] = field(default_factory=Counter[str])
     ignored: Counter[str] = field(default_factory=Counter[str])
 
+    @classmethod
+    def of(
+        cls,
+        row: Mapping[str, Any],
+        known: Collection[str],
+        *,
+        id: str = "",
+        group: str = "",
+        meta: str = "",
+        told: Mapping[str, Any] | None = None,
+    ) -> ChatRow:
+        """What a row says beside its messages. `id`, `group` and `meta` are words, keys of the row: the first that is
+        set is its id, or group, and all are kept in `meta`. `told` tells its `outcome`. Keys that are not `known` are
+        counted. Raises `RowRefused`."""
+        kept = {key: row[key] for key in meta.split() if row.get(key) is not None}
+        chat = cls(id=text_of(row, id.split()), group=text_of(row, group.split()), meta=kept)
+        chat.success = outcome(told or {}, kept)
+        count_unknown(row, known, "", chat.ignored)
+        return chat
+
+    def declare(self, holder: Mapping[str, Any], key: str = "tools") -> None:
+        """Take the tool declarations that stand in `holder`."""
+        self.tools = chat_tools(list_of(holder, key, "a list of tool declarations"), self.ignored)
+
     def compacted(self, messages: Iterable[Any] = ()) -> ChatRow:
         """The next context of a session, which begins with these messages; what was counted stays with this one."""
         fresh = {"ignored": Counter[str](), "left_out": Counter[str]()}
