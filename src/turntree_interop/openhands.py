@@ -77,21 +77,20 @@ def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
     """The events of one conversation with the agent SDK, one trace for each context: a `Condensation` leaves events out
     of what the model is sent, and tells it a summary in their place."""
     report = object_of(object_of(row, "test_result"), "report") or row
-    told = {"resolved": report.get("resolved"), "reward": row.get("reward")}
-    chat = ChatRow.of(row, _OPENHANDS_ROW_KEYS, group="instance_id", meta="instance_id", told=told)
+    ended = {"resolved": report.get("resolved"), "reward": row.get("reward")}
+    chat = ChatRow.of(row, _OPENHANDS_ROW_KEYS, group="instance_id", meta="instance_id", told=ended)
     chat.domain, chat.rule = "software engineering", "tool_calls"
     events = list_of(row, "events" if "events" in row else "history", "a list of events")
-    told = [(one, each_object([one], lambda event: _sdk_event(event, chat))) for one in events if not _condenses(one)]
-    messages = {id(one): said for one, said in told}
+    told = [(one, each_object([one], lambda event: _sdk_event(event, chat))) for one in events]
     if any(map(_condenses, events)):
         chat.group = chat.group or text_of(first_object(events), ("id",))  # that of all contexts
     view: list[tuple[str, Any]] = []  # what the model is sent: ids of events, and messages
     instruction = row.get("instruction")
     if isinstance(instruction, str) and not any(role_of(one) == "user" for _, said in told for one in said):
         view.append(("", {"role": "user", "content": instruction}))
-    for event in events:
+    for event, said in told:
         if not _condenses(event):
-            view += [(str(part_of({"": event}, "").get("id")), message) for message in messages[id(event)]]
+            view += [(str(part_of({"": event}, "").get("id")), message) for message in said]
             continue
         yield replace(chat, messages=one_turn_a_response([message for _, message in view]))
         chat = chat.compacted()
@@ -112,6 +111,8 @@ def _once(message: Any) -> Any:
 
 
 def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
+    if _condenses(event):
+        return []
     if "kind" not in event:
         hint = "events of version 0 are no longer read: use its chat form (`openhands`)"
         return [BrokenMessage("is an event without a kind", turn=event.get("source") == "agent", hint=hint)]

@@ -58,20 +58,14 @@ def source_files(path: str | Path, ignored: Counter[str]) -> Iterator[SourceFile
         names = sorted(file for file in path.rglob("*") if _is_file(file, ignored))
         found = [file for file in names if file.suffix in _PACKED or _wanted(file, ignored)]
         for file in found:
-            yield from (
-                _PACKED[file.suffix](file)
-                if file.suffix in _PACKED
-                else [SourceFile(file, file, _result_info(file, path))]
-            )
+            yield from _opened(file, _result_info(file, path))
         if not found:
             told = ", ".join((*NAMES, *_PACKED))
             raise InputError(f"holds no file named {told}", path=path, hint="name the files themselves")
     elif path.name.endswith(_ARCHIVES):
         yield from _members(path, ignored)
-    elif path.suffix in _PACKED:
-        yield from _PACKED[path.suffix](path)
     else:
-        yield SourceFile(path, path)
+        yield from _opened(path)
 
 
 def source_rows(path: str | Path, known: dict[str, Any] | None = None) -> Iterator[SourceRow]:
@@ -152,6 +146,10 @@ def _table(path: Path) -> Iterator[SourceFile]:
 
 
 _PACKED = {".eval": _samples, ".parquet": _table}
+
+
+def _opened(path: Path, info: dict[str, Any] | None = None) -> Iterator[SourceFile]:
+    return _PACKED[path.suffix](path) if path.suffix in _PACKED else iter([SourceFile(path, path, info)])
 
 
 def _is_file(path: Path, ignored: Counter[str]) -> bool:
