@@ -320,16 +320,11 @@ class Nemo(TurnVerifier):
         if wanted["done"] and not found["done"]:
             return 0.0, "does not claim to be done"
         alike = SequenceMatcher(None, wanted["keys"], found["keys"]).ratio()
-        if bool(wanted["commands"]) != bool(found["commands"]):
+        if bool(wanted["sent"]) != bool(found["sent"]):
             alike = 0.0
         return float(alike >= self._similarity), f"similarity {alike:.3f}"
 
 
 def _terminus(text: str) -> dict[str, Any] | None:
-    """Strict JSON of either harness, `commands` among it."""
-    try:
-        row = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    found = terminus_in(text) if isinstance(row, dict) else None
-    return None if found is None else {**found, "commands": row["commands"]}
+    """The answer of either harness; one in a fence is none."""
+    return None if text.startswith("```") else terminus_in(text)

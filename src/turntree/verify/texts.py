@@ -177,9 +177,9 @@ def _all_of_it(text: str) -> ToolCall | None:
 
 
 def terminus_in(text: str) -> dict[str, Any] | None:
-    """`{"keys": all keystrokes, "marked": the same with the names of keys apart, "done": whether it claims to be done,
-    "form": of Terminus 1 or 2}` of a valid answer; None for anything else. A fence around the JSON is taken off, as the
-    agent does."""
+    """`{"sent": the keystrokes of each command, "keys": all of them, "marked": the same with the names of keys apart,
+    "done": whether it claims to be done, "form": of Terminus 1 or 2}` of a valid answer; None for anything else. A
+    fence around the JSON is taken off, as the agent does."""
     fence = re.fullmatch(r"```(?:json)?[ \t]*\r?\n(.*)\n```", text, re.DOTALL)
     try:
         row = json.loads(fence[1] if fence else text)
@@ -198,7 +198,8 @@ def terminus_in(text: str) -> dict[str, Any] | None:
                 return None
             sent: list[str] = [command["keystrokes"] for command in answer["commands"]]
             marked = "".join(f"\0{keys}\0" if _KEY.fullmatch(keys) else keys for keys in sent)
-            return {"keys": "".join(sent), "marked": marked, "done": answer.get(flag, False), "form": flag}
+            done: bool = answer.get(flag, False)
+            return {"sent": sent, "keys": "".join(sent), "marked": marked, "done": done, "form": flag}
     return None
 
 
