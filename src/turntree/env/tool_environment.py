@@ -33,7 +33,7 @@ import functools
 import inspect
 import json
 import random
-import typing
+import types
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -177,29 +177,16 @@ def tool_schemas(factory: Callable[[], Any]) -> tuple[dict[str, Any], ...]:
         )
     schemas: list[dict[str, Any]] = []
     for name in names:
-        method = functools.partial(getattr(kind, name), None)
+        method = getattr(kind, name)
         try:
-            if inspect.isgeneratorfunction(getattr(kind, name)) or inspect.isasyncgenfunction(getattr(kind, name)):
+            if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
                 raise TypeError("it is a generator, which is no answer: return a text")
-            bound = _described(getattr(kind, name), method)
-            schemas.append(get_json_schema(bound))
+            schemas.append(get_json_schema(types.MethodType(method, kind)))  # without `self`
         except Exception as error:
             problem = " ".join(str(error).split())
             hint = "give every argument a type hint and a line under Args: in the docstring"
             raise InputError(problem, field=f"{kind.__name__}.{name}", hint=hint) from error
     return tuple(schemas)
-
-
-def _described(function: Any, bound: Any) -> Any:
-    """`bound` (without `self`) under the name, hints and docstring of `function`."""
-
-    def described() -> None: ...
-
-    described.__name__, described.__doc__ = function.__name__, function.__doc__
-    described.__annotations__ = typing.get_type_hints(function)
-    described.__signature__ = inspect.signature(bound)  # pyright: ignore[reportFunctionMemberAccess]
-    described.__module__ = function.__module__
-    return described
 
 
 def _opening(prompt: tuple[Message, ...], told: str | None) -> tuple[Message, ...]:
