@@ -63,12 +63,9 @@ class ArgumentRules:
         path = ".".join(map(str, found.absolute_path))
         return _one_line(f"{path}: {found.message}" if path else found.message)
 
-    def canonical(self, arguments: Any) -> str:
-        """Text that is equal exactly for argument objects that mean the same call (valid ones)."""
-        return canonical_json(self.normal(arguments))
-
     def normal(self, arguments: Any) -> Any:
-        """The arguments with defaults filled in, and numbers by value."""
+        """The arguments with defaults filled in, and numbers by value: equal exactly for argument objects that mean the
+        same call (valid ones)."""
         return self._normal(arguments, [self._schema])
 
     def _normal(self, value: Any, schemas: Sequence[Any]) -> Any:
@@ -125,11 +122,8 @@ class BoundedRules:
     def problem(self, arguments: Any) -> str | None:
         return self._ask("problem", arguments)
 
-    def canonical(self, arguments: Any) -> str:
-        return self._ask("canonical", arguments)
-
     def normal(self, arguments: Any) -> Any:
-        return json.loads(self.canonical(arguments))
+        return self._ask("normal", arguments)
 
     def _ask(self, task: str, arguments: Any) -> Any:
         kind, value = _asked(task, self._schema_text, json.dumps(arguments))
@@ -154,7 +148,7 @@ def answer(question: list[str]) -> tuple[str, Any]:
         rules, value = rules_here(schema_text), json.loads(arguments)
         if task == "problem":
             return "value", rules.problem(value)
-        return "value", rules.canonical(value) if task == "canonical" else None
+        return "value", rules.normal(value) if task == "normal" else None
     except SchemaUnusable as error:
         return "unusable", str(error)
     except (ValueError, RecursionError) as error:

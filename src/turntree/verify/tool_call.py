@@ -103,7 +103,7 @@ class ToolCallMatch(TurnVerifier):
             rules = rules_of(tools[call.name]["function"].get("parameters"))
             if (problem := rules.problem(call.arguments)) is not None:
                 raise ValueError(f"{call.name!r}: {problem}")
-            found[call.name, rules.canonical(call.arguments)] += 1
+            found[call.name, canonical_json(rules.normal(call.arguments))] += 1
         return found
 
 
