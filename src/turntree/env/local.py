@@ -146,7 +146,7 @@ class LocalPool:
         try:
             if environment is None:
                 environment = session.environment.fork()
-                for _ in replay(environment, session):
+                for _ in replay(environment, session.actions, session.answers):
                     pass
             observation = start(environment) if action is None else checked(environment.step(action))
         except BaseException as error:  # a bad rollout is data: the boundary to foreign code

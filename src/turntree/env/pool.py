@@ -8,7 +8,7 @@ fault costs at most a replay, and a retry is the same call again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,11 +56,11 @@ def start(environment: Environment) -> Observation:
     return checked(Observation(environment.reset(), done=False))
 
 
-def replay(environment: Environment, session: Session) -> Iterator[int]:
-    """Replay the actions of `session` on a fresh copy. Raises `EnvironmentFault` when it answers differently: the
+def replay(environment: Environment, actions: Sequence[Message], answers: Sequence[Observation]) -> Iterator[int]:
+    """Replay the actions of a session on a fresh copy. Raises `EnvironmentFault` when it answers differently: the
     environment is then not a function of its actions, and the conversation so far does not fit it."""
-    for turn, answer in enumerate(session.answers):
-        again = start(environment) if turn == 0 else checked(environment.step(session.actions[turn - 1]))
+    for turn, answer in enumerate(answers):
+        again = start(environment) if turn == 0 else checked(environment.step(actions[turn - 1]))
         if again != answer:
             raise EnvironmentFault(f"a replay was answered differently at turn {turn}")
         yield turn

@@ -6,7 +6,6 @@ import copy
 import inspect
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -15,7 +14,7 @@ from turntree.core.messages import Message
 from turntree.core.progress import notice
 from turntree.core.protocols import Observation, Task
 from turntree.env.loop import LOOP, run, start
-from turntree.env.pool import Session, replay
+from turntree.env.pool import replay
 
 _CLOSING_SECONDS = 10.0  # for an asynchronous `close`
 
@@ -36,7 +35,7 @@ class Recorded(Task):
     _closing: Callable[[], Any] | None = None
 
     def __init__(self) -> None:
-        self._actions: list[Message] = []  # no `Session`: a cycle would keep what is held open
+        self._actions: list[Message] = []
         self._answers: list[Observation] = []
 
     def _begin(self) -> tuple[Message, ...]:
@@ -66,7 +65,8 @@ class Recorded(Task):
         if (copied := self.copied()) is not None:
             return copied
         twin: Any = self._twin()
-        deque(replay(twin, Session(twin, self._actions, self._answers)), maxlen=0)
+        for _ in replay(twin, self._actions, self._answers):
+            pass
         return twin
 
     def copied(self) -> Self | None:

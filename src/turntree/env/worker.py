@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, described
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.env.pool import Session, checked, replay, start
+from turntree.env.pool import checked, replay, start
 from turntree.run.workers import die_with_parent
 
 
@@ -68,9 +68,8 @@ def _answer(call: Call, held: dict[int, Environment], next_step: Callable[[], No
     try:
         if call.source is not None:
             environment = pickle.loads(call.source)
-            session = Session(environment, list(call.actions), list(call.answers))
             next_step()
-            for turn in replay(environment, session):
+            for turn in replay(environment, call.actions, call.answers):
                 calls = turn
                 next_step()
         if environment is None:
