@@ -95,9 +95,12 @@ class Executed(TurnVerifier):
         with one_by_one:
             began, played = time.perf_counter(), 0
             if not held:
-                held.append(self._rebuilt_or_why(state))
-                # its history, the demonstration twice, and nothing; it fails at the demonstration at the latest
-                played += state.turn + (1 if isinstance(held[0], str) else 3)
+                try:
+                    held.append(self._rebuilt(state))
+                    played = state.turn + 3  # its history, the demonstration twice, and nothing
+                except EnvironmentFault as fault:  # at the demonstration at the latest
+                    held.append(str(fault))
+                    played = state.turn + 1
             reward, reason = self._tried(held[0], action)
             played += not isinstance(held[0], str)
             cost = Cost(tool_calls=played, environment_seconds=time.perf_counter() - began)
@@ -133,13 +136,6 @@ class Executed(TurnVerifier):
         return outcome and self._said(a.messages) == self._said(b.messages) and _equal(one.state, other.state)
 
     # rebuilding
-
-    def _rebuilt_or_why(self, turn: TurnState) -> _Rebuilt | str:
-        """The rebuilt state, or why it cannot be rebuilt."""
-        try:
-            return self._rebuilt(turn)
-        except EnvironmentFault as fault:
-            return str(fault)
 
     def _rebuilt(self, turn: TurnState) -> _Rebuilt:
         environment, last = self._rebuilder.at(turn)
