@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sys
+from pathlib import Path
 
 import pytest
 
 from turntree.core.config import Part
 from turntree.core.messages import Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState
-from turntree.verify.audit import audit_verifier
-from turntree.verify.strict import MALFORMED, StrictMatch
-from turntree.verify.user import UserVerifier, build_verifier
+from turntree.stages.score import ScoreConfig, score
+from turntree.verify.strict import StrictMatch
 
 
 def act(*calls: ToolCall, text: str = "") -> Message:
@@ -58,15 +59,30 @@ def test_the_kind_of_an_action_is_its_tools() -> None:
     assert action_kind(act(ToolCall("g", {}), ToolCall("f", {}), ToolCall("g", {}))) == "f+g"
 
 
-@pytest.mark.parametrize("name", ["strict", "tool_call", "recommended", "paper"])
-@pytest.mark.parametrize("tools", [(), ({"type": "function", "function": {"name": "pay", "parameters": {}}},)])
-def test_calls_whose_arguments_could_not_be_read_are_never_equal(name: str, tools: tuple[Any, ...]) -> None:
-    """Not even to themselves: pay(Eve, 9999) would be paid for pay(Ann, 5). The audit counts them as not judged."""
-    said = act(ToolCall("pay", {MALFORMED: '{"to": "Ann"'}))
-    state, verifier = TurnState("t", 0, (), said, tools), build_verifier(Part(name))
-    for action in (said, act(ToolCall("pay", {})), act(ToolCall("pay", {"to": "Eve"}))):
-        assert verifier.judge(state, action).reward is None
-    assert verifier.judge(TurnState("t", 1, (), act(ToolCall("pay", {"to": "Ann"})), tools), said).reward in (0.0, None)
-    found = audit_verifier(UserVerifier("pays@0", lambda state, action: 1.0), [state])
-    assert (found.gold.judged, found.gold.unjudged) == (0, 1)
-    assert not any(tally.judged for tally in found.mutations.values())
+PAYS = """
+def pays(state, action):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("name", ["strict", "tool_call", "recommended", "paper", "my_pays:pays"])
+@pytest.mark.parametrize("tools", ["", '[{"type": "function", "function": {"name": "pay", "parameters": {}}}]'])
+def test_calls_whose_arguments_could_not_be_read_are_never_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tools: str
+) -> None:
+    """Not even to themselves: pay(Eve, 9999) would be paid for pay(Ann, 5)."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_pays.py").write_text(PAYS)
+    monkeypatch.delitem(sys.modules, "my_pays", raising=False)
+    broken, empty, eve = ('{"to": "Ann"', "{}", '{"to": "Eve"}')
+    pairs = [(broken, broken), (broken, empty), (broken, eve), ('{"to": "Ann"}', broken)]
+    for file, side in (("gold", 0), ("tried", 1)):
+        calls = [{"tool_calls": [{"function": {"name": "pay", "arguments": pair[side]}}]} for pair in pairs]
+        Path(file).write_text("\n".join(map(json.dumps, calls)))
+    Path("tools").write_text(tools)
+    given = "tools" if tools else ""
+    found = score(ScoreConfig(verifier=Part(name), gold="gold", candidate="tried", tools=given))["verdicts"]
+    for verdict in found[:3]:
+        assert verdict["reward"] is None
+        assert verdict["reason"] == "unjudgeable demonstration: its arguments are not JSON"
+    assert name == "my_pays:pays" or found[3]["reward"] in (0.0, None)

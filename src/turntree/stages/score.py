@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from turntree.core import parts
 from turntree.core.config import Count, Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.rollout.local import judge_turns
@@ -26,9 +26,10 @@ from turntree.traces.formats.responses import EVERY_ITEM
 from turntree.traces.schema import FILE_SCHEMA, MESSAGE_KEYS, Split, check_keys
 from turntree.verify.audit import audit_verifier
 from turntree.verify.judge import agreement
-from turntree.verify.strict import MALFORMED, unreadable
 
 _HINT = "write a chat message, Responses items, or {messages: [..., the action], tools?}; one a line"
+MALFORMED = "(arguments that are not JSON)"
+"""The key under which a call keeps arguments that could not be read; no tool declares it."""
 _KEYS = (MESSAGE_KEYS | MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED | {"type"}) - {"function_call", "finish_reason"}
 
 
@@ -89,7 +90,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     for n, (one, other) in enumerate(zip(gold, tried, strict=True), 1):
         tools, history = one.tools or other.tools or for_all, one.history or other.history
         pairs.append((TurnState(f"line {n}", 0, history, one.action, tools), other.action))
-    verdicts = [unreadable(*pair) for pair in pairs]
+    verdicts = [_unreadable(*pair) for pair in pairs]
     readable = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is None]
     with open_verifier(config.verifier, config.environment) as verifier:
         judged = iter(judge_turns(verifier, readable, cut_turns="judge"))
@@ -236,6 +237,13 @@ def _call(call: Any) -> ToolCall:
     function: dict[str, Any] = call.get("function") or call
     given = function["arguments"]
     return ToolCall(function["name"], {MALFORMED: given if isinstance(given, str) else json.dumps(given)})
+
+
+def _unreadable(state: TurnState, action: Message) -> Verdict | None:
+    """The verdict where the arguments of the demonstration could not be read: no call is known to be equal to it."""
+    if not any(MALFORMED in call.arguments for call in state.demonstration.tool_calls):
+        return None
+    return Verdict(None, "unjudgeable demonstration: its arguments are not JSON", action_kind(action))
 
 
 def _labels(path: Path, count: int) -> list[float | None]:

@@ -16,7 +16,6 @@ from turntree.core.messages import Message, ToolCall
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verify.kinds import COMMAND, command_text, idle_of, kind_of, of_any
-from turntree.verify.strict import unreadable
 
 Mutation = Callable[[TurnState], Message | None]
 """A broken copy of the demonstration, or None where it does not apply. Nothing is drawn at random."""
@@ -93,7 +92,7 @@ def audit_verifier(verifier: TurnVerifier, states: Iterable[TurnState]) -> Verif
     audit = VerifierAudit(verifier.name, Tally(), {name: Tally() for name in MUTATIONS})
 
     def judge(state: TurnState, name: str, action: Message, tally: Tally, right: float) -> float | None:
-        verdict = unreadable(state, action) or verifier.judge(state, action)
+        verdict = verifier.judge(state, action)
         tally.add(verdict)
         wrong = audit.offenders.setdefault(name, [])
         if verdict.reward is not None and verdict.reward != right and len(wrong) < _OFFENDERS:

@@ -17,7 +17,6 @@ from turntree.core.messages import Message, action_kind, answer_text
 from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verify.asking import Asking, Vote, digest, failure, majority, quoted, shown
-from turntree.verify.strict import unreadable
 
 WORDS = ("same", "different")
 PROMPT = """\
@@ -54,8 +53,6 @@ class LlmJudge(Asking):
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         """Safe to call from many threads; the requests of one verdict run at the same time."""
-        if (verdict := unreadable(state, action)) is not None:
-            return verdict
         kind, demonstrated = action_kind(action), quoted(shown(state.demonstration, answer_text(state.demonstration)))
         tried = quoted(shown(action, answer_text(action)))
         if demonstrated == tried:

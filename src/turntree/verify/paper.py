@@ -25,7 +25,6 @@ from turntree.core.protocols import TurnState
 from turntree.core.verdict import Verdict
 from turntree.verify.kinds import COMMAND, QUERY, URL, command_text, kind_of, of_any
 from turntree.verify.recommended import invalid, query, url
-from turntree.verify.strict import unreadable
 from turntree.verify.texts import TERMINUS, calls_in, form_of
 from turntree.verify.tool_call import ToolCallMatch
 from turntree.verify.user import Chained
@@ -68,8 +67,6 @@ class Paper(Chained):
         super().__init__(then, environment, ["paper/4", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
-        if (verdict := unreadable(state, action)) is not None:
-            return verdict
         kind = action_kind(action)
         form = form_of(state, self.domain)
         shown, tried = (calls_in(one, form) for one in (state.demonstration, action))

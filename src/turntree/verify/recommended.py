@@ -45,7 +45,7 @@ from turntree.verify.kinds import (
 from turntree.verify.matching import perfect_matching
 from turntree.verify.shell.commands import path
 from turntree.verify.shell.script import Script
-from turntree.verify.strict import canonical_json, unreadable
+from turntree.verify.strict import canonical_json
 from turntree.verify.texts import TERMINUS, Form, calls_in, form_of, plain, same_text
 from turntree.verify.tool_call import Unjudgeable, declared
 from turntree.verify.user import Chained, build_verifier
@@ -134,8 +134,6 @@ class Recommended(Chained):
             self._played.close()
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
-        if (verdict := unreadable(state, action)) is not None:
-            return verdict
         kind = action_kind(action)
         try:
             gold = self._gold.of(state, lambda: self._read_gold(state))

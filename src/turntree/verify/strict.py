@@ -9,17 +9,8 @@ from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 
-MALFORMED = "(arguments that are not JSON)"
-"""The key under which a call keeps arguments that could not be read; no tool declares it."""
 canonical_json = json.JSONEncoder(sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode
 """JSON text that is equal for equal JSON values: keys sorted, nothing else changed (1, 1.0 and true differ)."""
-
-
-def unreadable(state: TurnState, action: Message) -> Verdict | None:
-    """The verdict where the arguments of the demonstration could not be read: no call is known to be equal to it."""
-    if not any(MALFORMED in call.arguments for call in state.demonstration.tool_calls):
-        return None
-    return Verdict(None, "unjudgeable demonstration: its arguments are not JSON", action_kind(action))
 
 
 @dataclass(frozen=True)
@@ -34,8 +25,6 @@ class StrictMatch(TurnVerifier):
     def judge(self, state: TurnState, action: Message) -> Verdict:
         expected = state.demonstration
         kind = action_kind(action)
-        if (verdict := unreadable(state, action)) is not None:
-            return verdict
         if _calls(action) != _calls(expected):
             return Verdict(0.0, "other calls" if action.tool_calls else "a message instead of a call", kind)
         if action.content.strip() != expected.content.strip():

@@ -16,7 +16,7 @@ from turntree.core.messages import Message, action_kind
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.verify.arguments import Remembered, SchemaUnusable, rules_of
-from turntree.verify.strict import canonical_json, unreadable
+from turntree.verify.strict import canonical_json
 
 
 class Unjudgeable(Exception):
@@ -48,8 +48,6 @@ class ToolCallMatch(TurnVerifier):
         return "tool_call/1" if self.messages == "exact" else f"tool_call/1+messages={self.messages}"
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
-        if (verdict := unreadable(state, action)) is not None:
-            return verdict
         kind = action_kind(action)
         try:
             if not state.demonstration.tool_calls:
