@@ -45,7 +45,7 @@ from turntree.core import seeds
 from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.messages import Message
 from turntree.env.local import LocalPool
-from turntree.env.pool import Answer
+from turntree.env.pool import Answer, Session
 from turntree.env.tools.runtime import ToolCounts, ToolRuntime
 from turntree.env.tools.tool import Tool, ToolOutput
 from turntree.render.tool_calls import parse_message
@@ -160,10 +160,10 @@ def tokens_of(request: GenerationRequest) -> int:
 class BarrierPool(LocalPool):
     """Answers nobody before all have been answered."""
 
-    def poll(self, timeout: float | None = None) -> list[Answer]:
-        found: list[Answer] = []
+    def poll(self, timeout: float | None = None) -> dict[Session, Answer]:
+        found: dict[Session, Answer] = {}
         while self.in_flight:
-            found += super().poll()
+            found |= super().poll()
         return found
 
 

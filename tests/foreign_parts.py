@@ -95,10 +95,10 @@ def stepped(environment: Any, action: Message = LEFT) -> str:
     pool = LocalPool()
     session = pool.open(environment)
     pool.reset(session)
-    (begun,) = pool.poll()
+    (begun,) = pool.poll().values()
     assert begun.fault is None, begun.fault
     pool.step(session, action)
-    (answer,) = pool.poll()
+    (answer,) = pool.poll().values()
     if answer.fault is not None:
         return CENSORED
     assert answer.observation is not None
@@ -157,10 +157,10 @@ def _(behave: Behave) -> str:
     pool = workers()
     session = pool.open(Named(next((name for name, one in FAULTS.items() if one is behave), "")))
     pool.reset(session)
-    (begun,) = pool.poll(120)
+    (begun,) = pool.poll(120).values()
     assert begun.fault is None, begun.fault
     pool.step(session, LEFT)
-    (answer,) = pool.poll(120)
+    (answer,) = pool.poll(120).values()
     pool.close(session)
     return CENSORED if answer.fault is not None else "an observation"
 

@@ -535,10 +535,10 @@ def test_a_lost_container_is_replayed_and_changes_no_answer(host, base):
             if number in (1, 2):  # the judgement at the end restarts its container, whose files are there
                 pool._held[session].object._shell._container.kill()
                 pool.step(session, action)
-                [lost] = pool.poll()
+                [lost] = pool.poll().values()
                 assert lost.observation is None and lost.fault, "censored, not failed"
             pool.step(session, action)
-            [answer] = pool.poll()
+            [answer] = pool.poll().values()
             assert answer.fault is None
         assert [each.messages[-1].content for each in session.answers[1:]] == [
             "[no output]",

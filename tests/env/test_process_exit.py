@@ -17,7 +17,8 @@ if __name__ == "__main__":
     atexit.register(pool.shut_down)
     game = generated(1, "easy")
     pool.reset(pool.open(HouseholdEnvironment(game)))
-    assert pool.poll()[0].fault is None
+    (begun,) = pool.poll().values()
+    assert begun.fault is None
     print(*(worker._process.pid for worker in pool._workers if worker._process))
 """
 

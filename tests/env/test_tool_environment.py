@@ -433,7 +433,7 @@ class Lamp:
 def call_foreign(pool: LocalPool, session: Session, name: str = "press") -> str | None:
     """Begin, or call a tool; the fault."""
     pool.step(session, calling(name)) if session.answers else pool.reset(session)
-    return pool.poll(60)[0].fault
+    return pool.poll(60)[session].fault
 
 
 @pytest.mark.parametrize("kind", [LocalPool, partial(LocalPool, threads=2), ProcessPool])
@@ -567,7 +567,7 @@ def test_a_fork_that_is_a_replay_keeps_nobody_waiting_and_is_counted() -> None:
     begun, twin = len(made), pool.fork(session)
     assert len(made) == begun, "the fork replays in its own call"
     pool.step(twin, calling("add", number=2))
-    (answered,) = pool.poll(60)
+    (answered,) = pool.poll(60).values()
     assert answered.observation is not None and answered.observation.messages[0].content == "The counter says 5."
     assert answered.calls == 4
 

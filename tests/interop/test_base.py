@@ -90,7 +90,7 @@ def test_what_an_episode_holds_is_closed_when_it_is_over_fails_or_is_dropped(tas
     pool.step(twin, Message("assistant", "on")), pool.poll()
     assert Opened.open == 2, "a fork holds its own"
     pool.step(first, Message("assistant", "fall"))
-    assert pool.poll()[0].fault == "it fell" and Opened.open == 1
+    assert pool.poll()[first].fault == "it fell" and Opened.open == 1
     pool.close(twin)
     assert Opened.open == 0
 

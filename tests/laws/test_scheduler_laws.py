@@ -107,18 +107,18 @@ class Leisurely:
     def in_flight(self) -> int:
         return self._pool.in_flight + len(self._waiting)
 
-    def poll(self, timeout: float | None = None) -> list[Answer]:
-        for answer in self._pool.poll():
+    def poll(self, timeout: float | None = None) -> dict[Session, Answer]:
+        for session, answer in self._pool.poll().items():
             delay = seeds.generator(self._seed, next(self._numbers)).randint(0, self._slowest)
-            self._waiting[answer.session] = (delay, answer)
-        ripe: list[Answer] = []
+            self._waiting[session] = (delay, answer)
+        ripe: dict[Session, Answer] = {}
         while self._waiting and not ripe:
             self._waiting = {session: (delay - 1, answer) for session, (delay, answer) in self._waiting.items()}
-            ripe = [answer for delay, answer in self._waiting.values() if delay < 0]
+            ripe = {session: answer for session, (delay, answer) in self._waiting.items() if delay < 0}
             if timeout == 0:
                 break
-        for answer in ripe:
-            del self._waiting[answer.session]
+        for session in ripe:
+            del self._waiting[session]
         return ripe
 
     def close(self, session: Session) -> int:

@@ -180,15 +180,15 @@ def test_it_is_played_and_forked_in_every_pool_that_shares_memory(
     said = [m for m in play(environment.fork(), posed).messages if m.role == "assistant"]
     session = pool.open(environment)
     pool.reset(session)
-    (told,) = pool.poll(20)
+    (told,) = pool.poll(20).values()
     for action in said[:-1]:
         pool.step(session, action)
-        (told,) = pool.poll(20)
+        (told,) = pool.poll(20).values()
     twin = pool.fork(session)
     pool.step(twin, answer("nobody"))
-    assert [a.observation and a.observation.success for a in pool.poll(20)] == [False]
+    assert [a.observation and a.observation.success for a in pool.poll(20).values()] == [False]
     pool.step(session, said[-1])
-    assert [a.observation and a.observation.success for a in pool.poll(20)] == [True]
+    assert [a.observation and a.observation.success for a in pool.poll(20).values()] == [True]
     assert told.fault is None
 
 

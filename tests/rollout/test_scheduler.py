@@ -154,9 +154,9 @@ class Late(LocalPool):
         super().__init__(8)
         self._draws = random.Random(seed)
 
-    def _submit(self, session: Session, call: Callable[[], Answer], steps: int) -> None:
-        seconds = self._draws.choice((0.0, 0.001, 0.004))
-        super()._submit(session, lambda: (time.sleep(seconds), call())[1], steps)
+    def _called(self, session: Session, action: Message | None) -> Answer:
+        time.sleep(self._draws.choice((0.0, 0.001, 0.004)))
+        return super()._called(session, action)
 
 
 class Batches(StepByStep):
@@ -211,8 +211,9 @@ def test_the_engine_works_on_while_a_tool_is_slow_for_as_many_generations_as_may
             return super().poll(timeout)
 
     class Slow(LocalPool):
-        def _submit(self, session: Session, call: Callable[[], Answer], steps: int) -> None:
-            super()._submit(session, lambda: (time.sleep(0.02), call())[1], steps)
+        def _called(self, session: Session, action: Message | None) -> Answer:
+            time.sleep(0.02)
+            return super()._called(session, action)
 
     watched = Watched(
         lambda prompt, seed: WORDS[seed % 3],

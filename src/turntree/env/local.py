@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
@@ -35,7 +34,7 @@ class LocalPool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="environment") if threads else None
         self._held: dict[Session, Environment] = {}
         self._unanswered: dict[Session, tuple[int, Future[int]]] = {}  # steps, and when it is done: steps made
-        self._answers: queue.SimpleQueue[Answer | EnvironmentGone] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Session, Answer] | EnvironmentGone] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
         return self
@@ -74,27 +73,27 @@ class LocalPool:
 
     def reset(self, session: Session) -> None:
         """Begin the episode; the answer is the task."""
-        self._submit(session, lambda: self._called(session, None), steps=0)
+        self._submit(session, None)
 
     def step(self, session: Session, action: Message) -> None:
-        self._submit(session, lambda: self._called(session, action), steps=1)
+        self._submit(session, action)
 
-    def poll(self, timeout: float | None = None) -> list[Answer]:
+    def poll(self, timeout: float | None = None) -> dict[Session, Answer]:
         """The answers there are, waiting for at least one of them for up to `timeout` seconds (None: as long as it
         takes); empty when nothing is in flight. Raises `EnvironmentGone`."""
         until = None if timeout is None else time.monotonic() + timeout
-        answers: list[Answer] = []
+        answers: dict[Session, Answer] = {}
         while self._unanswered and (not answers or not self._answers.empty()):
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
-                answer = self._answers.get(timeout=left)
+                found = self._answers.get(timeout=left)
             except queue.Empty:
                 break
-            if isinstance(answer, EnvironmentGone):
-                raise answer
-            if answer.session in self._unanswered:  # else it was closed meanwhile
-                del self._unanswered[answer.session]
-                answers.append(answer)
+            if isinstance(found, EnvironmentGone):
+                raise found
+            session, answer = found
+            if self._unanswered.pop(session, None) is not None:  # else it was closed meanwhile
+                answers[session] = answer
         return answers
 
     def close(self, session: Session) -> int:
@@ -109,21 +108,24 @@ class LocalPool:
         call.add_done_callback(lambda _: self._held.pop(session, None))  # now, where it is done
         return call.result() if done else steps
 
-    def _submit(self, session: Session, call: Callable[[], Answer], steps: int) -> None:
-        """Make a call, which answers for `session` and makes at least `steps` steps, now or in a thread."""
+    def _submit(self, session: Session, action: Message | None) -> None:
+        """Make a call, now or in a thread; `action` None is `reset`."""
 
         def work() -> int:
             try:
-                answer = call()
+                answer = self._called(session, action)
             except EnvironmentGone as gone:
                 self._answers.put(gone)
                 return 0
             except BaseException as error:  # nobody would see it in this thread, and the call must be answered
-                answer = Answer(session=session, fault=reason_of(error))
-            self._answers.put(answer)
+                answer = Answer(fault=reason_of(error))
+            if answer.observation is not None:
+                session.answers.append(answer.observation)
+                session.actions += [] if action is None else [action]
+            self._answers.put((session, answer))
             return answer.calls
 
-        made: Future[int] = Future()
+        made, steps = Future[int](), int(action is not None)
         self._unanswered[session] = steps, made
         if (thread := self._thread(session)) is not None:
             self._unanswered[session] = steps, thread.submit(work)
@@ -139,21 +141,17 @@ class LocalPool:
         return self._executor
 
     def _called(self, session: Session, action: Message | None) -> Answer:
-        """The answer to one call; `action` None is `reset`."""
-        started = time.perf_counter()
+        """The answer to one call."""
+        started, calls = time.perf_counter(), 0
         environment = self._held.pop(session, None)
-        replayed = 0 if environment is not None else max(0, len(session.answers) - 1)
         try:
             if environment is None:
                 environment = session.environment.fork()
-                for _ in replay(environment, session.actions, session.answers):
-                    pass
+                for turn in replay(environment, session.actions, session.answers):
+                    calls = turn
+            calls += action is not None
             observation = start(environment) if action is None else checked(environment.step(action))
         except BaseException as error:  # a bad rollout is data: the boundary to foreign code
-            fault, seconds = reason_of(error), time.perf_counter() - started
-            return Answer(session=session, fault=fault, calls=min(1, len(session.answers)), seconds=seconds)
+            return Answer(fault=reason_of(error), calls=calls, seconds=time.perf_counter() - started)
         self._held[session] = environment
-        session.answers.append(observation)
-        session.actions += [] if action is None else [action]
-        seconds = time.perf_counter() - started
-        return Answer(session=session, observation=observation, calls=replayed + (action is not None), seconds=seconds)
+        return Answer(observation=observation, calls=calls, seconds=time.perf_counter() - started)

@@ -40,7 +40,6 @@ class Answer:
     took (of a call that was killed: until then).
     """
 
-    session: Session
     observation: Observation | None = None
     fault: str | None = None
     calls: int = 0

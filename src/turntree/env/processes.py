@@ -31,7 +31,7 @@ from turntree.core.messages import Message
 from turntree.core.protocols import Environment
 from turntree.env.local import LocalPool
 from turntree.env.pool import Answer, Session
-from turntree.env.worker import Call, Reply, serve
+from turntree.env.worker import Call, serve
 from turntree.run.workers import without_interrupts
 
 _START_SECONDS = 120.0  # for a worker to import what it and its environments need
@@ -111,20 +111,8 @@ class ProcessPool(LocalPool):
 
     def _called(self, session: Session, action: Message | None) -> Answer:
         if (seat := self._seats.get(session)) is None:  # closed before the call began
-            return Answer(session=session, fault="the session is closed")
-        reply = seat.worker.ask(seat, session, action)
-        if reply.gone:
-            raise EnvironmentGone(reply.fault or "")
-        if reply.observation is not None:
-            session.answers.append(reply.observation)
-            session.actions += [] if action is None else [action]
-        return Answer(
-            session=session,
-            observation=reply.observation,
-            fault=reply.fault,
-            calls=reply.calls,
-            seconds=reply.seconds,
-        )
+            return Answer(fault="the session is closed")
+        return seat.worker.ask(seat, session, action)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,20 +141,22 @@ class _Worker:
         self._process: BaseProcess | None = None
         self._held: set[int] = set()  # the numbers of the sessions that the process holds
 
-    def ask(self, seat: _Seat, session: Session, action: Message | None) -> Reply:
-        """The reply to one call; a worker that is lost over it is a fault of this call."""
+    def ask(self, seat: _Seat, session: Session, action: Message | None) -> Answer:
+        """The answer to one call; a worker that is lost over it is a fault of this call. Raises `EnvironmentGone`."""
         self.busy, started = True, time.monotonic()
         try:
             rebuilds = self._send(seat, session, action)
             limit = _START_SECONDS if rebuilds else self._step_seconds
-            while (reply := self._receive(limit, "the environment call")) is None:  # a step of the rebuild begins
+            while (answer := self._receive(limit, "the environment call")) is None:  # a step of the rebuild begins
                 limit = self._step_seconds
-            if reply.observation is not None:
+            if isinstance(answer, EnvironmentGone):
+                raise answer
+            if answer.observation is not None:
                 self._held.add(seat.number)
-            return reply
+            return answer
         except _Lost as lost:
             self._end()
-            return Reply(None, str(lost), int(action is not None), time.monotonic() - started)
+            return Answer(fault=str(lost), calls=int(action is not None), seconds=time.monotonic() - started)
         finally:
             self.busy = False
 
@@ -208,7 +198,7 @@ class _Worker:
                 self._end()
         raise _Lost("the worker died before it took the call")
 
-    def _receive(self, limit: float, what: str) -> Reply | None:
+    def _receive(self, limit: float, what: str) -> Answer | EnvironmentGone | None:
         try:
             if not self._pipe.poll(limit):
                 raise _Lost(f"{what} took longer than {limit:g} seconds")

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from turntree.core.foreign import EnvironmentFault, EnvironmentGone, described
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation
-from turntree.env.pool import checked, replay, start
+from turntree.env.pool import Answer, checked, replay, start
 from turntree.run.workers import die_with_parent
 
 
@@ -27,18 +27,6 @@ class Call:
     source: bytes | None = None
     actions: Sequence[Message] = ()
     answers: Sequence[Observation] = ()
-
-
-@dataclass(frozen=True)
-class Reply:
-    """`fault` None: the observation is what the environment answered. `calls` are the steps that were made. `gone`: the
-    fault is an `EnvironmentGone`."""
-
-    observation: Observation | None
-    fault: str | None
-    calls: int
-    seconds: float
-    gone: bool = False
 
 
 def serve(pipe: Connection) -> None:
@@ -62,7 +50,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(_answer(call, held, lambda: pipe.send(None)))
 
 
-def _answer(call: Call, held: dict[int, Environment], next_step: Callable[[], None]) -> Reply:
+def _answer(call: Call, held: dict[int, Environment], next_step: Callable[[], None]) -> Answer | EnvironmentGone:
     started, calls = time.perf_counter(), 0
     environment = held.pop(call.session, None)
     try:
@@ -77,8 +65,8 @@ def _answer(call: Call, held: dict[int, Environment], next_step: Callable[[], No
         calls += call.action is not None
         observation = start(environment) if call.action is None else checked(environment.step(call.action))
     except EnvironmentGone as gone:
-        return Reply(None, str(gone), calls, time.perf_counter() - started, gone=True)
+        return EnvironmentGone(str(gone))  # also one of a class that the other end does not know
     except BaseException as error:  # the boundary to foreign code, which may even try to exit
-        return Reply(None, described(error), calls, time.perf_counter() - started)
+        return Answer(fault=described(error), calls=calls, seconds=time.perf_counter() - started)
     held[call.session] = environment
-    return Reply(observation, None, calls, time.perf_counter() - started)
+    return Answer(observation=observation, calls=calls, seconds=time.perf_counter() - started)

@@ -121,7 +121,7 @@ class Places:
 
     # news
 
-    def answered(self, patience: Callable[[], float]) -> list[Answer]:
+    def answered(self, patience: Callable[[], float]) -> dict[Session, Answer]:
         """The environments' answers so far; with `deterministic`, the answers that are due, in order of calls."""
         if not self._config.deterministic:
             return self._pool.poll(0)
@@ -132,11 +132,13 @@ class Places:
             left = until - self._clock()
             if left < 0 or not self._pool.in_flight:
                 break
-            self._early |= {answer.session: answer for answer in self._timed(self._pool.poll, left)}
+            self._early |= self._timed(self._pool.poll, left)
         taken = sorted((place for place in due if place.session in self._early), key=lambda place: place.call)
-        return [self._early.pop(place.session) for place in taken]
+        return {place.session: self._early.pop(place.session) for place in taken}
 
-    def news(self, patience: Callable[[], float]) -> tuple[list[tuple[Place, Finished]] | None, list[Answer] | None]:
+    def news(
+        self, patience: Callable[[], float]
+    ) -> tuple[list[tuple[Place, Finished]] | None, dict[Session, Answer] | None]:
         """Let the engine work until something is finished, or wait for an environment: what is finished, or answered;
         None for what was not waited for."""
         look = self._pool.in_flight and not self._config.deterministic
@@ -154,7 +156,7 @@ class Places:
         place.ticket = None
         return place.rollout
 
-    def _timed(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
+    def _timed(self, poll: Callable[[float], T], timeout: float) -> T:
         """Wait for one of the two, and account for the time."""
         started = self._clock()
         requests = 0 if poll == self._pool.poll else self._engine.in_flight

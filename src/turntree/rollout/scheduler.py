@@ -29,7 +29,7 @@ from turntree.core.protocols import BranchDecision, Brancher, Environment, Gate,
 from turntree.core.tree import StopReason
 from turntree.core.verdict import Verdict
 from turntree.env.local import LocalPool
-from turntree.env.pool import Answer
+from turntree.env.pool import Answer, Session
 from turntree.rollout.accounting import Usage
 from turntree.rollout.groups import Group, GrownGroup, SchedulerConfig, checked_decision, checked_fork, in_order
 from turntree.rollout.live import (
@@ -351,10 +351,10 @@ class _Turns:
             for twin in place.group.fork(rollout, completion, decision):
                 self._places.queue(place.group, twin, self._pool.fork(place.session))
 
-    def take_answers(self, batch: list[Answer]) -> None:
+    def take_answers(self, batch: dict[Session, Answer]) -> None:
         """Append what the environments answered and ask the engine for the next turns."""
-        for answer in batch:
-            if (place := self._places.asking(answer.session)) is None:
+        for session, answer in batch.items():
+            if (place := self._places.asking(session)) is None:
                 continue  # the task leaves no room: an answer of this batch ended the group
             place.group.owed[place.key] += Cost(tool_calls=answer.calls, environment_seconds=answer.seconds)
             if answer.observation is None:
