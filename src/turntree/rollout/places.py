@@ -10,7 +10,6 @@ from typing import TypeVar
 from turntree.core.completion import Finished
 from turntree.core.cost import Cost
 from turntree.core.foreign import call_part
-from turntree.core.messages import Message
 from turntree.core.protocols import StreamingEngine
 from turntree.engine.requests import polled
 from turntree.env.local import LocalPool
@@ -100,17 +99,14 @@ class Places:
 
     # asking
 
-    def reset(self, place: Place) -> None:
-        self._count_call(place)
-        self._pool.reset(place.session)
-
-    def step(self, place: Place, action: Message) -> None:
-        self._count_call(place)
-        self._pool.step(place.session, action)
-
-    def _count_call(self, place: Place) -> None:
+    def ask(self, place: Place) -> None:
+        """Let the environment begin, or answer what was said last."""
         place.call, self._calls = self._calls, self._calls + 1
         place.due = self._generated + self._overlap
+        if place.rollout is None:
+            self._pool.reset(place.session)
+        else:
+            self._pool.step(place.session, place.rollout.messages[-1])
 
     def submit(self, place: Place, rollout: LiveRollout) -> None:
         request = rollout.request(self._config.episodes, place.group.seed)
@@ -136,18 +132,16 @@ class Places:
         taken = sorted((place for place in due if place.session in self._early), key=lambda place: place.call)
         return {place.session: self._early.pop(place.session) for place in taken}
 
-    def news(
-        self, patience: Callable[[], float]
-    ) -> tuple[list[tuple[Place, Finished]] | None, dict[Session, Answer] | None]:
-        """Let the engine work until something is finished, or wait for an environment: what is finished, or answered;
-        None for what was not waited for."""
+    def news(self, patience: Callable[[], float]) -> tuple[list[tuple[Place, Finished]], dict[Session, Answer]]:
+        """Let the engine work until something is finished, or wait for an environment: what is finished, or
+        answered."""
         look = self._pool.in_flight and not self._config.deterministic
         if self._engine.in_flight or self._by_ticket:
             poll = functools.partial(polled, self._engine, self._by_ticket)
             batch = self._timed(poll, _TICK if look else patience())
             self._generated += len(batch)
-            return [(self._by_ticket[finished.ticket], finished) for finished in batch], None
-        return None, self._timed(self._pool.poll, patience()) if look else None
+            return [(self._by_ticket[finished.ticket], finished) for finished in batch], {}
+        return [], self._timed(self._pool.poll, patience()) if look else {}
 
     def taken(self, place: Place) -> LiveRollout:
         """The rollout of a place whose generation is over."""

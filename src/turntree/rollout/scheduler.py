@@ -172,7 +172,7 @@ class _Run:
             if group.started == group.wanted:
                 self._places.refilling.pop(group, None)
             places.start(place, self._clock())
-            places.reset(place)
+            places.ask(place)
 
     def _begin(self, task: Environment) -> Group:
         occurrence = self._begun[task.task_id]
@@ -203,12 +203,9 @@ class _Run:
             self._look_at_groups()
             self._admit()
         finished, answers = self._places.news(self._patience)
-        if finished is not None:
-            self._turns.take_completions(finished)
-            self._look_at_groups()
-        if answers is not None:
-            self._turns.take_answers(answers)
-            self._look_at_groups()
+        self._turns.take_completions(finished)
+        self._turns.take_answers(answers)
+        self._look_at_groups()
         self._expire()
 
     # groups
@@ -334,7 +331,7 @@ class _Turns:
         if fails:
             self.end(place, cut_ending(rollout, group.task, episodes))
         else:
-            self._places.step(place, action)
+            self._places.ask(place)
 
     def _decide(self, group: Group, rollout: LiveRollout, completion: Completion) -> BranchDecision | None:
         """Ask about a turn that follows a tool result. Refills do not fork, nor does a turn that was forked before."""
@@ -408,12 +405,10 @@ class _Turns:
         turn = 0 if place.rollout is None else place.rollout.turns + 1
         numbers: dict[str, float] = {"failures": place.failures, "turn": turn}
         place.group.record("scheduler", place.key, "retry", why, numbers)
-        if place.rollout is None:
-            self._places.reset(place)
-        elif stop is StopReason.ENGINE_ERROR:
+        if place.rollout is not None and stop is StopReason.ENGINE_ERROR:
             self._places.submit(place, place.rollout)
         else:
-            self._places.step(place, place.rollout.messages[-1])
+            self._places.ask(place)
 
     def end(self, place: Place, ending: Ending) -> None:
         self._places.release(place)
