@@ -211,10 +211,8 @@ class Replayed(Recorded):
         return None if self._held is None else task_of(self._held).state()
 
 
-Openings = Mapping[str, Mapping[str, Sequence[Message]]]  # what the tasks tell at their start, by split and id
-
-
-_PLACE = ("split", "count", "seed", "model", "task_id")
+PLACE: Mapping[str, type] = {"split": str, "count": int, "seed": int, "model": str, "task_id": str}
+"""What `environment_record` says of the place of a task, beside its environment and that one's options."""
 
 
 def options_of_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -225,12 +223,13 @@ def options_of_record(record: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(name, str) or name not in parts.names("environments") or "task_id" not in record:
         return None
     known = parts.load("environments", name).options()
-    return {key: value for key, value in record.items() if key in known and key not in _PLACE}
+    return {key: value for key, value in record.items() if key in known and key not in PLACE}
 
 
-def same_tasks(told: Openings) -> list[str]:
-    """The tasks of two splits that tell the same, whatever their ids are: held-out figures would be those of training.
-    What several tasks of one split tell does not tell tasks apart, and is no sign."""
+def same_tasks(told: Mapping[str, Mapping[str, Sequence[Message]]]) -> list[str]:
+    """The tasks of two splits that tell the same at their start, whatever their ids are (`told` by split and id):
+    held-out figures would be those of training. What several tasks of one split tell does not tell tasks apart, and is
+    no sign."""
     homes: dict[str, list[tuple[str, str]]] = {}
     for split, tasks in told.items():
         for task_id, messages in tasks.items():

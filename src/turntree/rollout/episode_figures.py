@@ -13,6 +13,7 @@ from turntree.core.verdict import censored, tells_success
 from turntree.rollout.accounting import TreeAccount
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.rewards import figures
+from turntree.run.means import mean
 
 
 def rewards_of(group: GrownGroup) -> list[float | None]:
@@ -34,7 +35,6 @@ def group_figures(groups: Sequence[GrownGroup], *, amplifies: bool) -> dict[str,
     played = [group for group in groups if group.cut is None]
     outcomes = Counter(map(outcome_of, played))
     verdicts = [verdict for group in groups for verdict in group.rewards.verdicts.values()]
-    scored = [verdict.reward for verdict in verdicts if verdict.reward is not None]
     solved = [v.success for v in verdicts if v.reward is not None and v.success is not None]
     solved = solved if tells_success(verdicts) else []
     cut = len(groups) - len(played)
@@ -43,8 +43,8 @@ def group_figures(groups: Sequence[GrownGroup], *, amplifies: bool) -> dict[str,
     stops = Counter(group.tree.stop_reason(leaf) for group in groups for leaf in group.tree.ends())
     reasons = censored(verdict for group in played for verdict in group.rewards.verdicts.values())
     return {
-        "reward_mean": sum(scored) / len(scored) if scored else None,
-        "success_share": sum(map(bool, solved)) / len(solved) if solved else None,
+        "reward_mean": mean(verdict.reward for verdict in verdicts),
+        "success_share": mean(solved),
         **figures(verdicts),
         "groups": len(groups),
         **{f"groups_{outcome.value}": outcomes[outcome] for outcome in GroupOutcome},

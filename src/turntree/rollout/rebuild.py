@@ -13,13 +13,11 @@ from turntree.core.foreign import call_foreign
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, TurnState
 from turntree.env.pool import checked, start
-from turntree.env.tasks import open_tasks
+from turntree.env.tasks import PLACE, open_tasks
 
 Said = Sequence[tuple[str, str]]  # role and text of messages
 Reading = Callable[[Sequence[Message]], Said]
 Walked = tuple[Environment, Observation]
-
-_PLACE: tuple[tuple[str, type], ...] = (("split", str), ("count", int), ("seed", int), ("model", str), ("task_id", str))
 
 
 def said(messages: Sequence[Message]) -> Said:
@@ -78,20 +76,19 @@ class Rebuilder:
             problem = f"{of} is {source.get('name')!r}, not {self._part.name!r}"
             hint = "name the environment of the traces with --environment (`turntree traces record` writes it down)"
             raise InputError(problem, field="environment", hint=hint)
-        for key, kind in _PLACE:
+        for key, kind in PLACE.items():
             if type(source.get(key)) is not kind:
                 hint = "record the traces with `turntree traces record`, or use another verifier"
                 raise InputError(f"{of} does not say which task it is", field=f"environment.{key}", hint=hint)
-        place = {key: source[key] for key, _ in _PLACE}
-        task_id = place.pop("task_id")
+        task_id, split = source["task_id"], source["split"]
         key = json.dumps({name: value for name, value in source.items() if name != "task_id"}, sort_keys=True)
         if key not in self._tasks:
-            given = {name: value for name, value in source.items() if name not in ("name", *place, "task_id")}
+            given = {name: value for name, value in source.items() if name not in ("name", *PLACE)}
             part = Part(self._part.name, {**given, **self._part.options})
-            tasks = open_tasks(part, {place["split"]: place["count"]}, seed=place["seed"], model=place["model"])
+            tasks = open_tasks(part, {split: source["count"]}, seed=source["seed"], model=source["model"])
             opened = self._open.enter_context(tasks)
             self.concurrency = max(self.concurrency, opened.pool.concurrency if opened.pool else 0)
-            self._tasks[key] = {task.task_id: task for task in opened.of(place["split"])}
+            self._tasks[key] = {task.task_id: task for task in opened.of(split)}
         if task_id not in self._tasks[key]:
             hint = "name the environment, with the options, that was played"
             raise InputError(f"{of} is task {task_id!r}, which {self._part.name!r} does not have", hint=hint)
