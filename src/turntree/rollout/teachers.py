@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from turntree.core.config import require_url
+from turntree.core.config import Bounded, Positive, require_url
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Teacher
@@ -80,42 +80,35 @@ def _said(teacher: Teacher, environment: Environment | str, history: Sequence[Me
     return said
 
 
-class ModelTeacher:
-    """A model behind a server that speaks OpenAI's chat completions (a key, where one is needed, is OPENAI_API_KEY).
+@dataclass(kw_only=True, eq=False)
+class ModelTeacher(Bounded):
+    """A model behind a server that speaks OpenAI's chat completions (a key, where one is needed, is OPENAI_API_KEY)."""
 
-    Args:
-        url: The address, as http://host:port/v1.
-        model: The name of the model there.
-        max_tokens: Longest answer; one that is cut labels nothing.
-        temperature: Sampling temperature (0: greedy).
-        timeout: Seconds that an answer may take; it is asked for five times.
-        concurrency: Requests at once.
-    """
+    url: str
+    """The address, as http://host:port/v1."""
+    model: str
+    """The name of the model there."""
+    max_tokens: int = 1024
+    """Longest answer; one that is cut labels nothing."""
+    temperature: float = 0.0
+    """Sampling temperature (0: greedy)."""
+    timeout: float = 120.0
+    """Seconds that an answer may take; it is asked for five times."""
+    concurrency: Positive = 8
+    """Requests at once."""
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        model: str,
-        max_tokens: int = 1024,
-        temperature: float = 0.0,
-        timeout: float = 120.0,
-        concurrency: int = 8,
-    ) -> None:
-        if concurrency < 1:
-            raise ConfigError("must be at least 1", field="teacher.concurrency")
-        require_url(url, "teacher.url")
-        self._client = client_of(url, timeout=timeout, field="teacher")
-        self._model, self._max_tokens, self._temperature = model, max_tokens, temperature
-        self.concurrency = concurrency
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_url(self.url, "teacher.url")
+        self._client = client_of(self.url, timeout=self.timeout, field="teacher")
 
     def __call__(self, environment: Environment, history: Sequence[Message]) -> Message | str:
         asked: dict[str, Any] = {"tools": list(environment.tools)} if environment.tools else {}
         answer = self._client.chat.completions.create(
-            model=self._model,
+            model=self.model,
             messages=cast(Any, [_spelled(message) for message in history]),
-            max_tokens=self._max_tokens,
-            temperature=self._temperature,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
             **asked,
         )
         choice = answer.choices[0]
