@@ -140,9 +140,8 @@ class OracleBrancher(Paced):
     (`pooled`) of all turns. Equal values are told apart by a coin."""
 
     def __init__(self, values: Mapping[Place, float], *, branches: int, shared: int, pooled: bool = False) -> None:
-        super().__init__()
-        self.values, self.branches, self.shared, self.pooled = values, branches, shared, pooled
-        self.splits_turns = shared > 0
+        super().__init__(branches=branches, probe_tokens=shared + 1)
+        self.values, self.shared, self.pooled = values, shared, pooled
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         known = self.values.get((moment.task_id, moment.key[0], moment.turn))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from turntree.core.config import Between
+from turntree.core.config import Between, Bounded, Positive
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 from turntree.decide.branching.rules import EntropyBrancher, bounded, drawn
@@ -13,6 +14,7 @@ from turntree.decide.branching.rules import EntropyBrancher, bounded, drawn
 _TOKENS = 20
 
 
+@dataclass(kw_only=True, eq=False)
 class ArpoBrancher(EntropyBrancher):
     """ARPO's rule as the paper prints it: Branch(Z) where P = alpha + beta dH > tau, until the branches of the prompt
     are M - N (`group_size` minus `initial_rollouts`).
@@ -21,41 +23,23 @@ class ArpoBrancher(EntropyBrancher):
     prompt draw on one budget, in the order in which their turns are finished; that order depends on how long the turns
     became, so path weights would be biased. And Z counts the new paths alone, where the released code
     (`arpo_released`) counts the rollout that they leave.
-
-    Args:
-        paths: Z, new rollouts of a fork.
-        probe_tokens: k, the number of first entropies to look at; only longer turns can fork.
-        alpha: The base probability.
-        beta: Weight of the change of entropy.
-        tau: The threshold.
     """
 
+    paths: Positive = 1
+    """Z, new rollouts of a fork."""
+    branches: int = field(init=False)
+    tau: float = 0.5  # pyright: ignore[reportIncompatibleVariableOverride]
+    """The threshold."""
     biased = True
     prompt_wide = True
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        paths: int = 1,
-        probe_tokens: int = 20,
-        alpha: float = 0.5,
-        beta: float = 0.2,
-        tau: float = 0.5,
-    ) -> None:
-        Between(1).check(paths, "paths")
-        self.paths = paths
-        super().__init__(
-            vocabulary=vocabulary,
-            branches=paths + 1,
-            probe_tokens=probe_tokens,
-            alpha=alpha,
-            beta=beta,
-            tau=tau,
-        )
+    def __post_init__(self) -> None:
+        self.branches = self.paths + 1
+        super().__post_init__()
 
 
-class ReleasedArpoBrancher(Brancher):
+@dataclass(kw_only=True, eq=False)
+class ReleasedArpoBrancher(Bounded, Brancher):
     """The rule of ARPO's released sampler, which differs from the paper.
 
     - The entropy is that of the turn which *ended* in the tool call, *summed* over its first 20 tokens and divided by
@@ -66,21 +50,22 @@ class ReleasedArpoBrancher(Brancher):
     - Its entropies are over the ten likeliest tokens; here they are over the full vocabulary.
 
     Branch and incumbent both sample anew after the tool result, so the fork is unbiased.
-
-    Args:
-        branches: Z, rollouts that go on from a fork, the rollout itself among them.
-        alpha: The probability of a fork where the entropy has not changed.
-        beta: Weight of the change of entropy.
     """
 
+    vocabulary: int
+    branches: Annotated[int, Between(2)] = 2
+    """Z, rollouts that go on from a fork, the rollout itself among them."""
+    alpha: float = 0.5
+    """The probability of a fork where the entropy has not changed."""
+    beta: float = 0.2
+    """Weight of the change of entropy."""
     reads_entropies = True
 
-    def __init__(self, *, vocabulary: int, branches: int = 2, alpha: float = 0.5, beta: float = 0.2) -> None:
-        if beta < 0:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta < 0:
             raise ConfigError("must be at least 0: forks are for where entropy rises", field="beta")
-        Between(2).check(branches, "branches")
-        self.branches, self.alpha, self.beta = branches, alpha, beta
-        self._most = math.log(vocabulary)
+        self._most = math.log(self.vocabulary)
         self._initial: dict[str, tuple[str, float]] = {}  # by sample: a task of the first iteration, its entropy
         self._first: int | None = None
 

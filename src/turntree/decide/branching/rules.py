@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from turntree.core import seeds
-from turntree.core.config import Between
+from turntree.core.config import Between, Bounded, Positive, Share
 from turntree.core.errors import ConfigError
 from turntree.core.protocols import BranchDecision, Brancher, ForkMoment
 
@@ -18,7 +19,8 @@ _Told = tuple[int, float, bool]  # turn, value, whether of an independent rollou
 _ENOUGH = 16  # with fewer values at a turn, the values of all turns are used
 
 
-class Paced(Brancher):
+@dataclass(kw_only=True, eq=False)
+class Paced(Bounded, Brancher):
     """A brancher with a pace: how often to fork, and the quantiles of its values that give this rate, both from earlier
     iterations.
 
@@ -30,7 +32,14 @@ class Paced(Brancher):
     on the order of the calls.
     """
 
-    def __init__(self) -> None:
+    branches: Annotated[int, Between(2)] = 2
+    """Z, rollouts that go on from a fork, the rollout itself among them."""
+    probe_tokens: Positive = 20
+    """k; only turns of at least k tokens fork, and the branches share the first k - 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.splits_turns = self.probe_tokens > 1
         self._iteration = 0
         self._told: list[_Told] = []  # of this iteration
         self._window: list[list[_Told]] = []  # of the iterations before, oldest first
@@ -84,28 +93,18 @@ class Paced(Brancher):
         self._refresh()
 
 
+@dataclass(kw_only=True, eq=False)
 class RandomBrancher(Paced):
     """The control of `EntropyBrancher`: forks with probability `rate`, independent of what was sampled.
 
     With `rate` None it keeps the pace of an `EntropyBrancher` without tau: the same probability at the same turn and
     budget, at random instead of by entropy.
-
-    Args:
-        branches: Z, rollouts that go on from a fork, the rollout itself among them.
-        probe_tokens: k; only turns of at least k tokens fork, and the branches share the first k - 1.
-        rate: The chance of a fork (default: the pace of entropy).
-        alpha: The chance in the first iteration, where there is no pace yet.
     """
 
-    def __init__(
-        self, *, branches: int = 2, probe_tokens: int = 20, rate: float | None = None, alpha: float = 0.5
-    ) -> None:
-        super().__init__()
-        Between(2).check(branches, "branches")
-        Between(1).check(probe_tokens, "probe_tokens")
-        Between(0, 1).check(rate, "rate")
-        self.branches, self.probe_tokens, self.rate, self.alpha = branches, probe_tokens, rate, alpha
-        self.splits_turns = probe_tokens > 1
+    rate: Share | None = None
+    """The chance of a fork (default: the pace of entropy)."""
+    alpha: float = 0.5
+    """The chance in the first iteration, where there is no pace yet."""
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if len(moment.entropies[-1]) < self.probe_tokens:
@@ -120,6 +119,7 @@ class RandomBrancher(Paced):
         return BranchDecision(branches=1, reason="drawn to go on", numbers={"rate": rate})
 
 
+@dataclass(kw_only=True, eq=False)
 class EntropyBrancher(Paced):
     """ARPO's rule, decided only on what is known at the fork.
 
@@ -134,38 +134,24 @@ class EntropyBrancher(Paced):
 
     Without tau the threshold is the quantile of P, among earlier moments at the same turn, that spends the budget
     (`Paced`); in the first iteration, which has no earlier moments, it is alpha: a fork wherever entropy rises.
-
-    Args:
-        branches: Z, rollouts that go on from a fork, the rollout itself among them.
-        probe_tokens: k, the number of first entropies to look at; only longer turns can fork.
-        tau: A fixed threshold (default: one that spends the budget).
-        alpha: With tau: the base probability.
-        beta: With tau: the weight of the change of entropy.
     """
 
+    vocabulary: int
+    tau: float | None = None
+    """A fixed threshold (default: one that spends the budget)."""
+    alpha: float = ALPHA
+    """With tau: the base probability."""
+    beta: float = BETA
+    """With tau: the weight of the change of entropy."""
     reads_entropies = True
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        branches: int = 2,
-        probe_tokens: int = 20,
-        alpha: float = ALPHA,
-        beta: float = BETA,
-        tau: float | None = None,
-    ) -> None:
-        super().__init__()
-        if beta <= 0:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.beta <= 0:
             raise ConfigError("must be above 0: forks are for where entropy rises", field="beta")
-        if tau is None and (alpha, beta) != (ALPHA, BETA):
+        if self.tau is None and (self.alpha, self.beta) != (ALPHA, BETA):
             raise ConfigError("are for a fixed threshold", field="alpha, beta", hint="set tau, or leave them out")
-        Between(2).check(branches, "branches")
-        Between(1).check(probe_tokens, "probe_tokens")
-        self.probe_tokens, self.branches = probe_tokens, branches
-        self.splits_turns = probe_tokens > 1
-        self.alpha, self.beta, self.tau = alpha, beta, tau
-        self._most = math.log(vocabulary)
+        self._most = math.log(self.vocabulary)
 
     def decide(self, moment: ForkMoment) -> BranchDecision | None:
         if len(moment.entropies[-1]) < self.probe_tokens:
