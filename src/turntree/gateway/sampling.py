@@ -148,7 +148,7 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request of an agent, read and checked."""
+    """One request of an agent, read and checked, and how it wants to be answered."""
 
     messages: tuple[Message, ...]
     tools: Tools = ()
@@ -157,6 +157,9 @@ class Ask:
     stop: tuple[str, ...] = ()
     form: Form | None = None
     logprobs: bool = False  # the agent reads those of its tokens
+    stream: bool = False
+    with_usage: bool = False  # of a stream
+    namespaces: frozenset[str] = frozenset()  # of its tools
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
 

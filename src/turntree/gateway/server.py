@@ -34,10 +34,9 @@ from turntree.core.progress import notice
 from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused, bad_request, read_reward
 from turntree.gateway.dialects import DIALECTS, OF_MESSAGES, Dialect
-from turntree.gateway.dialects.common import Request as Asked
 from turntree.gateway.dialects.common import Stream
 from turntree.gateway.listening import Listener
-from turntree.gateway.sampling import LiveSession
+from turntree.gateway.sampling import Ask, LiveSession
 from turntree.gateway.sessions import Sessions, digest
 from turntree.run.jsonl import parse_object
 
@@ -107,15 +106,13 @@ class Gateway:
         tries it again."""
         asked = await self._asked(dialect, request, session)
         sampler = self.sessions.sampler
-        if not asked.stream:
-            call = await _unless_gone(request, asyncio.create_task(sampler.ask(session, asked.ask)))
-            assert call is not None  # nothing else ends before it
-            return _json(dialect.body(call, self.model, asked))
-        listener = None if asked.ask.logprobs else sampler.listener(asked.ask)
-        work = asyncio.create_task(sampler.ask(session, asked.ask, listener))
+        listener = sampler.listener(asked) if asked.stream and not asked.logprobs else None
+        work = asyncio.create_task(sampler.ask(session, asked, listener))
         first = listener and asyncio.create_task(listener.more(work))
         call = await _unless_gone(request, work, first) or (listener and listener.call)
-        assert call is not None
+        assert call is not None  # without a listener nothing else ends before it
+        if not asked.stream:
+            return _json(dialect.body(call, self.model, asked))
         events = self._events(dialect.stream(call.call_id, self.model, asked), work, listener, first)
         return StreamingResponse(events, headers={"cache-control": "no-cache"}, media_type="text/event-stream")
 
@@ -142,9 +139,9 @@ class Gateway:
     async def count(self, request: Request) -> Response:
         session = self._asking(request)
         asked = await self._asked(DIALECTS[OF_MESSAGES], request, session)
-        return _json({"input_tokens": self.sessions.sampler.count(session, asked.ask)})
+        return _json({"input_tokens": self.sessions.sampler.count(session, asked)})
 
-    async def _asked(self, dialect: Dialect, request: Request, session: LiveSession) -> Asked:
+    async def _asked(self, dialect: Dialect, request: Request, session: LiveSession) -> Ask:
         body = await self._body(request)
         before = {call.call_id: call for call in session.calls}
         return dialect.read(body, before.get)

@@ -13,7 +13,7 @@ from turntree.core.messages import REASONING_KEYS, Message
 from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused
 from turntree.gateway.dialects import common
-from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream
+from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Stream
 from turntree.gateway.sampling import Ask
 
 _MESSAGE_KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "name", "cut", *REASONING_KEYS})
@@ -33,7 +33,7 @@ FIELDS = Fields(
 )  # fmt: skip
 
 
-def read(body: Body, before: Before) -> Request:
+def read(body: Body, before: Before) -> Ask:
     """Raises `InputError` or `Refused` naming the field."""
     given = FIELDS.of(body)
     if not given["messages"]:
@@ -45,7 +45,8 @@ def read(body: Body, before: Before) -> Request:
     tools, form = common.form_of(choice_of(given["tool_choice"]), tools, read_schema)
     # keys that nothing reads (`cache_control`, an agent's own) are recorded with the call
     names = sorted({str(name)[:80] for row in rows for name, value in row.items() if value} - _MESSAGE_KEYS)
-    ask = Ask(
+    with_usage = converted(bool | None, (given["stream_options"] or {}).get("include_usage"), field="include_usage")
+    return Ask(
         messages=messages,
         tools=tools,
         max_tokens=given["max_completion_tokens"] or given["max_tokens"],
@@ -53,10 +54,10 @@ def read(body: Body, before: Before) -> Request:
         stop=common.read_stops(given["stop"], "stop"),
         form=form,
         logprobs=given["logprobs"] is True,
+        stream=given["stream"] is True,
+        with_usage=with_usage is True,
         meta=given["meta"] | ({"message_keys": names[:20]} if names else {}),
     )
-    with_usage = converted(bool | None, (given["stream_options"] or {}).get("include_usage"), field="include_usage")
-    return Request(ask, given["stream"] is True, with_usage is True)
 
 
 def choice_of(choice: str | dict[str, Any] | None) -> str:
@@ -74,7 +75,7 @@ def choice_of(choice: str | dict[str, Any] | None) -> str:
     return words[word]
 
 
-def body(call: Call, model: str, request: Request) -> dict[str, Any]:
+def body(call: Call, model: str, ask: Ask) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{call.call_id}",
         "object": "chat.completion",
@@ -85,7 +86,7 @@ def body(call: Call, model: str, request: Request) -> dict[str, Any]:
                 "index": 0,
                 "message": answer_body(call),
                 "finish_reason": common.finish_reason(call),
-                "logprobs": _logprobs(call) if request.ask.logprobs else None,
+                "logprobs": _logprobs(call) if ask.logprobs else None,
             }
         ],
         "usage": common.usage(call),
@@ -120,7 +121,7 @@ def _logprobs(call: Call) -> dict[str, Any]:
 class ChatStream(Stream):
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
         head = {"id": f"chatcmpl-{self.name}", "object": "chat.completion.chunk", "created": int(time.time())}
-        none = {"usage": None} if self.request.with_usage else {}
+        none = {"usage": None} if self.ask.with_usage else {}
         return f"data: {json.dumps({**head, 'model': self.model, 'choices': choices, **none, **more})}\n\n"
 
     def _delta(self, delta: dict[str, Any], reason: str | None = None, scores: Any = None) -> str:
@@ -142,9 +143,9 @@ class ChatStream(Stream):
         delta = self._new_of(call.answer)
         if call.answer.tool_calls:
             delta["tool_calls"] = [{"index": k, **made} for k, made in enumerate(answer_body(call)["tool_calls"])]
-        yield self._delta(delta, None, _logprobs(call) if self.request.ask.logprobs else None)
+        yield self._delta(delta, None, _logprobs(call) if self.ask.logprobs else None)
         yield self._delta({}, common.finish_reason(call))
-        if self.request.with_usage:
+        if self.ask.with_usage:
             yield self._chunk([], usage=common.usage(call))
         yield "data: [DONE]\n\n"
 

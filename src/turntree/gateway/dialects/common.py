@@ -72,16 +72,6 @@ class Fields:
         return {**found, "meta": meta}
 
 
-@dataclass(frozen=True)
-class Request:
-    """What an agent asks, and how it wants to be answered."""
-
-    ask: Ask
-    stream: bool
-    with_usage: bool = False
-    namespaces: frozenset[str] = frozenset()  # of its tools
-
-
 # messages and tools
 
 
@@ -150,22 +140,13 @@ def read_tools(given: list[Any]) -> Tools:
     return tuple(given)
 
 
-@dataclass(frozen=True)
-class FlatTools:
-    """Declarations with the name beside the schema, in the form of chat completions. Tools that the server would run
-    (`hosted`) are not shown to the policy, which has none; tools of a namespace have it in their name."""
-
-    tools: Tools
-    hosted: tuple[str, ...]
-    namespaces: frozenset[str]
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        return {"hosted_tools": list(self.hosted)} if self.hosted else {}
-
-
-def flat_tools(given: list[Any], schema: str, known: frozenset[str]) -> FlatTools:
-    """`schema` is the key of the schema. Raises `InputError` for a tool of another type that the agent would run."""
+def flat_tools(
+    given: list[Any], schema: str, known: frozenset[str]
+) -> tuple[Tools, dict[str, list[str]], frozenset[str]]:
+    """Declarations with the name beside the schema (its key is `schema`), in the form of chat completions; the kinds of
+    tools that the server would run, as a call records them: the policy is not shown these, for there are none; and the
+    namespaces, which the names of their tools begin with. Raises `InputError` for a tool of another type that the agent
+    would run."""
     tools, hosted, namespaces = list[Any](), list[str](), set[str]()
     for i, tool in enumerate(bounded(given, "tools")):
         row = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
@@ -174,7 +155,7 @@ def flat_tools(given: list[Any], schema: str, known: frozenset[str]) -> FlatTool
             hosted.append(kind)
         elif kind == "namespace" and isinstance(row.get("tools"), list) and isinstance(row.get("name"), str):
             namespaces.add(row["name"])
-            inner = flat_tools(row["tools"], schema, known).tools
+            inner, _, _ = flat_tools(row["tools"], schema, known)
             names = [{**one["function"], "name": f"{row['name']}{APART}{one['function'].get('name')}"} for one in inner]
             tools += [{"type": "function", "function": one} for one in names]
         elif (kind != "function" and schema not in row) or kind not in ("function", "custom"):
@@ -185,7 +166,7 @@ def flat_tools(given: list[Any], schema: str, known: frozenset[str]) -> FlatTool
                 raise InputError(f"unknown key, and no {schema}", field=f"tools[{i}].{unknown[0]}")
             named = {"name": row.get("name"), "description": row.get("description"), "parameters": row.get(schema)}
             tools.append({"type": "function", "function": {k: v for k, v in named.items() if v is not None}})
-    return FlatTools(read_tools(tools), tuple(hosted), frozenset(namespaces))
+    return read_tools(tools), {"hosted_tools": hosted} if hosted else {}, frozenset(namespaces)
 
 
 # what the answer must be
@@ -234,8 +215,8 @@ class Stream(ABC):
     """The events of one streamed answer. `said` is told what is certain of it so far (never less than before), `ended`
     writes the rest, `failed` an error behind what was sent already."""
 
-    def __init__(self, name: str, model: str, request: Request) -> None:
-        self.name, self.model, self.request = name, model, request
+    def __init__(self, name: str, model: str, ask: Ask) -> None:
+        self.name, self.model, self.ask = name, model, ask
         self.sent = 0  # characters of the text
         self.begun = False
 
@@ -259,8 +240,8 @@ class Dialect:
     """An API that agents speak: how a request is read, and how its answer is written, as a whole, as a stream, or as an
     error."""
 
-    read: Callable[[Body, Before], Request]
-    body: Callable[[Call, str, Request], dict[str, Any]]
+    read: Callable[[Body, Before], Ask]
+    body: Callable[[Call, str, Ask], dict[str, Any]]
     stream: type[Stream]
     error: Callable[[Refused], dict[str, Any]] = lambda refused: dict(refused.body)
 

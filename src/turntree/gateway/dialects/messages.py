@@ -14,7 +14,7 @@ from turntree.core.messages import Message
 from turntree.gateway.calls import Call
 from turntree.gateway.config import CONTEXT, Refused
 from turntree.gateway.dialects import common
-from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream, event
+from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Stream, event
 from turntree.gateway.sampling import Ask
 
 _TOOL_KEYS = frozenset({"type", "name", "description", "input_schema", "strict", "cache_control"})
@@ -40,7 +40,7 @@ FIELDS = Fields(
 )  # fmt: skip
 
 
-def read(body: Body, before: Before) -> Request:
+def read(body: Body, before: Before) -> Ask:
     """Raises `InputError` or `Refused` naming the field."""
     given = FIELDS.of(body)
     if not given["messages"]:
@@ -48,20 +48,20 @@ def read(body: Body, before: Before) -> Request:
     system, billing = _system(given["system"])
     rows = common.bounded(given["messages"], "messages")
     messages = [message for i, row in enumerate(rows) for message in _messages(row, f"messages[{i}]")]
-    declared = common.flat_tools(given["tools"] or [], "input_schema", _TOOL_KEYS)
+    declared, hosted, _ = common.flat_tools(given["tools"] or [], "input_schema", _TOOL_KEYS)
     form = (given["output_config"] or {}).get("format") or given["output_format"]
     schema = common.read_schema(converted(dict[str, Any] | None, form, field="output_config.format"), "output_config")
-    tools, form = common.form_of(_choice(given["tool_choice"]), declared.tools, schema)
+    tools, form = common.form_of(_choice(given["tool_choice"]), declared, schema)
     failed = sum(part.get("is_error") is True for row in rows for part in _parts(row.get("content")))
-    ask = Ask(
+    return Ask(
         messages=(*system, *_merged(messages)),
         tools=tools,
         max_tokens=given["max_tokens"],
         stop=common.read_stops(given["stop_sequences"], "stop_sequences"),
         form=form,
-        meta=given["meta"] | declared.meta | ({"tool_errors": failed} if failed else {}) | billing,
+        stream=given["stream"] is True,
+        meta=given["meta"] | hosted | ({"tool_errors": failed} if failed else {}) | billing,
     )
-    return Request(ask, given["stream"] is True)
 
 
 def _system(given: str | list[Any] | None) -> tuple[list[Message], dict[str, Any]]:
@@ -140,7 +140,7 @@ def _merged(messages: list[Message]) -> list[Message]:
     return turns
 
 
-def body(call: Call, model: str, request: Request) -> dict[str, Any]:
+def body(call: Call, model: str, ask: Ask) -> dict[str, Any]:
     return {**_head(call.call_id, model), "content": _blocks(call), **_ending(call), "usage": _usage(call)}
 
 

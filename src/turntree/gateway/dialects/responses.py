@@ -13,7 +13,7 @@ from turntree.core.messages import Message
 from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused
 from turntree.gateway.dialects import chat, common
-from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Request, Stream, event
+from turntree.gateway.dialects.common import Before, Body, Dialect, Fields, Stream, event
 from turntree.gateway.sampling import Ask
 
 _CALLED = "instructions"  # of a call's meta: its prompt begins with them, and a later one may have others
@@ -35,7 +35,7 @@ FIELDS = Fields(
 )  # fmt: skip
 
 
-def read(body: Body, before: Before) -> Request:
+def read(body: Body, before: Before) -> Ask:
     """`before` finds the call of an earlier response. Raises `InputError` or `Refused` naming the field."""
     given = FIELDS.of(body)
     form = converted(dict[str, Any] | None, (given["text"] or {}).get("format"), field="text.format")
@@ -43,17 +43,18 @@ def read(body: Body, before: Before) -> Request:
         raise Refused(400, "log-probabilities are given by chat completions only", param="include")
     messages = [*_earlier(given["previous_response_id"], before), *_messages(given["input"])]
     instructions = [Message("system", given["instructions"])] if given["instructions"] else []
-    declared = common.flat_tools(given["tools"] or [], "parameters", _TOOL_KEYS)
+    declared, hosted, namespaces = common.flat_tools(given["tools"] or [], "parameters", _TOOL_KEYS)
     schema = common.read_schema(form, "text.format")
-    tools, form = common.form_of(chat.choice_of(given["tool_choice"]), declared.tools, schema)
-    ask = Ask(
+    tools, form = common.form_of(chat.choice_of(given["tool_choice"]), declared, schema)
+    return Ask(
         messages=(*instructions, *messages),
         tools=tools,
         max_tokens=given["max_output_tokens"],
         form=form,
-        meta={**given["meta"], **declared.meta, **({_CALLED: True} if instructions else {})},
+        stream=given["stream"] is True,
+        namespaces=namespaces,
+        meta={**given["meta"], **hosted, **({_CALLED: True} if instructions else {})},
     )
-    return Request(ask, given["stream"] is True, namespaces=declared.namespaces)
 
 
 def _earlier(name: str | None, before: Before) -> list[Message]:
@@ -96,7 +97,7 @@ def _as_chat(item: Any, index: int) -> dict[str, Any]:
     raise InputError(f"is of type {kind!r}", field=f"input[{index}]", hint=hint)
 
 
-def body(call: Call, model: str, request: Request) -> dict[str, Any]:
+def body(call: Call, model: str, ask: Ask) -> dict[str, Any]:
     assert call.answer is not None
     use = common.usage(call)
     cut = call.answer.cut
@@ -104,7 +105,7 @@ def body(call: Call, model: str, request: Request) -> dict[str, Any]:
         **_head(call.call_id, model),
         "status": "incomplete" if cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "output": _items(call.call_id, call.answer, request),
+        "output": _items(call.call_id, call.answer, ask.namespaces),
         "usage": {
             "input_tokens": use["prompt_tokens"],
             "input_tokens_details": use["prompt_tokens_details"],
@@ -122,7 +123,7 @@ def _head(name: str, model: str) -> dict[str, Any]:
     return {**head, "model": model, "status": "in_progress", **empty, **asked}
 
 
-def _items(name: str, answer: Message, request: Request) -> list[dict[str, Any]]:
+def _items(name: str, answer: Message, namespaces: frozenset[str]) -> list[dict[str, Any]]:
     status = "incomplete" if answer.cut else "completed"
     items: list[dict[str, Any]] = []
     if answer.reasoning:
@@ -134,7 +135,7 @@ def _items(name: str, answer: Message, request: Request) -> list[dict[str, Any]]
         items.append({**message, "status": status, "content": said})
     for i, made in enumerate(answer.tool_calls):
         space, apart, own = made.name.partition(common.APART)
-        named = {"name": own, "namespace": space} if apart and space in request.namespaces else {"name": made.name}
+        named = {"name": own, "namespace": space} if apart and space in namespaces else {"name": made.name}
         item = {"type": "function_call", "id": f"fc_{name}_{i}", "call_id": made.id, **named}
         items.append({**item, "arguments": json.dumps(made.arguments), "status": status})
     return items
@@ -156,7 +157,7 @@ class ResponseStream(Stream):
         self.begun = True
         for kind in ("created", "in_progress"):
             yield self._event(f"response.{kind}", response=_head(self.name, self.model))
-        for index, item in enumerate(_items(self.name, message, self.request)):
+        for index, item in enumerate(_items(self.name, message, self.ask.namespaces)):
             if item["type"] == "reasoning":
                 yield from self._whole(index, item)
             elif item["type"] == "message":
@@ -181,7 +182,7 @@ class ResponseStream(Stream):
 
     def said(self, message: Message) -> Iterator[str]:
         yield from self._begin(message)
-        for index, item in enumerate(_items(self.name, message, self.request)):
+        for index, item in enumerate(_items(self.name, message, self.ask.namespaces)):
             if item["type"] == "message" and (new := self.new(message)):
                 at = self._at(index, item)
                 yield self._event("response.output_text.delta", **at, delta=new, logprobs=[])
@@ -189,7 +190,7 @@ class ResponseStream(Stream):
     def ended(self, call: Call) -> Iterator[str]:
         assert call.answer is not None
         yield from self.said(call.answer)
-        whole = body(call, self.model, self.request)
+        whole = body(call, self.model, self.ask)
         for index, item in enumerate(whole["output"]):
             if item["type"] == "message":
                 [part], at = item["content"], self._at(index, item)
