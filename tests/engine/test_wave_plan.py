@@ -150,10 +150,13 @@ def test_rows_move_without_losing_a_slot() -> None:
     assert contents(target, 2, 2) == [0, 1]
     target.load([3, 0], cache, [1, 1], 2)
     assert contents(target, 3, 3) == [*contents(target, 0, 2), 3002] == [1000, 1001, 3002]
-    keys = [torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])[:, None, :, None]]
-    target.write(torch.tensor([3, 0]), torch.tensor([[2, 3], [2, target.trash]]), keys, keys)
-    assert contents(target, 3, 4) == [1000, 1001, -1, -2]
-    assert contents(target, 0, 4) == [1000, 1001, -3, 3]
+    target.write(torch.tensor([3, 0]), torch.tensor([[2, 3], [2, target.trash]]), filled(2, 5))
+    assert contents(target, 3, 4) == [1000, 1001, 0, 1]
+    assert contents(target, 0, 4) == [1000, 1001, 1000, 3]
+    target.ensure(10, rows=9)
+    assert contents(target, 8, 6) == [0] * 6, "rows that were never written are zero, not garbage"
+    target.move(torch.tensor([3]), torch.tensor([8]))
+    assert contents(target, 8, 4) == contents(target, 3, 4) == [1000, 1001, 0, 1]
 
 
 def test_a_busy_block_is_neither_moved_nor_forgotten() -> None:

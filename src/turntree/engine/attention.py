@@ -26,7 +26,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from turntree.engine.cache import PositionedCache, RowCache
 
 _NAME = "turntree_shared_prefix"
-_TAIL = 32  # slots of a tail at least
 
 
 @dataclass(frozen=True)
@@ -47,88 +46,44 @@ class Group:
     hidden_UGP: Tensor | None
 
 
-class Tails:
-    """The own tokens of sequences: per layer keys and values [cells, K, T, D], grown when needed."""
-
-    def __init__(self) -> None:
-        self._cells = self._slots = 0
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def reserve(self, cells: int, slots: int) -> None:
-        """Make room for this many sequences and tokens, and for more, so that growth is rare."""
-        if cells <= self._cells and slots <= self._slots:
-            return
-        before = slice(self._cells), slice(None), slice(self._slots)
-        self._cells = self._cells if cells <= self._cells else max(cells, 2 * self._cells)
-        self._slots = self._slots if slots <= self._slots else max(slots, 2 * self._slots, _TAIL)
-        for held in (self.keys, self.values):
-            for layer, old in enumerate(held):
-                held[layer] = self._zeros(old.shape[1], old)
-                held[layer][before] = old
-
-    def write(self, layer: int, slots_R: Tensor, keys_KRD: Tensor, values_KRD: Tensor) -> None:
-        """Append one token to each of the first R sequences."""
-        if layer == len(self.keys):
-            self.keys.append(self._zeros(len(keys_KRD), keys_KRD))
-            self.values.append(self._zeros(len(values_KRD), values_KRD))
-        places_R = torch.arange(len(slots_R), device=slots_R.device)
-        self.keys[layer][places_R, :, slots_R] = keys_KRD.transpose(0, 1)
-        self.values[layer][places_R, :, slots_R] = values_KRD.transpose(0, 1)
-
-    def move(self, origin: Tensor, target: Tensor) -> None:
-        for tensor in (*self.keys, *self.values):
-            tensor[target] = tensor[origin]
-
-    def of(self, places: Tensor, slots: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies [places, K, slots, D] of some tails, per layer."""
-        return [t[places, :, :slots] for t in self.keys], [t[places, :, :slots] for t in self.values]
-
-    def _zeros(self, heads: int, like: Tensor) -> Tensor:
-        """Zeroed, because a masked slot must not hold NaN."""
-        return like.new_zeros(self._cells, heads, self._slots, like.shape[-1])
-
-
 class DecodingCache(PositionedCache):
-    """The `past_key_values` of one decoding step: R sequences add a token each, [1, H, R, D].
+    """The `past_key_values` of one decoding step: R sequences add a token each, [1, K, R, D].
 
-    `slots_R` is where each token goes in its tail, `hidden_RT` the tail slots that a sequence does not see (None:
-    all are as long).
+    `tails` hold the own tokens of sequence r in row r, and expect the new ones; `hidden_RT` are the tail slots that a
+    sequence does not see (None: all are as long).
     """
 
-    def __init__(
-        self, groups: Sequence[Group], tails: Tails, slots_R: Tensor, width: int, hidden_RT: Tensor | None
-    ) -> None:
+    def __init__(self, groups: Sequence[Group], tails: RowCache, hidden_RT: Tensor | None) -> None:
         super().__init__()
-        self._groups, self._tails, self._slots_R, self._width = groups, tails, slots_R, width
-        self._hidden_RT = hidden_RT
+        self._groups, self._tails, self._hidden_RT = groups, tails, hidden_RT
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        self._tails.write(layer_idx, self._slots_R, key_states[0], value_states[0])
-        layer = _Layer(self, layer_idx)
+        own = self._tails.update(key_states.transpose(0, 2), value_states.transpose(0, 2), layer_idx)
+        layer = _Layer(self, layer_idx, *own)
         return layer, layer
 
-    def attend(self, layer: int, query_HRD: Tensor) -> Tensor:
+    def attend(self, layer: _Layer, query_HRD: Tensor) -> Tensor:
         """Attention [R, H, D] of queries that are scaled already."""
-        keys_RKTD = self._tails.keys[layer][: query_HRD.shape[1], :, : self._width]
-        values_RKTD = self._tails.values[layer][: query_HRD.shape[1], :, : self._width]
-        query_RKJD = query_HRD.transpose(0, 1).unflatten(1, (keys_RKTD.shape[1], -1))
-        scores_RKJT = (query_RKJD @ keys_RKTD.mT).float()
+        query_RKJD = query_HRD.transpose(0, 1).unflatten(1, (layer.keys_RKTD.shape[1], -1))
+        scores_RKJT = (query_RKJD @ layer.keys_RKTD.mT).float()
         if self._hidden_RT is not None:
             scores_RKJT.masked_fill_(self._hidden_RT[:, None, None], float("-inf"))
-        tail = _Partial.of(scores_RKJT, values_RKTD)
-        parts = [_prefix(group, layer, query_RKJD) for group in self._groups]
+        tail = _Partial.of(scores_RKJT, layer.values_RKTD)
+        parts = [_prefix(group, layer.number, query_RKJD) for group in self._groups]
         return tail.merged(_scattered(self._groups, parts, tail)).to(query_HRD.dtype).flatten(1, 2)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Stands for the keys and values of a layer between the cache and the attention function."""
+    """Stands for the keys and values of a layer between the cache and the attention function; has those of the
+    tails."""
 
     cache: DecodingCache
-    layer: int
+    number: int
+    keys_RKTD: Tensor
+    values_RKTD: Tensor
 
 
 @dataclass(frozen=True)
@@ -195,7 +150,7 @@ def _attend(
         if kwargs.get(name) is not None:
             raise ValueError(f"its attention has {name!r}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return key.cache.attend(key.layer, query[0] * scale)[None], None
+    return key.cache.attend(key, query[0] * scale)[None], None
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class PositionedCache(Cache):
 
 
 class RowCache(PositionedCache):
-    """A Transformers cache of fixed rows.
+    """A Transformers cache of rows.
 
     Memory is reserved ahead and zeroed only as far as it has been `shown`, because a masked slot must not
     hold NaN, while touching fresh memory is what costs most on a CPU. One more slot, `trash`, is never shown: padding
@@ -107,16 +107,26 @@ class RowCache(PositionedCache):
 
     # moving rows
 
-    def ensure(self, slots: int) -> None:
-        """Reserve at least `slots` slots, and more, so that growth is rare."""
-        if slots <= self.slots:
+    def ensure(self, slots: int, rows: int = 0) -> None:
+        """Reserve at least so many slots and rows, and more, so that growth is rare."""
+        if slots <= self.slots and rows <= self.rows:
             return
-        # on a CPU, memory that is not written costs nothing; on an accelerator it is allocated at once
-        self.slots = max(slots, self.slots + self.slots // (2 if self.device.type == "cpu" else 8))
+        held = self.rows
+        if rows > held:
+            self.rows = max(rows, 2 * held)
+        if slots > self.slots:
+            # on a CPU, memory that is not written costs nothing; on an accelerator it is allocated at once
+            self.slots = max(slots, self.slots + self.slots // (2 if self.device.type == "cpu" else 8))
         for tensors in (self._keys, self._values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = self._like(old)
-                tensors[layer][:, :, : self.shown] = old[:, :, : self.shown]
+                tensors[layer][:held, :, : self.shown] = old[:, :, : self.shown]
+                tensors[layer][held:, :, : self.shown] = 0
+
+    def move(self, origin: Tensor, target: Tensor) -> None:
+        """Copy rows to others."""
+        for tensor in (*self._keys, *self._values):
+            tensor[target, :, : self.shown] = tensor[origin, :, : self.shown]
 
     def select(self, rows: Tensor, slots: int) -> RowCache:
         """A copy of the given rows (repeats allowed), cut to `slots`."""
@@ -140,16 +150,15 @@ class RowCache(PositionedCache):
             else:
                 target[targets, :, :slots] = origin[index, :, :slots]
 
-    def write(self, rows_B: Tensor, slots_BQ: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Write the [B, H, Q, D] keys and values of every layer, each token to its slot. The caller has made room."""
+    def write(self, rows_B: Tensor, slots_BQ: Tensor, source: RowCache) -> None:
+        """Write the first Q slots of the B rows of another cache, each token to its slot. The caller has made room."""
         where = (rows_B[:, None], slice(None), slots_BQ)
-        for held, states in ((self._keys, keys), (self._values, values)):
-            for layer, tensor in enumerate(states):
-                held[layer][where] = tensor.transpose(1, 2)
+        for target, origin in self._pairs(source):
+            target[where] = origin[:, :, : slots_BQ.shape[1]].transpose(1, 2)
 
-    def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots that will be written."""
-        self.ensure(slots)
+    def reserve(self, slots: int, rows: int = 0) -> None:
+        """Make room for `slots` slots that will be written, in at least so many rows."""
+        self.ensure(slots, rows)
         self._show(slots)
 
     def rows_of(self, layer: int, first: int, rows: int, slots: int) -> tuple[Tensor, Tensor]:
@@ -163,9 +172,10 @@ class RowCache(PositionedCache):
         self.shown = shown
 
     def _show(self, slots: int) -> None:
-        for tensor in (*self._keys, *self._values):
-            tensor[:, :, self.shown : slots] = 0
-        self.shown = max(self.shown, slots)
+        if slots > self.shown:
+            for tensor in (*self._keys, *self._values):
+                tensor[:, :, self.shown : slots] = 0
+            self.shown = slots
 
     def _pairs(self, source: RowCache) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(self._keys, source._keys, strict=True)

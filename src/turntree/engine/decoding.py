@@ -18,11 +18,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from turntree.core.completion import GenerationRequest
-from turntree.engine.attention import DecodingCache, Group, Tails, shared_prefix_attention
-from turntree.engine.cache import RowCache
+from turntree.engine.attention import DecodingCache, Group, shared_prefix_attention
+from turntree.engine.cache import Block, RowCache
 from turntree.engine.prefix_cache import Entry, RowBlock
 from turntree.engine.sampling import SamplingBatch, draw, ended, restricted
 
+_TAIL = 32  # slots of tails that are made ready at a time
 _MAX_LANE_RATIO = 2  # rows of one group have lanes of similar number
 
 
@@ -129,7 +130,7 @@ class Decoder:
         """Forget all cells and free their memory."""
         self._cells: dict[int, Cell] = {}  # by place
         self._state = _State.empty(0, 0, self._model.device)
-        self._tails = Tails()
+        self._tails = RowCache(0, _TAIL)  # row by place: the tokens that were drawn and fed
         self._groups: dict[RowCache, list[Group]] = {}
         self._stale: dict[RowCache, None] = {}  # whose groups have to be formed again
 
@@ -173,10 +174,10 @@ class Decoder:
         """Tokens drawn by a cell so far; all but the last one were fed."""
         return self._steps - cell.born + 1
 
-    def tails(self, cells: Sequence[Cell]) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values [cells, K, T, D] per layer of the tokens that cells drew and fed."""
+    def tails(self, cells: Sequence[Cell]) -> RowCache:
+        """A copy of the keys and values of the tokens that cells drew and fed, a row each."""
         places = torch.tensor([cell.place for cell in cells], device=self._model.device)
-        return self._tails.of(places, max(map(self.count, cells)) - 1)
+        return self._tails.select(places, max(map(self.count, cells)) - 1)
 
     # a step
 
@@ -184,12 +185,13 @@ class Decoder:
         """Feed the last token of every cell and draw the next one; returns the cells that are done, in order of
         place. The caller removes them."""
         width = max(map(self.count, self._cells.values()))
-        self._tails.reserve(max(self._cells) + 1, width)
+        self._tails.reserve(-(-width // _TAIL) * _TAIL, rows=max(self._cells) + 1)
         self._close_up()
         extent = max(self._cells) + 1
         state, places_R = self._state, self._arange(extent)
         fed_R = (state.count_C[:extent] - 1).clamp_min_(0)
-        cache = DecodingCache(self._current_groups(), self._tails, fed_R, width, self._hidden(fed_R, width))
+        self._tails.expect(Block(places_R, fed_R[:, None], width, first=0))
+        cache = DecodingCache(self._current_groups(), self._tails, self._hidden(fed_R, width))
         with shared_prefix_attention(self._model):
             logits_1RV = self._model(
                 input_ids=state.tokens_CT[places_R, fed_R][None],

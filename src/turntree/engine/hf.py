@@ -252,7 +252,7 @@ class HFEngine(LocalEngine):
         slots_BQ = torch.tensor(lengths)[:, None] + slot_Q
         slots_BQ.masked_fill_(slot_Q >= torch.tensor(fed)[:, None], cache.trash)
         rows_B = torch.tensor([row for _, row in cells], device=cache.device)
-        cache.write(rows_B, slots_BQ.to(cache.device), *self._decoder.tails([cell for cell, _ in cells]))
+        cache.write(rows_B, slots_BQ.to(cache.device), self._decoder.tails([cell for cell, _ in cells]))
 
 
 def _homes_of(asked: Sequence[Ticketed], rows: Sequence[Home | None]) -> list[Home | None]:
