@@ -59,11 +59,11 @@ class Match:
 class PrefixCache:
     """Bounded memory of kept sequences; the least recently extended blocks are dropped first.
 
-    The bound counts the slots in use, rows x longest row of every block: padding is a part of it. Without a number it
-    is `_BYTES` of keys and values, and `_SLOTS` at most.
+    The bound counts the slots in use, rows x longest row of every block: padding is a part of it. It is `max_tokens`,
+    and `_BYTES` of keys and values.
     """
 
-    def __init__(self, max_tokens: int | None = None) -> None:
+    def __init__(self, max_tokens: int = _SLOTS) -> None:
         self.max_tokens = max_tokens
         self._blocks: list[RowBlock] = []  # oldest first
         self._index: dict[int, dict[Entry, None]] = {}  # by hash, oldest first
@@ -78,9 +78,8 @@ class PrefixCache:
 
     @property
     def _bound(self) -> int:
-        if self.max_tokens is not None or not self._blocks:
-            return self.max_tokens or 0
-        return min(_SLOTS, _BYTES // self._blocks[0].cache.slot_bytes)
+        """Of the blocks, of which there are some."""
+        return min(self.max_tokens, _BYTES // self._blocks[0].cache.slot_bytes)
 
     def find(self, ids: tuple[int, ...]) -> Match | None:
         """The longest kept prefix of `ids`, to the stride and then to the token; at least the last token is left
@@ -122,7 +121,7 @@ class PrefixCache:
         for block in self._blocks:
             if not block.busy and 2 * len({entry.row for entry in block.entries}) <= block.cache.rows:
                 _copy_down(block)
-        while self.held_tokens > self._bound:
+        while self._blocks and self.held_tokens > self._bound:
             oldest = next((block for block in self._blocks if not block.busy), None)
             if oldest is None:
                 return

@@ -73,9 +73,6 @@ class AgentTasks(Bounded):
     folder: str | None = None
     """Where the agents' folders are made and stay (default: they are removed)."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
     @contextlib.contextmanager
     def open(self, splits: Mapping[str, int], *, seed: int) -> Iterator[TaskSet]:
         command = command_of(named(self.argument, "gateway:COMMAND"))
