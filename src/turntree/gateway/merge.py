@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from turntree.core.errors import InputError
 from turntree.core.labels import Rewards
@@ -35,7 +35,7 @@ class Merged:
     rewards: Rewards
     ends: dict[str, int]
     nodes: dict[tuple[str, str], int]
-    unattributed: dict[str, int] = field(default_factory=dict[str, int])
+    unattributed: Counter[str]
 
 
 def merge(task_id: str, sessions: Iterable[Session]) -> Merged:
@@ -44,7 +44,8 @@ def merge(task_id: str, sessions: Iterable[Session]) -> Merged:
     merging = _Merging(task_id)
     for session in sorted(sessions, key=lambda session: (session.sample, session.session_id)):
         merging.add(session)
-    return merging.merged()
+    merging.found.rewards.check(merging.tree)
+    return merging.found
 
 
 class _Merging:
@@ -53,19 +54,18 @@ class _Merging:
     def __init__(self, task_id: str) -> None:
         self.tree = RolloutTree(task_id)
         self._verdicts: dict[int, Verdict] = {}
-        self._ends: dict[str, int] = {}
         self._completions: dict[int, float] = {}
-        self._nodes: dict[tuple[str, str], int] = {}
+        rewards = Rewards(self._verdicts, self._completions)
+        self.found = Merged(tree=self.tree, rewards=rewards, ends={}, nodes={}, unattributed=Counter())
         self._messages: dict[int | None, int] = {None: 0}  # on the path to each node, itself included
         self._owners: dict[int, str] = {}  # the session of every node; a shared prompt has none
         self._failed: set[int] = set()  # the leaves of calls without an answer
-        self._unattributed = Counter[str]()
 
     def add(self, session: Session) -> None:
         if session.task_id != self.tree.task_id:
             problem = f"session {session.session_id!r} is of task {session.task_id!r}, not {self.tree.task_id!r}"
             raise InputError(problem, field="task_id", hint="merge the sessions of one task")
-        if session.session_id in self._ends:
+        if session.session_id in self.found.ends:
             raise InputError(f"session {session.session_id!r} occurs twice", field="session_id")
         calls = sorted(session.calls, key=lambda one: one.index)
         nodes = [self._add_call(call, session.session_id) for call in calls]
@@ -73,22 +73,11 @@ class _Merging:
         last = [*nodes, *answered][-1:] or [self._given(None, (), (), session.session_id)]
         self._finish(session, self._below(last[0]))
         for call_id, reward in session.call_rewards.items():
-            node = self._nodes.get((session.session_id, call_id))
+            node = self.found.nodes.get((session.session_id, call_id))
             if node is None:
-                self._unattributed["a reward of a call that the session does not hold"] += 1
+                self.found.unattributed["a reward of a call that the session does not hold"] += 1
             else:
                 self._completions[node] = reward
-
-    def merged(self) -> Merged:
-        rewards = Rewards(self._verdicts, self._completions)
-        rewards.check(self.tree)
-        return Merged(
-            tree=self.tree,
-            rewards=rewards,
-            ends=self._ends,
-            nodes=self._nodes,
-            unattributed=dict(self._unattributed.most_common()),
-        )
 
     # calls
 
@@ -106,7 +95,7 @@ class _Merging:
         else:
             answer = call.answer if call.answer is not None else Message("assistant", "")
             node = self.tree.add_completion(given, call.completion, answer).id
-            self._nodes[session, call.call_id] = node
+            self.found.nodes[session, call.call_id] = node
             self._messages[node] = self._messages[given] + 1
             self._record_form(call, node)
         self._owners[node] = session
@@ -115,7 +104,7 @@ class _Merging:
     def _deepest(self, call: Call, prompt: tuple[int, ...], session: str) -> tuple[int | None, int]:
         """The deepest node that this session may continue and whose path the prompt begins with, and the length of
         that path. Among twins (the same tokens sampled twice) the call's base, else the latest."""
-        named = None if call.base is None else self._nodes.get((session, call.base.call_id))
+        named = None if call.base is None else self.found.nodes.get((session, call.base.call_id))
         best: tuple[int, bool, int] = (0, False, -1)
         left: list[tuple[int, int]] = [(root, 0) for root in self.tree.roots]
         while left:
@@ -145,7 +134,7 @@ class _Merging:
             self.tree.record(Decision(ACTOR, node, "stop", f"the text ends before {call.stop!r}", numbers))
         if call.constrained:
             self.tree.record(Decision(ACTOR, node, CONSTRAIN, "sampled under a grammar: not trained", numbers))
-            self._unattributed["a call that was sampled under a grammar"] += 1
+            self.found.unattributed["a call that was sampled under a grammar"] += 1
 
     def _record_fork(self, call: Call, given: int) -> None:
         """A first call and a continuation need no explanation; all other branches say why they are there."""
@@ -162,7 +151,7 @@ class _Merging:
 
     def _finish(self, session: Session, end: int) -> None:
         """Stop the leaves of a session: one is its end, the others are its parts."""
-        self._ends[session.session_id] = end
+        self.found.ends[session.session_id] = end
         leaves = [leaf for leaf in self.tree.leaves() if self._owners.get(leaf) == session.session_id]
         for leaf in leaves:
             if leaf != end:
@@ -171,7 +160,7 @@ class _Merging:
         self.tree.stop(end, stop)
         self._verdicts[end] = verdict
         if verdict.reward is None:
-            self._unattributed[verdict.reason] += 1
+            self.found.unattributed[verdict.reason] += 1
 
     def _outcome(self, session: Session) -> tuple[StopReason, Verdict]:
         kept = [call for call in session.calls if call.completion is not None]
