@@ -93,9 +93,10 @@ class SegmentedTemplate:
         """The whole text that the template writes, with the words of others hidden (`words`). Raises `InputError` with
         the template's own complaint."""
         try:
-            chats = [message.to_chat() for message in self.words.hidden(messages)]
-            hidden = self.words.hide(list(tools))
-            return rendered(self._tokenizer, chats, hidden, generation_prompt=generation_prompt)
+            chats = [message.to_chat() for message in messages]
+            hidden = [chat if chat["role"] == "assistant" else self.words.hide(chat) for chat in chats]
+            declared = self.words.hide(list(tools))
+            return rendered(self._tokenizer, hidden, declared, generation_prompt=generation_prompt)
         except Exception as error:  # the boundary to foreign code: a template may raise anything
             raise InputError(
                 f"the chat template cannot render these messages ({type(error).__name__}: {error})",

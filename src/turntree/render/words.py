@@ -15,11 +15,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, whole_characters
+from turntree.core.messages import whole_characters
 from turntree.render.probes import SAY
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ class Words:
         raise NotImplementedError  # so the package `renderers` does without offsets, and calls `encode`
 
     def hide(self, value: T) -> T:
-        """A text, or the texts of a declaration, with a mark in all that spells a control token."""
+        """A text, or those of a message or a declaration, with a mark in all that spells a control token."""
         found: Any = value
         if isinstance(found, dict):
             found = {self.hide(key): self.hide(item) for key, item in cast("dict[str, Any]", found).items()}
@@ -69,14 +68,6 @@ class Words:
             while self._found.search(found):  # one that overlaps another is found the next time
                 found = self._found.sub(lambda token: f"{token[0][0]}{_MARK}{token[0][1:]}", found)
         return cast("T", found)
-
-    def hidden(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages with all words hidden that the policy did not say."""
-        return [message if message.role == "assistant" else self._hidden(message) for message in messages]
-
-    def _hidden(self, message: Message) -> Message:
-        name, call = self.hide(message.name), self.hide(message.tool_call_id)
-        return replace(message, content=self.hide(message.content), name=name, tool_call_id=call)
 
     def encode(self, text: str, after: str = "", **_: Any) -> list[int]:
         """Raises `InputError` where the tokens of what stands before the text are not the same without it."""
