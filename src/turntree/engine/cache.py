@@ -128,18 +128,16 @@ class RowCache(PositionedCache):
         for tensor in (*self._keys, *self._values):
             tensor[target, :, : self.shown] = tensor[origin, :, : self.shown]
 
-    def select(self, rows: Tensor, slots: int) -> RowCache:
+    def select(self, rows: Sequence[int], slots: int) -> RowCache:
         """A copy of the given rows (repeats allowed), cut to `slots`."""
         copy = RowCache(len(rows), slots)
-        copy._adopt(self, min(slots, self.shown))
-        for target, origin in copy._pairs(self):
-            torch.index_select(origin[:, :, : copy.shown], 0, rows, out=target[:, :, : copy.shown])
+        copy.load(range(len(rows)), self, rows, min(slots, self.shown))
         return copy
 
     def load(self, places: Sequence[int], source: RowCache, rows: Sequence[int], slots: int) -> None:
         """Copy the first `slots` slots of rows of another cache (repeats allowed) to rows of this one."""
         if not self._keys:
-            self._adopt(source, 0)
+            self._keys, self._values = [self._like(t) for t in source._keys], [self._like(t) for t in source._values]
         self.reserve(slots)
         index, first = torch.tensor(rows, device=self.device), places[0]
         consecutive = list(places) == list(range(first, first + len(places)))
@@ -165,11 +163,6 @@ class RowCache(PositionedCache):
         """Views [rows, H, slots, D] of the keys and values of consecutive rows."""
         where = (slice(first, first + rows), slice(None), slice(slots))
         return self._keys[layer][where], self._values[layer][where]
-
-    def _adopt(self, source: RowCache, shown: int) -> None:
-        """Make room for the layers of another cache; the caller fills the first `shown` slots."""
-        self._keys, self._values = [self._like(t) for t in source._keys], [self._like(t) for t in source._values]
-        self.shown = shown
 
     def _show(self, slots: int) -> None:
         if slots > self.shown:

@@ -176,8 +176,7 @@ class Decoder:
 
     def tails(self, cells: Sequence[Cell]) -> RowCache:
         """A copy of the keys and values of the tokens that cells drew and fed, a row each."""
-        places = torch.tensor([cell.place for cell in cells], device=self._model.device)
-        return self._tails.select(places, max(map(self.count, cells)) - 1)
+        return self._tails.select([cell.place for cell in cells], max(map(self.count, cells)) - 1)
 
     # a step
 

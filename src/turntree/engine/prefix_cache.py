@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from turntree.engine.cache import RowCache
 from turntree.engine.requests import hashes_of_prefixes
 
@@ -155,7 +153,7 @@ def _copy_down(block: RowBlock) -> None:
     """Move the living rows of a block to a cache of their own."""
     used = sorted({entry.row for entry in block.entries})
     longest = max(len(entry.ids) for entry in block.entries)
-    block.cache = block.cache.select(torch.tensor(used, device=block.cache.device), longest)
+    block.cache = block.cache.select(used, longest)
     for entry in block.entries:
         entry.row = used.index(entry.row)
 
