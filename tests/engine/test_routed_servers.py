@@ -18,14 +18,13 @@ from routed import TellsPlaces, are_places, as_vllm, mixed, routed_at_random
 from tiny_models import tiny_mixture, tiny_model
 from token_world import EPISODES, TokenRenderer, TokenWorld, WatchedEngine
 from turntree.core.completion import Completion
-from turntree.core.errors import InputError
+from turntree.core.errors import InputError, TurntreeError
 from turntree.core.labels import Credit, NodeCredit, Rewards
 from turntree.core.messages import Message
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.decide.branching.rules import RandomBrancher
 from turntree.engine.answers import AnswerReader, Unusable, answer_of
-from turntree.engine.vllm import WrongWeights
 from turntree.logs import trees
 from turntree.logs.trees import KeptTree
 from turntree.pack.packing import pack
@@ -93,7 +92,7 @@ def test_with_the_servers_routes_the_update_has_its_log_probabilities() -> None:
 def test_a_server_that_keeps_its_routes_to_itself_has_other_log_probabilities() -> None:
     fake = contrary()
     fake.routed = False
-    with pytest.raises(WrongWeights), sampling(fake, model=tiny_mixture()):
+    with pytest.raises(TurntreeError, match="other weights"), sampling(fake, model=tiny_mixture()):
         pass
 
 

@@ -12,10 +12,11 @@ import torch
 
 from tiny_models import tiny_tokenizer
 from turntree.core.completion import GenerationRequest, Sampling
+from turntree.core.errors import TurntreeError
 from turntree.engine import vllm
 from turntree.engine.limits import VllmConfig
 from turntree.engine.teacher import ServedPolicy
-from turntree.engine.vllm import VllmEngine, VllmServer, WrongWeights
+from turntree.engine.vllm import VllmEngine, VllmServer
 from turntree.train.config import LoRAConfig
 from turntree.train.lora import add_adapter
 
@@ -86,7 +87,7 @@ def test_a_stale_cache_is_detected_and_stops_the_run(real_vllm, monkeypatch):
         engine.generate(wave())
         monkeypatch.setattr(VllmServer, "_change", without_reset)
         stir(model, 1)
-        with pytest.raises(WrongWeights, match="stale") as caught:
+        with pytest.raises(TurntreeError, match="stale") as caught:
             engine.update_weights(model, 1)
     print(f"\n{caught.value}")
 
@@ -103,7 +104,7 @@ def test_a_tied_head_that_is_left_behind_is_detected(real_vllm, monkeypatch):
     with engine_of(real_vllm) as engine:
         monkeypatch.setattr(vllm, "_written", without_head)
         stir(model, 2)
-        with pytest.raises(WrongWeights) as caught:
+        with pytest.raises(TurntreeError, match="other weights") as caught:
             engine.update_weights(model, 1)
     print(f"\n{caught.value}")
 

@@ -26,12 +26,12 @@ from tiny_models import tiny_model
 from turntree.core.completion import Sampling
 from turntree.core.config import Part
 from turntree.core.cost import Cost
-from turntree.core.errors import ConfigError, InputError
+from turntree.core.errors import ConfigError, InputError, TurntreeError
 from turntree.core.labels import Credit
 from turntree.core.tree import RolloutTree
 from turntree.credit.config import CreditConfig
 from turntree.engine.limits import Prices, TinkerConfig
-from turntree.engine.tinker import FateUnknown, TinkerAdapter, TinkerSession, _once_only
+from turntree.engine.tinker import TinkerAdapter, TinkerSession, _once_only
 from turntree.stages.carriers import most
 from turntree.stages.config import (
     Device,
@@ -271,7 +271,7 @@ def test_no_step_is_taken_twice_or_lost_where_a_connection_breaks(
         return which if next(count) == number + 6 else None  # after those that measure the server
 
     with installed(FakeTinker(household, ["default", "household"], lose=lose)) as server:
-        with pytest.raises(FateUnknown, match="give the same command again"):
+        with pytest.raises(TurntreeError, match=r"is not known .*give the same command again"):
             run_train_online(ONLINE, tmp_path / "run")
         broken = server.clients[-1]
         run_train_online(ONLINE, tmp_path / "run")

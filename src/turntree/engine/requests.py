@@ -18,17 +18,13 @@ from turntree.core.foreign import call_part
 from turntree.core.protocols import StreamingEngine
 
 
-class ContextOverflow(InputError):
-    """A prompt leaves no room for a completion; callers end such rollouts before (`engine.max_context`)."""
-
-
 def check_requests(requests: Sequence[GenerationRequest], *, vocab_size: int, max_context: int) -> None:
-    """Raise `ContextOverflow` for a prompt of `max_context` tokens or more, `InputError` for an empty prompt or a
-    token id that the model does not have."""
+    """Raise `InputError` for a prompt of `max_context` tokens or more, which leaves no room for a completion, for an
+    empty one, and for a token id that the model does not have."""
     for index, request in enumerate(requests):
         size = len(request.prompt_ids)
         if size >= max_context:
-            raise ContextOverflow(
+            raise InputError(
                 f"request {index} has a prompt of {size} tokens, the context holds {max_context}",
                 hint="end such rollouts before they reach the engine (engine.max_context)",
             )

@@ -38,10 +38,6 @@ ALPHA = 32  # of every adapter: the API has no word for another
 _RESUME = "nothing is lost or counted twice: give the same command again to resume from the last checkpoint"
 
 
-class FateUnknown(TurntreeError):
-    """A request that changes the adapter was sent, and what became of it is not known."""
-
-
 class TinkerSession:
     """The session with a server, for one base model. `max_context` is what the server says of it, where it does."""
 
@@ -147,11 +143,12 @@ class TinkerAdapter:
         return client
 
     def forward_backward(self, data: Sequence[Any], loss: str, config: dict[str, float] | None = None) -> Any:
-        """Add the gradient of `data` (Datum) to that of the next step. Raises `FateUnknown`."""
+        """Add the gradient of `data` (Datum) to that of the next step. Raises `TurntreeError`, also where it was sent
+        and what became of it is not known."""
         return self._changed("forward_backward", list(data), loss, config)
 
     def step(self, **adam: float) -> dict[str, float]:
-        """One step of AdamW on the gradient so far (`AdamParams`); the server's metrics. Raises `FateUnknown`."""
+        """One step of AdamW on the gradient so far (`AdamParams`); the server's metrics. Raises as above."""
         return self._changed("optim_step", self.session.sdk.types.AdamParams(**adam)).metrics or {}
 
     def _changed(self, name: str, *arguments: Any) -> Any:
@@ -162,7 +159,7 @@ class TinkerAdapter:
             if isinstance(failure, InputError) and getattr(error, "status_code", None) != _SENT_BEFORE:
                 raise failure from error
             problem = f"what became of a {name} is not known ({first_line(error)})"
-            raise FateUnknown(f"{self.session.url}: {problem}; {_RESUME}") from error
+            raise TurntreeError(f"{self.session.url}: {problem}; {_RESUME}") from error
 
     def save(self, name: str) -> str:
         """Save weights and moments; their address on the server. `name` is unique in it."""

@@ -53,14 +53,6 @@ _SPREAD, _SLACK = 2.0, 8  # a server with so many times the requests of the idle
 _START = "start it with `turntree serve`"
 
 
-class ServersGone(TurntreeError):
-    """No server answers; the run may be resumed when one does."""
-
-
-class WrongWeights(TurntreeError):
-    """A server samples from other weights than the policy's."""
-
-
 class _Lost(Exception):
     """The server of a request went away, or another process took its place."""
 
@@ -241,7 +233,7 @@ class VllmServers(ServerEngine):
     # weights
 
     async def _spread(self) -> None:
-        """Bring every server to the current weights. Raises `ServersGone` where none is left."""
+        """Bring every server to the current weights. Raises `TurntreeError` where none is left."""
         await asyncio.gather(*[self._bring(server) for server in self._servers if server.up])
         await self._some_up()
 
@@ -256,7 +248,7 @@ class VllmServers(ServerEngine):
             self._lose(server, words_of(error))
 
     async def _settle(self, server: VllmServer) -> None:
-        """Let it have the current weights. Raises `WrongWeights` where it has others then."""
+        """Let it have the current weights. Raises `TurntreeError` where it has others then."""
         await server.install(self._weights, self._keep)
         await self._check(server)
 
@@ -265,7 +257,7 @@ class VllmServers(ServerEngine):
     async def _check(self, server: VllmServer) -> None:
         off = await self._difference(server)
         if not off <= self._tolerance:
-            raise WrongWeights(
+            raise TurntreeError(
                 f"{server.url} samples from other weights than the policy's: log-probabilities differ by {off:.2g} "
                 f"(tolerance {self._tolerance:g}). Its cache or its head may be stale, or it serves another model or "
                 "dtype; start it again with `turntree serve` and give the same command to resume"
@@ -330,7 +322,7 @@ class VllmServers(ServerEngine):
     # servers that come and go
 
     async def _some_up(self) -> list[VllmServer]:
-        """The servers that are up, once there are any. Raises `ServersGone` when none was for too long."""
+        """The servers that are up, once there are any. Raises `TurntreeError` when none was for too long."""
         while True:
             if up := [server for server in self._servers if server.up]:
                 self._gone_since = None
@@ -339,7 +331,7 @@ class VllmServers(ServerEngine):
                 self._gone_since = time.monotonic()
             if time.monotonic() - self._gone_since > self._config.patience:
                 why = "; ".join(f"{server.url}: {server.why}" for server in self._servers)
-                raise ServersGone(
+                raise TurntreeError(
                     f"no server answered for {self._config.patience:g} s ({why}); nothing is lost: start one and give "
                     "the same command again to resume"
                 )
@@ -384,7 +376,7 @@ class VllmServers(ServerEngine):
 class VllmEngine(VllmServers):
     """`core.protocols.StreamingEngine` over vLLM servers that sample from the weights of `model`.
 
-    Raises `InputError` where a server cannot be reached, and `WrongWeights` where it samples from other weights and
+    Raises `InputError` where a server cannot be reached, and `TurntreeError` where it samples from other weights and
     does not take new ones.
     """
 

@@ -44,23 +44,19 @@ class Fault(TurntreeError):
     """The engine gave no completion for one request."""
 
 
-class EngineFailed(TurntreeError):
-    """The engine itself failed: no request can be answered any more."""
-
-
 class EngineDriver:
     """Drives `engine` until `close`. Nobody else may use the engine until then."""
 
     def __init__(self, engine: StreamingEngine) -> None:
         self.engine = engine
-        self.failure: EngineFailed | None = None
+        self.failure: TurntreeError | None = None  # of the engine itself: no request can be answered any more
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._flying: dict[int, Future[Completion]] = {}  # by ticket
         self._thread = threading.Thread(target=self._run, name="turntree-gateway-engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> Future[Completion]:
-        """Its completion, or `Fault`, `EngineFailed`, the engine's `InputError` for a request that it refuses,
+        """Its completion, or `Fault`, `failure`, the engine's `InputError` for a request that it refuses,
         `concurrent.futures.CancelledError` once it was cancelled."""
         done: Future[Completion] = Future()
         self._commands.put(lambda: self._submit(request, done))
@@ -91,7 +87,7 @@ class EngineDriver:
                     else:
                         done.set_exception(Fault(finished.fault or "the engine gave no reason"))
             except Exception as error:  # a diverged policy, a lost server: nobody would be answered
-                self.failure = EngineFailed(f"the engine failed: {error}")
+                self.failure = TurntreeError(f"the engine failed: {error}")
                 self.failure.__cause__ = error
                 for done in self._flying.values():
                     done.set_exception(self.failure)
