@@ -103,25 +103,25 @@ class LocalEngine(ABC):
         done, self._done = self._done, {}
         return [Finished(ticket=ticket, completion=done[ticket]) for ticket in sorted(done)]
 
-    # what an engine has to say
-
-    @property
-    @abstractmethod
-    def _decoding(self) -> int:
-        """The number of requests that are past the queue and not done."""
+    # what an engine has to say: `_step`, and the others where something is left between two steps
 
     @abstractmethod
     def _step(self) -> None:
-        """Admit what there is room for, then draw one token for every request in decoding."""
+        """Admit what there is room for, and draw a token at least for every request in decoding."""
 
-    @abstractmethod
+    @property
+    def _decoding(self) -> int:
+        """The number of requests that are past the queue and not done."""
+        return 0
+
     def _stop(self, ticket: int) -> Cost:
         """Take a request out of decoding, and return its cost so far. None has this ticket: nothing is done."""
+        return NO_COST
 
     @property
     def _holds(self) -> bool:
         """Whether it holds anything that the weights computed."""
-        return self._decoding > 0
+        return False
 
     def _forget(self) -> None:
         """Drop what is kept for later requests."""

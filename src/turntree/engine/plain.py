@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from turntree.core.completion import GenerationRequest
-from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.engine.compatibility import check_positions, positions_of
 from turntree.engine.limits import EngineConfig
@@ -46,13 +45,6 @@ class PlainEngine(LocalEngine):
         super().__init__(model, stop_ids, config, positions=positions)
         check_positions(model, self.max_context, field="max_context")
         self._check("in padded batches")
-
-    @property
-    def _decoding(self) -> int:
-        return 0  # between two steps
-
-    def _stop(self, ticket: int) -> Cost:
-        return NO_COST
 
     def _step(self) -> None:
         if not self._queue:
