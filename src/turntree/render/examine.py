@@ -13,7 +13,7 @@ from turntree.core.protocols import Renderer
 from turntree.render.choice import written
 from turntree.render.families import FamilyRenderer
 from turntree.render.probes import ASK, BRIEF, CALL, RESULT, SAY, SECOND_RESULT, TWO_CALLS
-from turntree.render.turns import check_read
+from turntree.render.turns import check_read, split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,15 +83,13 @@ def examine(renderer: Renderer, tokenizer: PreTrainedTokenizerBase) -> list[Find
 
 def shown(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
     """The text of a conversation as the policy sees it; its own turns are between » and «."""
-    turns = [place for place, message in enumerate(messages) if message.role == "assistant"]
-    tools = _tools(messages)
+    (first, rounds), tools = split(messages), _tools(messages)
     try:
-        text = _decode(tokenizer, renderer.prompt(messages[: turns[0]], tools))
-        for place, after in zip(turns, [*turns[1:], len(messages)], strict=True):
-            text += f"»{_decode(tokenizer, renderer.completion(messages[place]))}«"
-            if after < len(messages):
-                new = messages[place + 1 : after]
-                text += _decode(tokenizer, renderer.extend(messages[: place + 1], new, tools))
+        text = _decode(tokenizer, renderer.prompt(first, tools))
+        for part in rounds:
+            text += f"»{_decode(tokenizer, renderer.completion(part.turn))}«"
+            if part.run:
+                text += _decode(tokenizer, renderer.extend(messages[: part.index + 1], part.run, tools))
     except InputError as error:
         return f"cannot be shown: {error}"
     return text
@@ -119,16 +117,15 @@ def turn_law(renderer: Renderer, turn: Message) -> str:
 def loop_law(renderer: Renderer, tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
     """Check that a conversation has the same tokens turn by turn and as a whole; returns how the folder's own template
     renders the whole."""
-    turns = [place for place, message in enumerate(messages) if message.role == "assistant"]
-    tools = _tools(messages)
-    ids = renderer.prompt(messages[: turns[0]], tools)
-    for place, after in zip(turns, [*turns[1:], len(messages)], strict=True):
-        if renderer.prompt(messages[:place], tools) != ids:
-            raise AssertionError(f"the prompt of turn {place} is not what sampling up to there saw")
-        ids += renderer.completion(messages[place])
-        if after < len(messages):
-            ids += renderer.extend(messages[: place + 1], messages[place + 1 : after], tools)
-    before = messages[: turns[-1]]
+    (first, rounds), tools = split(messages), _tools(messages)
+    ids = renderer.prompt(first, tools)
+    for part in rounds:
+        if renderer.prompt(messages[: part.index], tools) != ids:
+            raise AssertionError(f"the prompt of turn {part.index} is not what sampling up to there saw")
+        ids += renderer.completion(part.turn)
+        if part.run:
+            ids += renderer.extend(messages[: part.index + 1], part.run, tools)
+    before = messages[: rounds[-1].index]
     ids, whole = renderer.prompt(before, tools), written(tokenizer, before, tools)
     if whole is None and isinstance(renderer, FamilyRenderer):
         whole = renderer.written(before, tools)

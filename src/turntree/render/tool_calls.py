@@ -6,10 +6,10 @@ import ast
 import json
 import re
 from dataclasses import replace
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message, ToolCall, each_key_once
+from turntree.core.messages import Message, ToolCall, each_key_once, finite_number
 from turntree.run.jsonl import depth
 
 ToolFormat = Literal["hermes", "json", "pythonic", "tags", "react", "none"]
@@ -182,7 +182,7 @@ def _parse_call(text: str) -> ToolCall | None:
 
 def _parse_object(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=each_key_once)
+        value = json.loads(text, parse_constant=finite_number, object_pairs_hook=each_key_once)
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) and can_be_logged(value) else None
@@ -196,7 +196,3 @@ def can_be_logged(arguments: Any) -> bool:
     except (ValueError, TypeError, RecursionError):
         return False
     return depth(arguments) <= _DEEPEST
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
