@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from turntree.core.messages import Message
-from turntree.gateway.calls import Call
+from turntree.core.protocols import Renderer
+from turntree.gateway.calls import Call, Tools
 from turntree.render.grammar import Constraint
 from turntree.render.turns import TurnByTurn
 
@@ -57,14 +58,14 @@ class RequestGuide:
 
     def __init__(
         self,
-        read: Callable[[Sequence[int]], Message],
-        text: Callable[[Sequence[int]], str] | None,
+        renderer: Renderer,
+        tools: Tools,
         stop: tuple[str, ...],
         restriction: Constraint | None,
         listener: Listener | None,
     ) -> None:
         self.stop, self.grammar = stop, restriction and restriction.grammar
-        self._read, self._text, self._restriction, self._listener = read, text, restriction, listener
+        self._renderer, self._tools, self._restriction, self._listener = renderer, tools, restriction, listener
         # a token has a byte or more; some more tokens, for those that end in the middle of a character or say nothing
         self._reach = max((len(text.encode(errors="surrogatepass")) for text in stop), default=0) + 8
         self._ids: list[int] = []
@@ -73,7 +74,7 @@ class RequestGuide:
         """One for the same request, which is sampled once more."""
         if self._restriction is not None:
             self._restriction.restart()
-        return RequestGuide(self._read, self._text, self.stop, self._restriction, self._listener)
+        return RequestGuide(self._renderer, self._tools, self.stop, self._restriction, self._listener)
 
     def allowed(self) -> bytes | None:
         return None if self._restriction is None else self._restriction.allowed()
@@ -86,12 +87,12 @@ class RequestGuide:
             self._listener.hear(self._ids)
         if not self.stop:
             return False
-        if self._text is not None:  # reading the whole answer at every token would be quadratic in its length
-            end = self._text(self._ids[-self._reach :])
+        if isinstance(self._renderer, TurnByTurn):  # reading a whole answer at every token would be quadratic
+            end = self._renderer.text(self._ids[-self._reach :])
             if not any(text in end for text in self.stop):
                 return False
         try:
-            return cut_at(self._read(self._ids), self.stop)[1] is not None
+            return cut_at(self._renderer.parse(self._ids, self._tools), self.stop)[1] is not None
         except Exception:  # the boundary to foreign parsers; half an answer need not be one that can be read
             return False
 

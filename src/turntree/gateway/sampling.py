@@ -11,10 +11,9 @@ import queue
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from turntree.core import seeds
@@ -270,8 +269,7 @@ class Sampler:
                     listener.call = call
                 guide = None
                 if asked.stop or restriction is not None or listener is not None:
-                    text = self._renderer.text if isinstance(self._renderer, TurnByTurn) else None
-                    guide = RequestGuide(partial(self._read, call), text, asked.stop, restriction, listener)
+                    guide = RequestGuide(self._renderer, call.tools, asked.stop, restriction, listener)
                 await self._sample(session, call, asked, guide)
                 return call
         except Refused as refused:
@@ -344,9 +342,6 @@ class Sampler:
         """Who hears the text of an answer before it is whole; None where the renderer does not know it before."""
         return Listener(self._renderer, asked.stop) if isinstance(self._renderer, TurnByTurn) else None
 
-    def _read(self, call: Call, ids: Sequence[int]) -> Message:
-        return self._renderer.parse(ids, call.tools)
-
     async def _sample(self, session: LiveSession, call: Call, asked: Ask, guide: RequestGuide | None) -> None:
         """Sample a call and keep what became of it."""
         sampling = self._sampling(session, call, asked)
@@ -381,7 +376,7 @@ class Sampler:
             ended = replace(ended, routes=ended.routes[known:])  # its base has the others
         call.completion = ended
         try:
-            answer, call.stop = cut_at(self._read(call, ended.token_ids), stops)
+            answer, call.stop = cut_at(self._renderer.parse(ended.token_ids, call.tools), stops)
         except Exception as error:  # the boundary to foreign parsers
             return self._end(session, call, "failed", f"the answer cannot be read ({error})")
         cut = ended.finish == "length" and call.stop is None
