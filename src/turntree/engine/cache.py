@@ -10,7 +10,7 @@ Shape suffixes: B rows, H key/value heads, S slots, D head size, Q tokens of a b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +147,15 @@ class RowCache(PositionedCache):
                 torch.index_select(origin[:, :, :slots], 0, index, out=target[first : first + len(rows), :, :slots])
             else:
                 target[targets, :, :slots] = origin[index, :, :slots]
+
+    def gather(self, copies: Iterable[tuple[int, RowCache, int, int]]) -> None:
+        """Copy (to a row of this cache, from another cache, its row, so many slots); all of one cache at once."""
+        by_source: dict[RowCache, list[tuple[int, int, int]]] = {}
+        for place, source, row, slots in copies:
+            by_source.setdefault(source, []).append((place, row, slots))
+        for source, group in by_source.items():
+            places, rows, slots = zip(*group, strict=True)
+            self.load(places, source, rows, max(slots))
 
     def write(self, rows_B: Tensor, slots_BQ: Tensor, source: RowCache) -> None:
         """Write the first Q slots of the B rows of another cache, each token to its slot. The caller has made room."""

@@ -234,7 +234,8 @@ class HFEngine(LocalEngine):
                 by_block.setdefault(home.block, []).append((cell, home, cell.request.prompt_ids + tuple(tokens[:-1])))
         for block, members in by_block.items():
             staying = [(cell, home.row) for cell, home, _ in members]
-            _load_prefixes(block.cache, staying)
+            siblings = [(row, cell) for cell, row in staying if cell.prefix.cache is not block.cache]
+            block.cache.gather((row, cell.prefix.cache, cell.prefix.row, cell.length) for row, cell in siblings)
             self._append_tails(block.cache, staying)
             self._kept.add(block, [(home.row, ids) for _, home, ids in members])
         for cell in cells:  # what a longer sequence in the same row contains is forgotten
@@ -267,14 +268,3 @@ def _homes_of(asked: Sequence[Ticketed], rows: Sequence[Home | None]) -> list[Ho
     for row, n in enumerate(moving):
         homes[n] = Home(block, row)
     return homes
-
-
-def _load_prefixes(cache: RowCache, cells: Sequence[tuple[Cell, int]]) -> None:
-    """Copy the prefixes of siblings to their rows."""
-    by_source: dict[RowCache, list[tuple[Cell, int]]] = {}
-    for cell, row in cells:
-        if cell.prefix.cache is not cache:
-            by_source.setdefault(cell.prefix.cache, []).append((cell, row))
-    for source, members in by_source.items():
-        places, rows = [row for _, row in members], [cell.prefix.row for cell, _ in members]
-        cache.load(places, source, rows, max(cell.length for cell, _ in members))

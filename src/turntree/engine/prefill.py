@@ -9,7 +9,6 @@ Shape suffixes: B rows, Q tokens of a block, K distinct last positions, P distin
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -151,23 +150,13 @@ def prefill(model: PreTrainedModel, pool: Pool, *, room: int, max_tokens: int) -
     slots = max(len(row.ids) for row in pool.rows) + room
     if pool.block is None:
         cache = RowCache(len(pool.rows), slots)
-        _load_kept(cache, pool.rows)
+        kept = [(place, row.match) for place, row in enumerate(pool.rows) if row.match is not None]
+        cache.gather((place, match.cache, match.row, match.length) for place, match in kept)
     else:
         cache = pool.block.cache
         cache.ensure(slots)
     places, parts = pool.places, pool.micro_batches(max_tokens)
     return cache, torch.cat([_prefill_rows(model, cache, places[p], pool.rows[p]) for p in parts])
-
-
-def _load_kept(cache: RowCache, rows: Sequence[Row]) -> None:
-    """Copy the reused part of every row; rows of one source are side by side."""
-    numbered = list(enumerate(rows))
-    for _, group in itertools.groupby(numbered, key=lambda item: item[1].match and id(item[1].match.cache)):
-        found = [(place, row.match) for place, row in group if row.match is not None]
-        if found:
-            places, matches = zip(*found, strict=True)
-            longest = max(match.length for match in matches)
-            cache.load(places, matches[0].cache, [match.row for match in matches], longest)
 
 
 def _prefill_rows(model: PreTrainedModel, cache: RowCache, places: Sequence[int], rows: Sequence[Row]) -> Tensor:
