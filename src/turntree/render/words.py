@@ -12,6 +12,7 @@ with what stands before it, whose tokens are cut off.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ class Words:
         self._found = re.compile("|".join(map(re.escape, longest)) or "(?!)")
         first = tokenizer.convert_ids_to_tokens(list(self._plain(SAY.content)))[:1]
         self.spaced = bool(first) and str(first[0]).startswith(_SPACES)
-        self._held: dict[str, Ids] = {}
+        self._before = functools.cache(self._plain)  # of what segments stand behind, over and over
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -106,11 +107,6 @@ class Words:
         held = self._before(after)
         before, text = self._text(held), self._text((*held, *ids))
         return text.removeprefix(before) if text.startswith(before) else self._text(ids)
-
-    def _before(self, text: str) -> Ids:
-        if text not in self._held:
-            self._held[text] = self._plain(text)
-        return self._held[text]
 
     def _plain(self, text: str) -> Ids:
         return tuple(self._tokenizer.encode(whole_characters(text), add_special_tokens=False))
