@@ -53,10 +53,6 @@ _SPREAD, _SLACK = 2.0, 8  # a server with so many times the requests of the idle
 _START = "start it with `turntree serve`"
 
 
-class _Lost(Exception):
-    """The server of a request went away, or another process took its place."""
-
-
 @dataclass(frozen=True)
 class _Weights:
     """What was sent to the servers: an adapter of that name, or (None) whole weights."""
@@ -290,10 +286,10 @@ class VllmServers(ServerEngine):
             try:
                 async with server.places:
                     answer = await self._ask(server, fields)
-            except _Lost:
-                continue
             finally:
                 self._router.open[server] -= 1
+            if answer is None:
+                continue
             completion = self._reader.read(request, answer, self.policy_version, self.max_context)
             if not (self.exact and self._reader.reported):
                 problem = "the server does not report the id and the log-probability of every token"
@@ -301,22 +297,21 @@ class VllmServers(ServerEngine):
             server.recent = request.prompt_ids
             return completion
 
-    async def _ask(self, server: VllmServer, fields: dict[str, Any]) -> Answer:
-        """The server's answer. Raises `_Lost` where the server went away, and what was wrong with the request alone."""
+    async def _ask(self, server: VllmServer, fields: dict[str, Any]) -> Answer | None:
+        """The server's answer; None where it went away, or another process took its place. Raises what was wrong with
+        the request alone."""
         if not server.up:
-            raise _Lost
+            return None
         try:
             answer = await server.ask(fields)
         except Exception as error:
             if not await self._is_lost(server, error):
                 raise
-            self._lose(server, words_of(error))
-            raise _Lost from error
+            return self._lose(server, words_of(error))
         if answer.model not in (None, server.model):
             raise Unusable(f"asked for the model {server.model!r}, the server answers with {answer.model!r}")
         if answer.system_fingerprint != server.boot:
-            self._lose(server, "another process answers at its address")
-            raise _Lost
+            return self._lose(server, "another process answers at its address")
         return answer
 
     # servers that come and go
