@@ -12,13 +12,12 @@ a terminal command that is not similar enough is worth 0, and so is a query.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from rapidfuzz.distance import Indel
 
-from turntree.core.config import Part
 from turntree.core.errors import ConfigError
 from turntree.core.messages import Message, ToolCall, action_kind, answer_text
 from turntree.core.protocols import TurnState
@@ -33,38 +32,30 @@ Domain = Literal["auto", "conversation", "swe", "terminal", "search"]
 _THRESHOLDS = {"terminal": 0.9, "search": 0.3}
 
 
+@dataclass(eq=False, kw_only=True)
 class Paper(Chained):
-    """The verifier of the paper's domain.
+    """The verifier of the paper's domain."""
 
-    Args:
-        domain: "auto" decides by the demonstration: terminal for shell commands and Terminus answers, search for search
-            tools, swe for editors and readers, conversation for everything else. Where an editor is declared or was
-            used before, all turns are of a swe trace.
-        similarity: In place of the domain's threshold.
-        messages: What a message is worth that is not the demonstrated one ("any": 1 unless it is blank; "judge": what
-            `then` says).
-        then: The verifier that judges such messages.
-    """
+    domain: Domain = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """With "auto" the demonstration decides: terminal for shell commands and Terminus answers, search for search tools,
+    swe for editors and readers, conversation for everything else. Where an editor is declared or was used before, all
+    turns are of a swe trace."""
+    similarity: float | None = None
+    """In place of the domain's threshold."""
+    messages: Literal["any", "exact", "judge"] = "any"
+    """What a message is worth that is not the demonstrated one ("any": 1 unless it is blank; "judge": what `then`
+    says)."""
 
-    def __init__(
-        self,
-        environment: Part | None = None,
-        *,
-        domain: Domain = "auto",
-        similarity: float | None = None,
-        messages: Literal["any", "exact", "judge"] = "any",
-        then: Part | None = None,
-    ) -> None:
-        if domain not in get_args(Domain):
-            raise ConfigError(f"is {domain!r}", field="domain", hint=f"use one of {', '.join(get_args(Domain))}")
-        if messages == "judge" and then is None:
+    def __post_init__(self) -> None:
+        if self.domain not in get_args(Domain):
+            raise ConfigError(f"is {self.domain!r}", field="domain", hint=f"use one of {', '.join(get_args(Domain))}")
+        if self.messages == "judge" and self.then is None:
             raise ConfigError("needs a judge", field="messages", hint="name it: --set verifier.then.name=judge")
-        self.domain, self._similarity, self._messages = domain, similarity, messages
-        self._calls = ToolCallMatch(messages="any" if messages == "any" else "exact")
-        options = [f"domain={domain}"] if domain != "auto" else []
-        options += [f"similarity={similarity:g}"] if similarity is not None else []
-        options += [f"messages={messages}"] if messages != "any" else []
-        super().__init__(then, environment, ["paper/4", *options])
+        self._calls = ToolCallMatch(messages="any" if self.messages == "any" else "exact")
+        options = [f"domain={self.domain}"] if self.domain != "auto" else []
+        options += [f"similarity={self.similarity:g}"] if self.similarity is not None else []
+        options += [f"messages={self.messages}"] if self.messages != "any" else []
+        self.chain(["paper/4", *options])
 
     def judge(self, state: TurnState, action: Message) -> Verdict:
         kind = action_kind(action)
@@ -74,9 +65,7 @@ class Paper(Chained):
             return Verdict(None, "unjudgeable demonstration: its action cannot be read", kind)
         if shown is None:
             verdict = self._calls.judge(state, action)
-            is_open = (
-                self._messages == "judge" and verdict.reward == 0 and answer_text(action) and not action.tool_calls
-            )
+            is_open = self.messages == "judge" and verdict.reward == 0 and answer_text(action) and not action.tool_calls
             return self._then.judge(state, action) if is_open and self._then is not None else verdict
         domain = self.domain if self.domain != "auto" else _domain_of(state, shown)
         if tried is None or bool(action.tool_calls) != bool(state.demonstration.tool_calls):
@@ -114,7 +103,7 @@ class Paper(Chained):
                 return verdict
         one, other = ("\n".join(text or "" for text in side) for side in texts)
         measured = _words(one, other) if domain == "search" else Indel.normalized_similarity(one, other)
-        least = _THRESHOLDS[domain] if self._similarity is None else self._similarity
+        least = _THRESHOLDS[domain] if self.similarity is None else self.similarity
         if measured >= least:
             return Verdict(1.0, f"similarity {measured:.3f}", kind)
         if self._then is not None:

@@ -86,47 +86,40 @@ class _Gold:
     folder: str | None
 
 
+@dataclass(eq=False, kw_only=True)
 class Recommended(Chained):
     """1 iff the action does what the demonstrated one does, as far as rules can tell (docs/design/reward.md).
-
-    Args:
-        domain: Where no tools are declared, with "terminal" a text without a call is a shell command, and with "swe"
-            the last block of a text is one, as a SWE-agent has it. The others differ in nothing.
-        messages: What a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1
-            (unless it is blank), "unjudged" none.
-        then: Judges what the rules leave open: `judge`, `executed`, or your own.
-        kinds: Of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other).
-        idle: Which arguments of a tool do not act, by its name.
 
     With an environment, calls that the rules leave open are played in copies; `then` is asked about the rest.
     """
 
-    def __init__(
-        self,
-        environment: Part | None = None,
-        *,
-        domain: Domain = "auto",
-        messages: Literal["exact", "any", "unjudged"] = "exact",
-        then: Part | None = None,
-        kinds: dict[str, str] | None = None,
-        idle: dict[str, tuple[str, ...]] | None = None,
-    ) -> None:
+    domain: Domain = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Where no tools are declared, with "terminal" a text without a call is a shell command, and with "swe" the last
+    block of a text is one, as a SWE-agent has it. The others differ in nothing."""
+    messages: Literal["exact", "any", "unjudged"] = "exact"
+    """What a message is worth that is not the demonstrated one but for case and spacing: "exact" 0, "any" 1 (unless it
+    is blank), "unjudged" none."""
+    kinds: dict[str, str] | None = None
+    """Of what kind a tool is, by its name (shell, edit, read, search, open, finish, think, other)."""
+    idle: dict[str, tuple[str, ...]] | None = None
+    """Which arguments of a tool do not act, by its name."""
+
+    def __post_init__(self) -> None:
         known = set(IDLE)
-        for tool, kind in (kinds or {}).items():
+        for tool, kind in (self.kinds or {}).items():
             if kind not in known:
                 raise ConfigError(f"is {kind!r}", field=f"kinds.{tool}", hint=f"use one of {', '.join(sorted(known))}")
-        self.domain, self._messages = domain, messages
-        self._kinds: Mapping[str, Kind] = dict(kinds or {})  # pyright: ignore[reportAttributeAccessIssue]
-        self._idle = {tool: frozenset(names) for tool, names in (idle or {}).items()}
+        self._kinds: Mapping[str, Kind] = dict(self.kinds or {})  # pyright: ignore[reportAttributeAccessIssue]
+        self._idle = {tool: frozenset(names) for tool, names in (self.idle or {}).items()}
         self._gold: Remembered[_Gold] = Remembered()
-        given = {"domain": domain, "messages": messages, "kinds": kinds, "idle": idle}
+        given = {name: getattr(self, name) for name in ("domain", "messages", "kinds", "idle")}
         options = [f"{key}={canonical_json(value)}" for key, value in given.items() if value not in (None, {}, *_USUAL)]
         self._played: TurnVerifier | None = None
-        if environment is not None and (then is None or then.name != "executed"):
-            self._played = build_verifier(Part("executed"), environment)
+        if self.environment is not None and (self.then is None or self.then.name != "executed"):
+            self._played = build_verifier(Part("executed"), self.environment)
             options.append(f"effects={self._played.name}")
         self._one = threading.Lock()  # an environment is played by one thread
-        super().__init__(then, environment, ["recommended/8", *options])
+        self.chain(["recommended/8", *options])
 
     def close(self) -> None:
         super().close()
@@ -186,9 +179,9 @@ class Recommended(Chained):
             return 0.0, "an empty message", ""
         if same_text(text, answer_text(shown)):
             return 1.0, "the same text", ""
-        if self._messages == "any":
+        if self.messages == "any":
             return 1.0, "a message", ""
-        return (None, "other text, not judged", "any") if self._messages == "unjudged" else (0.0, "other text", "any")
+        return (None, "other text, not judged", "any") if self.messages == "unjudged" else (0.0, "other text", "any")
 
     def _matched(self, gold: _Gold, found: Sequence[Reading]) -> bool:
         """Whether every demonstrated call is made once; calls that act keep their order, and what is read before one of

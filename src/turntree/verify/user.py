@@ -9,7 +9,7 @@ outside [0, 1], another type) is an error in the function and stops the run.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from turntree.core import parts, scalars
@@ -109,14 +109,20 @@ def wrapped(built: Any, part: Part, name: str) -> TurnVerifier:
     return UserVerifier(name, function, **options, together=built.judge_all if batches else None)
 
 
+@dataclass(eq=False)
 class Chained(TurnVerifier):
-    """A verifier whose rules leave something open, about which it may ask another one (`then`). `named` is its rule
-    and the options that are not usual: its name, with that of `then`. `domain` says how texts that act are read."""
+    """A verifier whose rules leave something open, about which it may ask another one (`then`). `domain` says how texts
+    that act are read."""
 
+    environment: Part | None = None
+    _: KW_ONLY
     domain: str
+    then: Part | None = None
+    """Judges what the rules leave open: `judge`, `executed`, or your own."""
 
-    def __init__(self, then: Part | None, environment: Part | None, named: Sequence[str]) -> None:
-        self._then = None if then is None else build_verifier(then, environment)
+    def chain(self, named: Sequence[str]) -> None:
+        """Build `then`. `named` is the rule and the options that are not usual: its name, with that of `then`."""
+        self._then = None if self.then is None else build_verifier(self.then, self.environment)
         self.name = "+".join([*named, *([f"then={self._then.name}"] if self._then else [])])
         self.concurrency = 1 if self._then is None else self._then.concurrency
 
