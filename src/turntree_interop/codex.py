@@ -21,7 +21,6 @@ from turntree.traces.formats.row import (
     FAILED,
     BrokenMessage,
     ChatRow,
-    RowRefused,
     count_unknown,
     failed_exit,
     list_of,
@@ -95,7 +94,7 @@ def _codex_meta(payload: dict[str, Any], chat: ChatRow, sessions: list[str]) -> 
 def _roll_back(chat: ChatRow, turns: Any) -> None:
     """Cut off the last `turns` messages of the user, and what follows the first of them."""
     if type(turns) is not int or turns < 1:
-        raise RowRefused("malformed_field", f"is {turns!r}, not a number of turns", field="num_turns")
+        raise InputError(f"is {turns!r}, not a number of turns", field="num_turns")
     asked = [
         place
         for place, message in enumerate(chat.messages)

@@ -36,7 +36,6 @@ from turntree.traces.formats.row import (
     SKIP,
     BrokenMessage,
     ChatRow,
-    RowRefused,
     acts_in,
     answers,
     call_of,
@@ -77,8 +76,7 @@ def read_atif(row: dict[str, Any]) -> ChatRow:
     """
     version = str(row.get("schema_version", ""))
     if not version.startswith("ATIF-v1."):
-        hint = "versions 1.x are read"
-        raise RowRefused("malformed_field", f"is {version!r}", field="schema_version", hint=hint)
+        raise InputError(f"is {version!r}", field="schema_version", hint="versions 1.x are read")
     agent = object_of(row, "agent")
     name = str(agent.get("name", ""))
     chat = ChatRow.of(row, _ATIF_KEYS, id="trajectory_id session_id", told=row)
@@ -95,8 +93,7 @@ def _count_subagents(row: dict[str, Any], chat: ChatRow) -> None:
     """Count the trajectories of sub-agents, those of their own sub-agents too, and the agent's turns in them."""
     for one in list_of(row, "subagent_trajectories", "a list of trajectories"):
         if not isinstance(one, dict):
-            problem = f"holds {type(one).__name__}, not an object"
-            raise RowRefused("malformed_field", problem, field="subagent_trajectories")
+            raise InputError(f"holds {type(one).__name__}, not an object", field="subagent_trajectories")
         inner = cast("dict[str, Any]", one)
         chat.ignored["subagent_trajectories[]"] += 1
         steps = list_of(inner, "steps", "a list of steps")

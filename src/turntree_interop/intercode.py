@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from turntree.core.errors import InputError
 from turntree.traces.formats.row import (
     ACT,
     FAILED,
     BrokenMessage,
     ChatRow,
-    RowRefused,
     list_of,
     needs,
     object_of,
@@ -38,7 +38,7 @@ def read_intercode(row: dict[str, Any]) -> ChatRow:
     chat.messages.append({"role": "user", "content": row.get("query")})
     if len(seen) > len(actions):
         problem = f"holds {len(seen)} observations of {len(actions)} actions"
-        raise RowRefused("malformed_field", problem, field="turn_history", hint="write one observation an action")
+        raise InputError(problem, field="turn_history", hint="write one observation an action")
     for i, action in enumerate(actions):
         if not isinstance(action, str):
             chat.messages.append(BrokenMessage(f"is {type(action).__name__}, not text", turn=True, field="actions"))

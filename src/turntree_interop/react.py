@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from turntree.traces.formats.row import ACT, BrokenMessage, ChatRow, RowRefused, told_by
+from turntree.core.errors import InputError
+from turntree.traces.formats.row import ACT, BrokenMessage, ChatRow, told_by
 
 _STEP = re.compile(r"^\s*(Thought|Action|Observation) ?(\d*) ?: ?")
 _ACTION = re.compile(r"^\s*(\w+)\[(.*)\]\s*$", re.DOTALL)
@@ -29,7 +30,7 @@ def read_react(row: dict[str, Any]) -> Iterator[ChatRow]:
     heading = ""
     for line in cast("Iterable[str]", row.get("events") or ()):
         if not isinstance(line, str):
-            raise RowRefused("malformed_field", "is not text", hint="give the file as text, not as JSON")
+            raise InputError("is not text", hint="give the file as text, not as JSON")
         if _SECTION.match(line) or line.startswith("Question:"):
             if lines:
                 yield _react(lines, heading)

@@ -35,7 +35,7 @@ _KEEP = "import with unknown_keys='keep' (--unknown-keys keep) to carry it in me
 
 @told_by(lambda row: "" if "messages" in row else "no 'messages'", general=True)
 def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") -> ChatRow:
-    """Raises `RowRefused` for a missing `messages`, a wrong type or (unless kept) an unknown key.
+    """Raises `InputError` for a missing `messages`, a wrong type or (unless kept) an unknown key.
 
     Args:
         unknown_keys: Keys of a row that the schema does not know are refused (stop), or go to `meta.extra` (keep).
@@ -45,7 +45,7 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
         _refuse_unknown(extra, ROW_KEYS)
     if row.get("messages") is None:
         hint = "a chat row is {messages: [{role, content, ...}], tools?: [...], ...}"
-        raise RowRefused("malformed_field", "is missing", field="messages", hint=hint)
+        raise InputError("is missing", field="messages", hint=hint)
     chat = ChatRow.of(row, ROW_KEYS, id=ID_KEYS, group=GROUP_KEYS, told=row)
     chat.meta = {**object_of(row, "meta"), **chat.meta, **({"extra": extra} if extra else {})}
     chat.messages = list_of(row, "messages", "a list of {role, content, ...}")
@@ -58,7 +58,7 @@ def read_chat_row(row: dict[str, Any], *, unknown_keys: UnknownKeys = "stop") ->
     if isinstance(row.get("system"), str) and row["system"]:  # as Anthropic's API has it
         chat.messages = [{"role": "system", "content": row["system"]}, *chat.messages]
     elif row.get("system"):
-        raise RowRefused("malformed_field", "is no text", field="system", hint="write it as a message, or as text")
+        raise InputError("is no text", field="system", hint="write it as a message, or as text")
     chat.messages = [_known_part(m, f"messages[{i}].", unknown_keys, chat) for i, m in enumerate(chat.messages)]
     return chat
 
@@ -72,7 +72,7 @@ def _known_part(message: Any, inside: str, unknown_keys: UnknownKeys, chat: Chat
         _refuse_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, inside)
     if row.get("weight", 1) not in (0, 1):
         hint = "0 keeps a turn from being a candidate, 1 does not"
-        raise RowRefused("malformed_field", f"is {row['weight']!r}", field=f"{inside}weight", hint=hint)
+        raise InputError(f"is {row['weight']!r}", field=f"{inside}weight", hint=hint)
     count_unknown(row, MESSAGE_KEYS_READ | MESSAGE_KEYS_IGNORED, "messages[].", chat.ignored)
     unread = {key for key in row if key in MESSAGE_KEYS_IGNORED}
     unread |= {key for key in REASONING_KEYS if not isinstance(row.get(key, ""), str)}  # signed blocks of an API

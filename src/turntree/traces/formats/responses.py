@@ -63,7 +63,7 @@ _META_KEYS = (
 
 @told_by(lambda row: needs(row, responses_create_params=dict))
 def read_responses_row(row: dict[str, Any]) -> ChatRow:
-    """Items other than messages, calls, outputs and reasoning are broken messages. Raises `RowRefused`."""
+    """Items other than messages, calls, outputs and reasoning are broken messages. Raises `InputError`."""
     request = object_of(row, "responses_create_params")
     expected = _expected_items(row)
     pivot = expected is not None

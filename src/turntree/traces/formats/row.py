@@ -28,7 +28,8 @@ CALL_IN_TEXT = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 class RowRefused(InputError):
-    """A row that cannot become a trace; `reason` is what the import report counts it under."""
+    """A row that cannot become a trace; `reason` is what the import report counts it under (other errors than this:
+    malformed_field)."""
 
     def __init__(self, reason: str, problem: str, *, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(problem, field=field, hint=hint)
@@ -86,7 +87,7 @@ class ChatRow:
     ) -> ChatRow:
         """What a row says beside its messages. `id`, `group` and `meta` are words, keys of the row: the first that is
         set is its id, or group, and all are kept in `meta`. `told` tells its `outcome`. Keys that are not `known` are
-        counted. Raises `RowRefused`."""
+        counted. Raises `InputError`."""
         kept = {key: row[key] for key in meta.split() if row.get(key) is not None}
         chat = cls(id=text_of(row, id.split()), group=text_of(row, group.split()), meta=kept)
         chat.success = outcome(told or {}, kept)
@@ -187,7 +188,7 @@ def object_of(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise RowRefused("malformed_field", f"is {type(value).__name__}, not an object", field=key)
+        raise InputError(f"is {type(value).__name__}, not an object", field=key)
     return cast("dict[str, Any]", value)
 
 
@@ -208,14 +209,14 @@ def outcome(row: Mapping[str, Any], meta: dict[str, Any]) -> bool | None:
     reward = row.get("reward")
     if reward is not None:
         if isinstance(reward, bool) or not isinstance(reward, int | float):
-            raise RowRefused("malformed_field", f"is {reward!r}, not a number", field="reward", hint="write 0.0 or 1.0")
+            raise InputError(f"is {reward!r}, not a number", field="reward", hint="write 0.0 or 1.0")
         meta["reward"] = reward
     for key in ("success", "resolved"):
         value = row.get(key)
         if value is None:
             continue
         if value not in (True, False):  # 0 and 1 are equal to them
-            raise RowRefused("malformed_field", f"is {value!r}", field=key, hint="write true, false or null")
+            raise InputError(f"is {value!r}", field=key, hint="write true, false or null")
         return bool(value)
     return None if reward is None else reward >= 1
 
@@ -227,7 +228,7 @@ def text_of(row: Mapping[str, Any], keys: Iterable[str]) -> str | None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)  # pandas writes the numbers of a column with gaps so
         if isinstance(value, bool) or not isinstance(value, str | int | None):
-            raise RowRefused("malformed_field", f"is {type(value).__name__}", field=key, hint="write text or a number")
+            raise InputError(f"is {type(value).__name__}", field=key, hint="write text or a number")
         if value not in (None, ""):
             return str(value)
     return None
@@ -257,11 +258,11 @@ def list_of(row: Mapping[str, Any], key: str, hint: str) -> list[Any]:
         try:
             value = parse_json(value)
         except InputError as error:
-            raise RowRefused("malformed_field", f"is text that {error.problem}", field=key, hint=hint) from error
+            raise InputError(f"is text that {error.problem}", field=key, hint=hint) from error
     if value is None:
         return []
     if not isinstance(value, list):
-        raise RowRefused("malformed_field", f"is {type(cast(Any, value)).__name__}, not a list", field=key, hint=hint)
+        raise InputError(f"is {type(cast(Any, value)).__name__}, not a list", field=key, hint=hint)
     return cast("list[Any]", value)
 
 
@@ -294,7 +295,7 @@ def _with_parameters(function: dict[str, Any], inside: str) -> dict[str, Any]:
         return {**function, "parameters": parse_json(function["parameters"])}
     except InputError as error:
         where = f"{inside}.function.parameters"
-        raise RowRefused("malformed_field", f"is text that {error.problem}", field=where, hint=error.hint) from error
+        raise InputError(f"is text that {error.problem}", field=where, hint=error.hint) from error
 
 
 def of_today(message: Any, ignored: Counter[str]) -> Any:
