@@ -7,7 +7,7 @@ run directory (`run.folder`): an iteration is in it whole or not at all, and a r
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,20 +27,26 @@ FILE_NAME = "trees.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptTree:
-    """One group as it was grown and learned from. `credit` is None where nothing was learned from it (dropped by a
-    filter, cut, censored, played in an evaluation); `tools` are those that its prompts showed; `cut` is the turn at
-    which a gate stopped it; `meta` is what the stage adds (docs/design/trees.md)."""
+class _Group:
+    """What is written of a group as it is."""
 
     id: str
-    iteration: int
-    tree: RolloutTree
-    rewards: Rewards
-    credit: Credit | None = None
+    iteration: Annotated[int, Between(0, LARGEST)]
     task_type: str | None = None
     tools: tuple[dict[str, Any], ...] = ()
     cut: int | None = None
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptTree(_Group):
+    """One group as it was grown and learned from. `credit` is None where nothing was learned from it (dropped by a
+    filter, cut, censored, played in an evaluation); `tools` are those that its prompts showed; `cut` is the turn at
+    which a gate stopped it; `meta` is what the stage adds (docs/design/trees.md)."""
+
+    tree: RolloutTree
+    rewards: Rewards
+    credit: Credit | None = None
 
     def group(self) -> LoggedGroup:
         """What audits and calibrations read."""
@@ -82,15 +88,10 @@ class KeptTree:
             for node in found.tree.nodes:
                 _check_node(node)
             kept = cls(
-                id=found.id,
-                iteration=found.iteration,
                 tree=RolloutTree.from_json(row["tree"]),
                 rewards=found.rewards(),
                 credit=None if found.credit is None else found.credit.restored(),
-                task_type=found.task_type,
-                tools=tuple(found.tools),
-                cut=found.cut,
-                meta=found.meta,
+                **{one.name: getattr(found, one.name) for one in fields(_Group)},
             )
             kept.rewards.check(kept.tree)
         except InputError:
@@ -131,20 +132,14 @@ class _Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
+class _Row(_Group):
     """What a line holds; the tree is checked node by node."""
 
     schema: str
-    id: str
-    iteration: Annotated[int, Between(0, LARGEST)]
     tree: _Tree
     verdicts: dict[str, Verdict]
     credit: _Labels | None
     completions: dict[str, float] = field(default_factory=dict[str, float])
-    task_type: str | None = None
-    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    cut: int | None = None
-    meta: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def rewards(self) -> Rewards:
         own = {int(node): reward for node, reward in self.completions.items()}
