@@ -34,13 +34,13 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Table:
     """One kind of table. `header` and `row` are the dataclasses that check them (a header's "schema" apart);
-    `counted` is the header field with the number of rows."""
+    `counted` is the number of rows in the header's `summary`."""
 
     name: str
     schema: str
     header: type
     row: type
-    counted: tuple[str, ...] = ()
+    counted: str = ""
 
     def read(self, path: Path) -> tuple[Row, list[Row]]:
         """The header and all rows. Raises `InputError` naming file, line and field."""
@@ -85,10 +85,7 @@ class Table:
                 raise InputError(f"turn {place[1]} of trace {place[0]!r} is there twice", path=path, line=number)
             seen.add(place)
             yield row
-        counted: Any = header
-        for key in self.counted:
-            counted = counted[key]
-        if self.counted and counted != number - 1:
+        if self.counted and (counted := header["summary"][self.counted]) != number - 1:
             problem = f"holds {number - 1} rows, and its header counts {counted}"
             raise InputError(problem, path=path, hint="it is damaged: make it again")
 
@@ -200,7 +197,7 @@ class ProfileHeader:
             if not isinstance(self.config.get(key), str):
                 raise ValueError(f"config.{key} is not text")
         Part.from_value(self.config.get("verifier"), "config.verifier")
-        _check_count("summary", self.summary, "candidates")
+        _check_count(self.summary, "candidates")
         skipped = self.summary.get("skipped_turns", {})
         if not isinstance(skipped, dict) or not all(type(count) is int for count in skipped.values()):
             raise ValueError("summary.skipped_turns holds no counts")
@@ -285,11 +282,11 @@ class PivotsHeader:
     renderer: str = "template"
 
     def __post_init__(self) -> None:
-        _check_count("summary", self.summary, "selected")
+        _check_count(self.summary, "selected")
 
 
-PROFILE = Table("profile", "turntree.profile/2", ProfileHeader, Candidate, ("summary", "candidates"))
-PIVOTS = Table("pivots file", "turntree.pivots/2", PivotsHeader, Pivot, ("summary", "selected"))
+PROFILE = Table("profile", "turntree.profile/2", ProfileHeader, Candidate, "candidates")
+PIVOTS = Table("pivots file", "turntree.pivots/2", PivotsHeader, Pivot, "selected")
 
 
 def _check_moments(mean: float | None, variance: float | None) -> None:
@@ -297,7 +294,7 @@ def _check_moments(mean: float | None, variance: float | None) -> None:
         raise ValueError("reward_mean and reward_var are known together or not at all")
 
 
-def _check_count(name: str, value: dict[str, Any], key: str) -> None:
-    count = value.get(key)
+def _check_count(summary: dict[str, Any], key: str) -> None:
+    count = summary.get(key)
     if type(count) is not int or count < 1:
-        raise ValueError(f"{name}.{key} is not a number of rows")
+        raise ValueError(f"summary.{key} is not a number of rows")
