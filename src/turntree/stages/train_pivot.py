@@ -100,7 +100,6 @@ def run_train_pivot(
         learner = policy.trainee(shared, group, reference)
         algorithm = PivotRL(learner, config.train, given.pivots, verifier, own=own, draw=draw)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
-        checks = [_check_states(config, policy, verifier, given.traces), success]
         trained = run_algorithm(
             run,
             policy,
@@ -108,7 +107,7 @@ def run_train_pivot(
             config,
             shown=("reward_mean", "kl"),
             keep=partial(_keep, run, config),
-            check=_together([check for check in checks if check is not None]),
+            check=_check(config, policy, verifier, given.traces, success),
         )
         rows = run.metrics()
         require_rewards(rows)
@@ -309,26 +308,12 @@ def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier
         )
 
 
-def _together(checks: Sequence[Check]) -> Check | None:
-    """One check for several; None for none."""
-    if not checks:
-        return None
-
-    def check(step: int, row: Row) -> Checked:
-        results = [each(step, row) for each in checks]
-        return Checked(
-            {name: value for each in results for name, value in each.figures.items()},
-            sum((each.cost for each in results), NO_COST),
-            next((each.stop for each in results if each.stop), ""),
-        )
-
-    return check
-
-
-def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str) -> Check | None:
-    """Acceptance at held-out states of the traces, as many as can be sampled."""
+def _check(
+    config: TrainPivotConfig, policy: Policy, verifier: TurnVerifier, traces: str, success: SuccessCheck | None
+) -> Check | None:
+    """`success`, with acceptance at held-out states of the traces, as many as can be sampled, where it is asked for."""
     if not config.check.states:
-        return None
+        return success
     states = read_candidates(traces, "dev", config.check.states, config.task_seed)
     context = policy.engine.max_context
     sampled = Limits(config.train.sampling.max_tokens, context, path=context, demonstrations=False)
@@ -346,6 +331,7 @@ def _check_states(config: TrainPivotConfig, policy: Policy, verifier: TurnVerifi
         cost = sum((*(tree.cost for tree in grown), *(each.cost for each in rewards)), NO_COST)
         scored = [(kind, r) for kind, labels in zip(kinds, rewards, strict=True) for r in labels.scored().values()]
         accepted = mean_by_kind([*scored, *(("all", reward) for _, reward in scored)])
-        return Checked({"held_out_acceptance": accepted}, cost)
+        told = Checked({}) if success is None else success(step, row)
+        return Checked({"held_out_acceptance": accepted, **told.figures}, cost + told.cost, told.stop)
 
     return check
