@@ -151,8 +151,8 @@ def test_task_types_and_skills_are_told_apart_by_arm(page: str) -> None:
 
 
 def test_the_ledger_adds_up_and_weighs_rho_by_tokens(page: str) -> None:
-    assert "profile 20 140 900 2,700 0 – 1.5 0.0 0.0 1.5" in page
-    assert "train pivotrl 16 112 0 0 400 3.50 2.0 0.0 60.0 62.0" in page  # (100 x 2 + 300 x 4) / 400
+    assert "profile 20 140 900 2,700 – – 1.5 0.0 0.0 1.5" in page
+    assert "train pivotrl 16 112 – – 400 3.50 2.0 0.0 60.0 62.0" in page  # (100 x 2 + 300 x 4) / 400
     assert "total 1,268 8,876 900 2,700 1,200 – 23.5 0.0 180.0 203.5" in page
 
 

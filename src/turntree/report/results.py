@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turntree.core.cost import NO_COST, Cost
 from turntree.pivots.select import THRESHOLDS, SelectConfig, preview, settled_at
 from turntree.report.read import Arm, Row, Run, reading
 from turntree.report.wording import count, label, percent, plural, points, span
 from turntree.run.folder import HELD_OUT, RunDirectory
 from turntree.run.statistics import paired_bootstrap
 
+COUNTS = ("turns", "decoded_tokens", "prefilled_tokens", "reused_tokens", "trained_tokens")
 PLAYED = ("environment", "count", "split", "task_seed", "temperature", "max_turns", "max_tokens", "max_context")
 BILLED = ("turns", "tokens", "prefilled_tokens", "trained_tokens", "seconds")  # what making a policy cost
 COMPARED = (
@@ -86,9 +86,11 @@ def _bill(run: Run, arm: Arm) -> dict[str, Any] | None:
     if arm.cost is None:
         return None
     profile = run.profile.header if arm.name == "pivotrl" and run.profile is not None else {}
-    cost = _cost_of(arm.cost) + _profiling(profile)
-    counts = (cost.turns, cost.decoded_tokens, cost.prefilled_tokens, cost.trained_tokens)
-    return dict(zip(BILLED, (*counts, round(cost.seconds, 1)), strict=True))
+    costs, timing = [arm.cost, profile.get("summary", {}).get("cost", {})], profile.get("timing", {})
+    counted = ("turns", "decoded_tokens", "prefilled_tokens", "trained_tokens")
+    counts = [sum(cost.get(key, 0) for cost in costs) for key in counted]
+    seconds = round(sum(arm.cost.get("timing", {}).values()) + sum(timing.values()), 1)
+    return dict(zip(BILLED, (*counts, seconds), strict=True))
 
 
 def differences(run: Run) -> list[Difference]:
@@ -205,27 +207,32 @@ def ledger(run: Run) -> list[dict[str, Any]]:
     `rho` is flat / unique trained tokens."""
     rows: list[dict[str, Any]] = []
     if run.profile is not None and "cost" in run.profile.header["summary"]:
-        rows.append({"name": "profile", "cost": _profiling(run.profile.header)})
+        header = run.profile.header
+        rows.append(_ledger_row("profile", {**header["summary"]["cost"], "timing": header.get("timing", {})}))
     for arm in run.arms:
         if arm.cost is not None:
-            rows.append({"name": f"train {arm.name}", "cost": _cost_of(arm.cost), "rho": mean_rho(arm.metrics)})
+            rows.append(_ledger_row(f"train {arm.name}", arm.cost) | {"rho": mean_rho(arm.metrics)})
             if arm.cost.get("checks"):
-                rows.append({"name": "held-out checks", "cost": _cost_of(arm.cost["checks"])})
+                rows.append(_ledger_row("held-out checks", arm.cost["checks"]))
     for arm in run.arms:
         if arm.evaluation is not None and arm.evaluation["cost"]:
-            rows.append({"name": f"evaluate {arm.name}", "cost": _cost_of(arm.evaluation["cost"])})
-    total = {"name": "total", "cost": sum((row["cost"] for row in rows), NO_COST)}
-    return [{"rho": None, **row} for row in (*rows, total)] if rows else []
+            rows.append(_ledger_row(f"evaluate {arm.name}", arm.evaluation["cost"]))
+    keys = (*COUNTS, "engine", "environment", "training", "seconds")
+    total = {key: _sum(row[key] for row in rows) for key in keys}
+    return [*rows, {"name": "total", **total, "rho": None}] if rows else []
 
 
-def _cost_of(row: Row) -> Cost:
-    """The cost in a row of counts with their `timing`; what it does not record is nothing."""
-    told = {**row, **row.get("timing", {})}
-    return Cost(**{each.name: told[each.name] for each in fields(Cost) if each.name in told})
+def _ledger_row(name: str, cost: Row) -> dict[str, Any]:
+    timing = cost.get("timing", {})
+    seconds = {part: timing.get(f"{part}_seconds") for part in ("engine", "environment", "training")}
+    counts = {key: cost.get(key) for key in COUNTS}
+    return {"name": name, **counts, **seconds, "seconds": _sum(seconds.values()), "rho": None}
 
 
-def _profiling(header: Row) -> Cost:
-    return _cost_of({**header.get("summary", {}).get("cost", {}), "timing": header.get("timing", {})})
+def _sum(values: Iterable[Any]) -> Any:
+    """Of what is known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def mean_rho(metrics: Sequence[Row]) -> float | None:
