@@ -12,7 +12,7 @@ from turntree.core.verdict import Verdict
 from turntree.logs.groups import LoggedGroup, LoggedRollout
 from turntree.logs.read import open_log
 from turntree.logs.rollouts import group_from_json, group_from_tree, group_to_json
-from turntree.run.files import json_line
+from turntree.run.jsonl import json_line
 
 
 @st.composite

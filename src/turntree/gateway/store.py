@@ -24,8 +24,8 @@ from turntree.core.messages import Message
 from turntree.core.tree import StopReason
 from turntree.gateway.calls import Call, Cause, Session, Status
 from turntree.gateway.config import Reward
-from turntree.run.files import json_line, parse_line, writing
-from turntree.run.jsonl import read_lines
+from turntree.run.files import parse_line, writing
+from turntree.run.jsonl import json_line, read_lines
 
 SCHEMA = "turntree.session/1"
 OPEN, CLOSED, DAMAGED = "open", "closed", "damaged"

@@ -35,8 +35,7 @@ from turntree.gateway.calls import chained, digest_of
 from turntree.gateway.config import Refused
 from turntree.gateway.dialects.common import UNREAD_SPEECH, read_message
 from turntree.gateway.store import append_row
-from turntree.run.files import json_line
-from turntree.run.jsonl import parse_json, parse_object
+from turntree.run.jsonl import json_line, parse_json, parse_object
 from turntree.traces.schema import FILE_SCHEMA, Trace
 from turntree.traces.splits import assign_split
 

@@ -90,12 +90,6 @@ def require_table(path: Path, schema: str) -> None:
     require_replaceable(path, f'{{"schema": "{schema.partition("/")[0]}/')
 
 
-def json_line(row: dict[str, Any]) -> str:
-    """One line of a JSONL file. Text stays readable; only lone surrogates are escaped."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def parse_line(text: bytes | str, path: Path, number: int) -> dict[str, Any]:
     """One JSON object of our own JSONL files. Raises `InputError` naming the line."""
     return parse_object(text, path, number, half_characters=True)

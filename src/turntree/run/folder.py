@@ -19,7 +19,7 @@ from turntree.core.cost import NO_COST, Cost
 from turntree.core.errors import InputError
 from turntree.run import files
 from turntree.run.identity import FREE, locked, require_same
-from turntree.run.jsonl import read_lines
+from turntree.run.jsonl import json_line, read_lines
 
 _MADE = ("metrics.jsonl", "cost.json", "checkpoints", "model")  # by a run, after its config.json
 LOGGER_MARKS = "loggers.json"  # how far each logger has come (`run.loggers`)
@@ -56,7 +56,7 @@ class RunDirectory:
         """Append rows to one of `logs`. They are on disk when this returns, so that no checkpoint refers to a lost
         row."""
         with files.writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as handle:
-            handle.writelines(files.json_line(row) for row in rows)
+            handle.writelines(json_line(row) for row in rows)
             handle.flush()
             os.fsync(handle.fileno())
 

@@ -196,6 +196,12 @@ def parse_object(
     return cast("dict[str, Any]", value)
 
 
+def json_line(value: Any) -> str:
+    """One line of a JSONL file. Text stays readable; only lone surrogates are escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def write_lines(path: str | Path, values: Iterable[Any]) -> int:
     """Write one JSON value a line, atomically: the file appears whole or not at all. Returns the number of lines.
 
@@ -205,10 +211,10 @@ def write_lines(path: str | Path, values: Iterable[Any]) -> int:
     with replacing(path) as raw, _compressed(raw, path) as file:
         for count, value in enumerate(values, start=1):
             try:
-                line = json.dumps(value, ensure_ascii=True, allow_nan=False)
+                line = json_line(value)
             except (TypeError, ValueError, RecursionError) as error:
                 raise InputError(f"cannot be written as JSON ({error})", path=path, line=count) from error
-            file.write(line.encode() + b"\n")
+            file.write(line.encode())
     return count
 
 

@@ -19,8 +19,9 @@ from typing import IO, Any
 
 from turntree import __version__
 from turntree.core.errors import InputError
-from turntree.run.files import json_line, parse_line, writing
+from turntree.run.files import parse_line, writing
 from turntree.run.identity import FREE, digest, locked, require_same
+from turntree.run.jsonl import json_line
 
 SCHEMA = "turntree.waves/2"
 _CHECK = "check"
