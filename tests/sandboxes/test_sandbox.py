@@ -170,9 +170,8 @@ def test_where_box_after_box_dies_there_is_no_answer(sandbox, monkeypatch, waite
         assert own.run("1 + 1").value == "2"
 
 
-def opened(config=CONFIG, options=None):
-    interpreter = Interpreter.candidates()[0]
-    return Box(options or confinement(config, interpreter), interpreter, config)
+def opened(config=CONFIG):
+    return Box(Interpreter.candidates()[0], config)
 
 
 def test_a_program_that_did_not_begin_is_a_lost_box_and_no_exit_code(sandbox):
@@ -184,10 +183,12 @@ def test_a_program_that_did_not_begin_is_a_lost_box_and_no_exit_code(sandbox):
         cramped.close()
 
 
-def test_a_shell_that_does_not_start_is_a_lost_box_and_no_exit_code(sandbox):
+def test_a_shell_that_does_not_start_is_a_lost_box_and_no_exit_code(sandbox, monkeypatch):
     options = confinement(CONFIG, Interpreter.candidates()[0])
     place = options.index("--proc")
-    own = opened(options=[*options[:place], "--ro-bind", "/dev/null", "/usr/bin/dash", *options[place:]])
+    broken = [*options[:place], "--ro-bind", "/dev/null", "/usr/bin/dash", *options[place:]]
+    monkeypatch.setattr(box, "confinement", lambda *given: broken)
+    own = opened()
     try:
         with pytest.raises(SandboxLost, match="did not begin"):
             own.run("shell", "echo x", 10.0, None, 0)
@@ -278,8 +279,9 @@ def leaky(config, interpreter):
 
 def test_what_does_not_contain_the_probe_is_refused_in_one_line(sandbox, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/var/tmp")
+    monkeypatch.setattr(box, "confinement", leaky)
     with pytest.raises(InputError) as refused:
-        Sandbox(CONFIG, confinement=leaky)
+        Sandbox(CONFIG)
     text = str(refused.value)
     assert "no sandbox for model-written programs" in text and "read a file outside" in text
     assert "install bubblewrap" in text and "\n" not in text
@@ -301,13 +303,15 @@ def test_a_machine_without_libseccomp_is_refused_in_one_line_that_says_what_to_i
 
 def test_the_probe_finds_a_folder_of_the_host(sandbox, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/var/tmp")
+    monkeypatch.setattr(box, "confinement", leaky)
     with pytest.raises(SandboxLost, match=r"not contained.*read a file outside"):
-        probe(opened(options=leaky(CONFIG, Interpreter.candidates()[0])), CONFIG)
+        probe(opened(), CONFIG)
 
 
-def test_a_machine_on_which_no_box_starts_is_refused_in_one_line_that_says_why(sandbox):
+def test_a_machine_on_which_no_box_starts_is_refused_in_one_line_that_says_why(sandbox, monkeypatch):
+    monkeypatch.setattr(box, "confinement", lambda *given: ["--bind", "/none", "/none", *confinement(*given)])
     with pytest.raises(InputError, match=r"bwrap: .*none.*allow namespaces") as no:
-        Sandbox(CONFIG, confinement=lambda *given: ["--bind", "/none", "/none", *confinement(*given)])
+        Sandbox(CONFIG)
     assert "\n" not in str(no.value)
 
 

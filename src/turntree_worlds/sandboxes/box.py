@@ -76,8 +76,7 @@ def confinement(config: SandboxConfig, interpreter: Interpreter) -> list[str]:
         *(f"--unshare-{kind}" for kind in ("ipc", "pid", "net", "uts", "cgroup-try")),
         "--cap-drop", "ALL", *(identity if as_root else ["--unshare-user", "--uid", "1000", "--gid", "1000"]),
         *_folders("/etc", "/run"), "--ro-bind", "/usr", "/usr", *_system(),
-        *_read_only({interpreter.prefix: interpreter.prefix} if interpreter.prefix != "/usr" else {}),
-        *_read_only({package: package for package in config.packages}),
+        *_read_only(*([interpreter.prefix] if interpreter.prefix != "/usr" else []), *config.packages),
         "--ro-bind", str(Path(__file__).with_name("runner.py")), _RUNNER,
         "--proc", "/proc",
         *(word for path in _LISTS if os.path.exists(path) for word in ("--ro-bind", "/dev/null", path)),
@@ -107,14 +106,14 @@ def _folders(*paths: str) -> list[str]:
     return [option for path in paths for option in ("--perms", "0755", "--dir", path)]
 
 
-def _read_only(folders: dict[str, str]) -> list[str]:
+def _read_only(*folders: str) -> list[str]:
     """Bound folders whose parents may be entered by anyone (bubblewrap would copy the mode of the host's)."""
     options: list[str] = []
-    for source, target in folders.items():
-        for parent in reversed(Path(target).parents[:-1]):
+    for folder in folders:
+        for parent in reversed(Path(folder).parents[:-1]):
             if parent != Path("/usr") and Path("/usr") not in parent.parents:
                 options += _folders(str(parent))
-        options += ["--ro-bind", source, target]
+        options += ["--ro-bind", folder, folder]
     return options
 
 
@@ -158,7 +157,7 @@ class Box:
     To the kernel its parent is the thread that makes it: when that ends, the box ends too.
     """
 
-    def __init__(self, options: list[str], interpreter: Interpreter, config: SandboxConfig) -> None:
+    def __init__(self, interpreter: Interpreter, config: SandboxConfig) -> None:
         """Raises `SandboxLost` with what bubblewrap or the interpreter said when it does not come up."""
         # an id of its own for every box: limits on processes are counted by user
         uid = 2**20 + secrets.randbelow(2**30) if os.geteuid() == 0 else None
@@ -179,7 +178,7 @@ class Box:
                 [
                     bubblewrap(), "--info-fd", str(tell), "--seccomp", str(rules),
                     "--perms", "0644", "--ro-bind-data", str(users), "/etc/passwd",
-                    "--perms", "0644", "--ro-bind-data", str(groups), "/etc/group", *options,
+                    "--perms", "0644", "--ro-bind-data", str(groups), "/etc/group", *confinement(config, interpreter),
                     interpreter.program, "-s", "-S", "-B", _RUNNER, str(theirs.fileno()),
                 ],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_ENVIRONMENT, cwd="/",
@@ -219,10 +218,11 @@ class Box:
         self._link.sendall(len(data).to_bytes(8, "big") + data)
 
     def run(self, language: Language, source: str, seconds: float, files: Files | None, clock: int) -> Execution:
-        """Raises `SandboxLost` where the program did not begin, or the box died under it."""
+        """`files` are those of `folder.checked`. Raises `SandboxLost` where the program did not begin, or the box died
+        under it."""
         started, wall = time.monotonic(), time.time() - 1  # file systems keep a coarser time
         if files is not None:
-            scratch.fill(self._folder, scratch.checked(files, self._config.limits), self._owner)
+            scratch.fill(self._folder, files, self._owner)
         most = self._config.limits.output_bytes
         assert self._process.stdout is not None and self._process.stderr is not None
         out, err, value = _Stream(most), _Stream(most), _Stream(most + 1)

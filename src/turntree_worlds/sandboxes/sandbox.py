@@ -13,12 +13,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from turntree.core.errors import InputError
-from turntree_worlds.sandboxes.box import Box, Interpreter, SandboxLost, bubblewrap, confinement
+from turntree_worlds.sandboxes.box import Box, Interpreter, SandboxLost, bubblewrap
 from turntree_worlds.sandboxes.calls import compiled
 from turntree_worlds.sandboxes.folder import checked
 from turntree_worlds.sandboxes.limits import EPOCH, Execution, Files, Language, SandboxConfig
-
-Confinement = Callable[[SandboxConfig, Interpreter], list[str]]
 
 _TRIES = 3  # boxes for one program, of which all but one may be lost
 _PROBE = """
@@ -49,7 +47,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     it.
     """
 
-    def __init__(self, config: SandboxConfig | None = None, *, confinement: Confinement = confinement) -> None:
+    def __init__(self, config: SandboxConfig | None = None) -> None:
         """Probes bubblewrap. Raises `InputError` when nothing here contains a program: there is no way to run one
         unsandboxed."""
         self.config = config if config is not None else SandboxConfig()
@@ -57,7 +55,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         # one thread starts all boxes: a box ends with the thread that started it, and tools run in threads of one call
         self._starter = ThreadPoolExecutor(1, "sandbox")
         try:
-            self._start = self._probed(confinement)
+            self._start = self._probed()
         except BaseException:
             self._starter.shutdown()
             raise
@@ -83,7 +81,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         `clock`. Raises `SandboxLost` when several fresh boxes did not run it to its end.
         """
         if files is not None:
-            checked(files, self.config.limits)
+            files = checked(files, self.config.limits)
         limit = self.config.limits.seconds if seconds is None else seconds
         waiting = self._boxes.get()
         try:
@@ -112,14 +110,13 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 waiting.result().close()
         self._starter.shutdown()
 
-    def _probed(self, confinement: Confinement) -> Callable[[], Box]:
+    def _probed(self) -> Callable[[], Box]:
         """How boxes are started: with the first interpreter that passes the probe."""
         reasons: list[str] = []
         try:
             _ = bubblewrap(), compiled()  # is it there?
             for interpreter in Interpreter.candidates():
-                options = confinement(self.config, interpreter)
-                start = functools.partial(Box, options, interpreter, self.config)
+                start = functools.partial(Box, interpreter, self.config)
                 try:
                     probe(self._starter.submit(start).result(), self.config)
                     return start
