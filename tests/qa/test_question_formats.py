@@ -31,7 +31,7 @@ def test_plain_rows_with_one_answer_or_several(tmp_path):
         Question(id="plain:3", text="How many?", answers=("1,200",), answer_type="number"),
         Question(id="plain:4", text="How much?", answers=("0.5",), answer_type="number"),
     )
-    assert read(path).report.to_json() == {
+    assert read(path).to_json() == {
         "rows": 4, "questions": 4, "kept": 4, "repaired": 0, "damaged_prompts": 0, "dropped": {}, "first": {},
     }  # fmt: skip
 
@@ -83,16 +83,16 @@ def test_an_answer_type_is_the_row_s_or_inferred(tmp_path):
 def test_a_row_that_cannot_be_used_is_dropped_counted_and_located(tmp_path, row, reason, said):
     good = {"id": "one", "question": "first", "answer": "1"}
     found = read(jsonl(tmp_path / "a.jsonl", good, row, row))
-    assert len(found.questions) == 1 and found.report.dropped == {reason: 2}
-    assert found.report.rows == found.report.questions + found.report.dropped.total() == 3
-    assert f"{tmp_path}/a.jsonl:2: " in found.report.first[reason] and said in found.report.first[reason]
+    assert len(found.questions) == 1 and found.dropped == {reason: 2}
+    assert found.rows == len(found.questions) + found.dropped.total() == 3
+    assert f"{tmp_path}/a.jsonl:2: " in found.first[reason] and said in found.first[reason]
 
 
 def test_questions_are_unique(tmp_path):
     row = {"question": "Q", "answer": "x"}
     found = read(jsonl(tmp_path / "a.jsonl", row, row))
-    assert len(found.questions) == 1 and found.report.dropped == {"question: asked before": 1}
-    assert "a.jsonl:2" in found.report.first["question: asked before"]
+    assert len(found.questions) == 1 and found.dropped == {"question: asked before": 1}
+    assert "a.jsonl:2" in found.first["question: asked before"]
 
 
 def test_a_file_without_a_usable_question_is_an_error_that_says_why(tmp_path):
@@ -128,7 +128,7 @@ def test_latex_that_was_read_as_an_escape_is_repaired_and_counted(tmp_path):
     )
     first, _ = read(path).questions
     assert first.text == r"Put it in \boxed{}" and first.answers == (r"\frac{1}{x}",)
-    assert first.answer_type == "expression" and read(path).report.repaired == 1
+    assert first.answer_type == "expression" and read(path).repaired == 1
 
 
 # Parquet
@@ -163,8 +163,8 @@ def test_arpo_columns_are_read_without_their_system_prompt(tmp_path):
         ("train:2", "Who drew it?", ("E. H. Shepard",), "span", "DR_grpo_mix"),
         ("train:3", "Question 2?", ("7",), "number", "math"),
     ]
-    assert found.report.damaged_prompts == 3 and found.report.repaired == 0
-    assert found.report.dropped == {"question: asked before, with another answer": 1}
+    assert found.damaged_prompts == 3 and found.repaired == 0
+    assert found.dropped == {"question: asked before, with another answer": 1}
 
 
 def test_several_ground_truths_are_several_right_answers(tmp_path):
@@ -193,6 +193,6 @@ def test_the_public_files_are_read_whole(shared_data):
     }
     for name, (count, types) in expected.items():
         found = read(shared_data / name)
-        assert found.report.rows == len(found.questions) == count, name
+        assert found.rows == len(found.questions) == count, name
         assert Counter(question.answer_type for question in found.questions) == types, name
     assert all(question.evidence for question in found.questions)

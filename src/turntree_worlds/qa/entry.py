@@ -137,7 +137,7 @@ class Questions(GeneratedQuestions):
         source = self.questions if TRAIN in splits else self.held_out or self.questions
         found = read_questions(source)
         if self.held_out is None or TRAIN not in splits or len(splits) == 1:
-            return shared_out(_drawn(found, seed), splits, source), [found.report.to_json()]
+            return shared_out(_drawn(found, seed), splits, source), [found.to_json()]
         held_out = read_questions(self.held_out)
         rest = found.without(held_out.questions, "held out")
         if not rest.questions:
@@ -145,7 +145,7 @@ class Questions(GeneratedQuestions):
         checked = {split: count for split, count in splits.items() if split != TRAIN}
         asked = shared_out(_drawn(rest, seed), {TRAIN: splits[TRAIN]}, self.questions)
         asked |= shared_out(_drawn(held_out, seed), checked, self.held_out)
-        return asked, [rest.report.to_json(), held_out.report.to_json()]
+        return asked, [rest.to_json(), held_out.to_json()]
 
     def _episodes(self) -> QaConfig:
         """As they are given; else instructions for policies that have not learned the format."""

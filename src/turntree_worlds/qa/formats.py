@@ -19,11 +19,10 @@ backspace and "oxed{" where `\boxed{` was meant. Their number is reported.) The 
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,11 +40,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 @dataclass
-class QuestionReport:
-    """What reading counted: `rows` = `questions` + all `dropped`; `first` shows where each reason was met first."""
+class QuestionFile:
+    """The questions of a file, and what reading counted: `rows` = questions + all `dropped`; `first` shows where each
+    reason was met first."""
 
+    questions: tuple[Question, ...] = ()
     rows: int = 0
-    questions: int = 0
     repaired: int = 0  # rows with a damaged LaTeX command in their question or answer
     damaged_prompts: int = 0  # rows with a damaged system prompt, which is not used
     dropped: Counter[str] = field(default_factory=Counter[str])
@@ -56,26 +56,22 @@ class QuestionReport:
         self.first.setdefault(reason, str(error))
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"kept": self.questions, "dropped": dict(sorted(self.dropped.items()))}
-
-
-@dataclass(frozen=True)
-class QuestionFile:
-    questions: tuple[Question, ...]
-    report: QuestionReport
+        """The counts."""
+        kept = len(self.questions)
+        return vars(self) | {"questions": kept, "kept": kept, "dropped": dict(sorted(self.dropped.items()))}
 
     def without(self, others: Iterable[Question], reason: str) -> QuestionFile:
         """Those that ask none of `others`; the rest counts as dropped."""
         known = {question.key for question in others}
-        kept = tuple(question for question in self.questions if question.key not in known)
-        if len(kept) == len(self.questions):
+        left_out = [question for question in self.questions if question.key in known]
+        if not left_out:
             return self
-        report = copy.deepcopy(self.report)
-        report.questions = len(kept)
-        report.dropped[reason] += len(self.questions) - len(kept)
-        first = next(question for question in self.questions if question.key in known)
-        report.first.setdefault(reason, f"question {first.id!r}")
-        return QuestionFile(kept, report)
+        return replace(
+            self,
+            questions=tuple(question for question in self.questions if question.key not in known),
+            dropped=self.dropped + Counter({reason: len(left_out)}),
+            first={reason: f"question {left_out[0].id!r}"} | self.first,
+        )
 
 
 def read_questions(path: str | Path) -> QuestionFile:
@@ -84,22 +80,22 @@ def read_questions(path: str | Path) -> QuestionFile:
     A row that cannot be used is dropped and counted. Raises `InputError` for a file that cannot be read, or when no
     question is left.
     """
-    report, kept, ids = QuestionReport(), dict[str, Question](), set[str]()
+    found, kept, ids = QuestionFile(), dict[str, Question](), set[str]()
     for row in _rows(Path(path)):
-        report.rows += 1
+        found.rows += 1
         try:
-            question = row.question(report)
+            question = row.question(found)
             _check_new(question, kept, ids, row)
         except RowRefused as refused:
-            report.drop(refused.reason, located(refused, path=row.path, line=row.number))
+            found.drop(refused.reason, located(refused, path=row.path, line=row.number))
         else:
             kept[question.key] = question
             ids.add(question.id)
-    report.questions = len(kept)
+    found.questions = tuple(kept.values())
     if not kept:
-        why = "; ".join(report.first.values()) or "it is empty"
+        why = "; ".join(found.first.values()) or "it is empty"
         raise InputError(f"holds no question that can be used ({why})", path=path)
-    return QuestionFile(tuple(kept.values()), report)
+    return found
 
 
 @dataclass(frozen=True)
@@ -113,8 +109,8 @@ class _Row:
     def refused(self, problem: str, field: str | None = None, hint: str | None = None) -> RowRefused:
         return RowRefused(problem if field is None else f"{field}: {problem}", problem, field=field, hint=hint)
 
-    def question(self, report: QuestionReport) -> Question:
-        """Raises `RowRefused`."""
+    def question(self, file: QuestionFile) -> Question:
+        """Raises `RowRefused`; counts damage for `file`."""
         name, raw_text = self._text()
         raw_answers = self._answers()
         text, answers = self._clean(name, raw_text), [self._clean("answer", answer) for answer in raw_answers]
@@ -133,8 +129,8 @@ class _Row:
             kind=self._first("question_type", "type", "kind", "ability", "subject", "data_source"),
             evidence=self._evidence(),
         )
-        report.repaired += [text, *answers] != [raw_text.strip(), *(answer.strip() for answer in raw_answers)]
-        report.damaged_prompts += any("\boxed{" in content for content in self._prompt("system"))
+        file.repaired += [text, *answers] != [raw_text.strip(), *(answer.strip() for answer in raw_answers)]
+        file.damaged_prompts += any("\boxed{" in content for content in self._prompt("system"))
         return question
 
     def _text(self) -> tuple[str, str]:
