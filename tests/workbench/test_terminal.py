@@ -303,14 +303,15 @@ def test_tasks_of_a_file_are_judged_by_answer_and_check(tmp_path, sandbox):
         {"instruction": "Say x.", "setup": "mkdir -p d; echo 5 > d/n", "answer": "x", "gold": ["cat d/n"]},
         {"instruction": "Make.", "check": "test -x run.sh", "files": {"run.sh": {"base64": "IyE=", "mode": 420}}},
     ]
-    count, copy, said, made = read_tasks(written(tmp_path, *rows), sandbox, 9).tasks
+    found = {task.instruction: task for task in read_tasks(written(tmp_path, *rows), sandbox, 9, 0)[0]}
+    count, copy, said, made = (found[row["instruction"]] for row in rows)
     assert (count.answer, copy.id, copy.kind) == ("2", "mine", "k")
     assert said.files["d/n"].data == b"5\n" and not made.gold
     for task in (count, copy, said):
         assert played(of(task, sandbox), of(task, sandbox).gold).success
     assert not ends(copy, sandbox, "true").success
     assert ends(made, sandbox, "chmod +x run.sh").success
-    assert len(read_tasks(written(tmp_path, *rows), sandbox, 2).tasks) == 2
+    assert len(read_tasks(written(tmp_path, *rows), sandbox, 2, 0)[0]) == 2
 
 
 @pytest.mark.parametrize(
@@ -332,16 +333,16 @@ def test_tasks_of_a_file_are_judged_by_answer_and_check(tmp_path, sandbox):
 )
 def test_a_bad_row_is_refused_with_its_line(tmp_path, sandbox, row, said):
     with pytest.raises(InputError, match=r"tasks.jsonl:2: ") as refused:
-        read_tasks(written(tmp_path, {"instruction": "x", "answer": "1"}, row), sandbox, 9)
+        read_tasks(written(tmp_path, {"instruction": "x", "answer": "1"}, row), sandbox, 9, 0)
     assert said in str(refused.value)
 
 
 def test_a_task_whose_setup_fails_is_left_out_and_counted(tmp_path, sandbox):
     rows = [{"instruction": "x", "answer": "1", "setup": setup} for setup in ("true", "false")]
-    found = read_tasks(written(tmp_path, *rows), sandbox, 9)
-    assert found.to_json() == {"rows": 2, "kept": 1, "dropped": {"its setup fails in the sandbox": 1}}
+    _, counted = read_tasks(written(tmp_path, *rows), sandbox, 9, 0)
+    assert counted == {"rows": 2, "kept": 1, "dropped": {"its setup fails in the sandbox": 1}}
     with pytest.raises(InputError, match="holds no task that can be played here"):
-        read_tasks(written(tmp_path, rows[1]), sandbox, 9)
+        read_tasks(written(tmp_path, rows[1]), sandbox, 9, 0)
 
 
 def test_a_task_of_a_file_is_named_by_what_it_says(tmp_path, sandbox):
@@ -349,12 +350,12 @@ def test_a_task_of_a_file_is_named_by_what_it_says(tmp_path, sandbox):
 
     def ids(folder, *rows):
         (tmp_path / folder).mkdir()
-        return [task.id for task in read_tasks(written(tmp_path / folder, *rows), sandbox, 9).tasks]
+        return [task.id for task in read_tasks(written(tmp_path / folder, *rows), sandbox, 9, 0)[0]]
 
     train, test, copied = ids("train", *rows[:2]), ids("test", *rows[2:4]), ids("copy", *rows[:2])
     assert len({*train, *test}) == 4 and copied == train
-    again = read_tasks(written(tmp_path, *rows), sandbox, 9)
-    assert len(again.tasks) == 4 and again.dropped == {"is in the file already": 1}
+    again, counted = read_tasks(written(tmp_path, *rows), sandbox, 9, 0)
+    assert len(again) == 4 and counted["dropped"] == {"is in the file already": 1}
 
 
 def test_held_out_tasks_may_stand_in_a_file_of_the_same_name_and_a_copy_is_refused(tmp_path, bubblewrap):

@@ -76,9 +76,9 @@ class Terminal(Bounded):
         made: dict[str, Sequence[Task]] = {}
         for path in dict.fromkeys(files.values()):
             of = {split: count for split, count in splits.items() if files[split] == path}
-            found = read_tasks(path, sandbox, sum(of.values()), seed=seed)
-            counted.append(found.to_json())
-            made |= shared_out(found.tasks, of, path)
+            found, counts = read_tasks(path, sandbox, sum(of.values()), seed)
+            counted.append(counts)
+            made |= shared_out(found, of, path)
         return counted, made
 
     def task(self, split: str, number: int, sandbox: Sandbox) -> Task:

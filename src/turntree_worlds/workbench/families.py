@@ -50,12 +50,6 @@ class _Draft:
         self.files[path] = File(text.encode())
         return path
 
-    def words(self, count: int) -> list[str]:
-        return self.rng.choices(_WORDS, k=count)
-
-    def write(self, path: str, text: str) -> None:
-        self.expected = {**(self.expected or {}), path: File(text.encode())}
-
 
 def _count_files(draft: _Draft) -> None:
     suffix = draft.rng.choice((".txt", ".md", ".log"))
@@ -127,7 +121,7 @@ def _errors(draft: _Draft) -> None:
     )
     draft.gold = [f"head -n 3 {path}", f"grep ERROR {path} | cut -d' ' -f3 | sort -u > errors.txt"]
     found = {line.split()[2] for line in draft.text(path).splitlines() if " ERROR " in line}
-    draft.write("errors.txt", "".join(f"{name}\n" for name in sorted(found)))
+    draft.expected = texts({"errors.txt": "".join(f"{name}\n" for name in sorted(found))})
 
 
 FAMILIES: Mapping[str, Callable[[_Draft], None]] = {

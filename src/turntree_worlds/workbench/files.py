@@ -10,7 +10,6 @@ import base64
 import binascii
 import shlex
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import Any
 
 from turntree.core import seeds
@@ -28,45 +27,32 @@ _KEYS = {
 }  # fmt: skip
 
 
-@dataclass
-class TaskFile:
-    """The tasks, and what reading counted: rows = tasks + all dropped."""
-
-    tasks: list[Task] = field(default_factory=list[Task])
-    rows: int = 0
-    dropped: Counter[str] = field(default_factory=Counter[str])
-
-    def to_json(self) -> dict[str, Any]:
-        return {"rows": self.rows, "kept": len(self.tasks), "dropped": dict(sorted(self.dropped.items()))}
-
-
-def read_tasks(path: str, sandbox: Sandbox, most: int, *, seed: int | None = None) -> TaskFile:
-    """At most `most` tasks of a file, drawn by `seed` (None: the first ones): JSON or JSON lines (also .gz, .xz).
-    Raises `InputError` with file, line and field."""
-    result, names = TaskFile(), set[str]()
-    rows = enumerate(source_rows(path))
-    for number, row in rows if seed is None else seeds.shuffled(seed, rows, lambda numbered: repr(numbered[1].value)):
-        if len(result.tasks) == most:
+def read_tasks(path: str, sandbox: Sandbox, most: int, seed: int) -> tuple[list[Task], dict[str, Any]]:
+    """At most `most` tasks of a file, drawn by `seed`: JSON or JSON lines (also .gz, .xz); and what reading counted
+    (`env.tasks.TaskSet`). Raises `InputError` with file, line and field."""
+    tasks, dropped, names = list[Task](), Counter[str](), set[str]()
+    for number, row in seeds.shuffled(seed, enumerate(source_rows(path)), lambda numbered: repr(numbered[1].value)):
+        if len(tasks) == most:
             break
-        result.rows += 1
         try:
             if isinstance(row.value, InputError):
                 raise row.value
             name = f"task-{fingerprint(row.value)}"  # by content: the same task has one name in every file
             if name in names:
-                result.dropped["is in the file already"] += 1
+                dropped["is in the file already"] += 1
                 continue
             names.add(name)
             task = _task(row.value, name, sandbox)
         except InputError as error:
             raise located(error, path=path, line=row.line or number + 1) from error
         if task is None:
-            result.dropped["its setup fails in the sandbox"] += 1
+            dropped["its setup fails in the sandbox"] += 1
         else:
-            result.tasks.append(task)
-    if not result.tasks:
-        raise InputError(f"holds no task that can be played here ({dict(result.dropped)})", path=path)
-    return result
+            tasks.append(task)
+    if not tasks:
+        raise InputError(f"holds no task that can be played here ({dict(dropped)})", path=path)
+    rows = len(tasks) + dropped.total()
+    return tasks, {"rows": rows, "kept": len(tasks), "dropped": dict(sorted(dropped.items()))}
 
 
 def _task(row: dict[str, Any], default_id: str, sandbox: Sandbox) -> Task | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message, ToolCall
 from turntree_worlds.sandboxes.box import SandboxLost
-from turntree_worlds.sandboxes.limits import Execution, File, Files, Language
+from turntree_worlds.sandboxes.limits import EPOCH, Execution, File, Files, Language
 from turntree_worlds.sandboxes.sandbox import Sandbox
 
 _EXECUTABLE = 0o100
@@ -67,13 +67,10 @@ def alike(due: File | None, found: File | None) -> bool:
     return executable and (due.kind, due.data) == (found.kind, found.data)
 
 
-def run(
-    sandbox: Sandbox, source: str, files: Files, language: Language = "shell", clock: int | None = None
-) -> Execution:
+def run(sandbox: Sandbox, source: str, files: Files, language: Language = "shell", clock: int = EPOCH) -> Execution:
     """Raises `EnvironmentFault` where no box works."""
     try:
-        more = {} if clock is None else {"clock": clock}
-        return sandbox.run(source, language=language, files=files, **more)
+        return sandbox.run(source, language=language, files=files, clock=clock)
     except SandboxLost as error:
         raise EnvironmentFault(f"the sandbox does not work: {error}") from error
 
