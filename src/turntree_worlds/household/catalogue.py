@@ -25,16 +25,11 @@ class ObjectKind:
 
 @dataclass(frozen=True)
 class Room:
-    """A room kind: each receptacle kind with (weight in the draw, greatest count), and"
-    " the objects found there."""
+    """A room kind: each receptacle kind with (weight in the draw, greatest count), and the objects found there."""
 
     name: str
     receptacles: dict[str, tuple[int, int]]
-    object_names: tuple[str, ...]
-
-    @property
-    def objects(self) -> tuple[ObjectKind, ...]:
-        return tuple(OBJECT_KINDS[name] for name in self.object_names)
+    objects: tuple[ObjectKind, ...]
 
 
 def _kinds(table: str) -> dict[str, ObjectKind]:
@@ -124,7 +119,7 @@ def _room(name: str, receptacles: str, objects: str) -> Room:
     for item in receptacles.split():
         kind, weight, greatest = item.split(":")
         table[kind] = (int(weight), int(greatest))
-    return Room(name, table, tuple(objects.split()))
+    return Room(name, table, tuple(OBJECT_KINDS[kind] for kind in objects.split()))
 
 
 ROOMS = {

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from turntree_worlds.household.catalogue import LAMP_HOLDERS, LAMP_KIND, ROOMS, ObjectKind, Room
-from turntree_worlds.household.world import Goal
+from turntree_worlds.household.world import APPLIANCES, Goal
 
 # What can be done to an object kind -> the fact that says so in a game file.
 PROPERTY_FACTS = {
@@ -22,9 +22,8 @@ PROPERTY_FACTS = {
 class TaskKind:
     """A task type. `{o}` and `{r}` of a sentence are the target and its destination (or the lamp).
 
-    count: how many targets the goal needs; treatment, appliance, trait: what must be done to the target ("" for
-    nothing), with which receptacle kind, and what it then is; by_lamp: whether the goal is to hold the target beside a
-    lit lamp.
+    count: how many targets the goal needs; treatment, appliance: what must be done to the target ("" for nothing), and
+    with which receptacle kind; by_lamp: whether the goal is to hold the target beside a lit lamp.
     """
 
     rooms: tuple[str, ...]
@@ -32,7 +31,6 @@ class TaskKind:
     count: int = 1
     treatment: str = ""
     appliance: str = ""
-    trait: str | None = None
     by_lamp: bool = False
 
 
@@ -49,21 +47,18 @@ TASK_KINDS = {
         ("put a clean {o} in {r}.", "clean some {o} and put it in {r}."),
         treatment="clean",
         appliance="SinkBasin",
-        trait="clean",
     ),
     "pick_heat_then_place_in_recep": TaskKind(
         ("kitchen",),
         ("put a hot {o} in {r}.", "heat some {o} and put it in {r}."),
         treatment="heat",
         appliance="Microwave",
-        trait="hot",
     ),
     "pick_cool_then_place_in_recep": TaskKind(
         ("kitchen",),
         ("put a cool {o} in {r}.", "cool some {o} and put it in {r}."),
         treatment="cool",
         appliance="Fridge",
-        trait="cool",
     ),
     "pick_two_obj_and_place": TaskKind(
         _EVERY_ROOM, ("put two {o} in {r}.", "find two {o} and put them in {r}."), count=2
@@ -97,7 +92,8 @@ class Task:
     def goal(self) -> Goal:
         if self.kind.by_lamp:
             return Goal(self.target.name.lower(), lamp_kind=LAMP_KIND.lower())
-        return Goal(self.target.name.lower(), self.destination.lower(), trait=self.kind.trait, count=self.kind.count)
+        trait = APPLIANCES[self.kind.treatment][2] if self.kind.treatment else None
+        return Goal(self.target.name.lower(), self.destination.lower(), trait=trait, count=self.kind.count)
 
 
 def draw_task(rng: random.Random, kind: TaskKind) -> Task:
