@@ -71,10 +71,6 @@ class Checkpoints:
         self.folder, self.config, self._run, self._clock = folder, config, run, clock
         self._saved = clock()
 
-    def latest(self) -> int | None:
-        """The step of the newest checkpoint; None where there is none."""
-        return max(_saved_steps(self.folder), default=None)
-
     def due(self, step: int) -> bool:
         """Whether to save after `step`."""
         steps, seconds = self.config.every, self.config.every_seconds
@@ -133,7 +129,7 @@ class Checkpoints:
     def held(self) -> dict[str, Any] | None:
         """The contents of the newest checkpoint's `state.json`; None without a checkpoint. Raises `InputError` where it
         is damaged or of another run."""
-        step = self.latest()
+        step = max(_saved_steps(self.folder), default=None)
         if step is None:
             return None
         path = checkpoint_path(self.folder, step) / _STATE
