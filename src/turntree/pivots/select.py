@@ -74,11 +74,6 @@ def settled_at(header: Row) -> float | None:
     return None if adaptive is None else adaptive["threshold"]
 
 
-def is_mixed(row: Row) -> bool:
-    """Reward variance above zero: some rollouts succeeded, some failed."""
-    return row["reward_var"] is not None and row["reward_var"] > 0
-
-
 def is_pivot(row: Row, threshold: float) -> bool:
     """Eq. 5 (`rows.class_of_moments`)."""
     return classify(row, threshold) == "pivot"

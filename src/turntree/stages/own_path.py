@@ -22,7 +22,7 @@ from turntree.core.protocols import Environment, Teacher, TurnState, TurnVerifie
 from turntree.env.tasks import TRAIN, TaskSet, identity, open_tasks
 from turntree.pivots.profile import Judge, ProfileConfig, profile_wave
 from turntree.pivots.samples import Sampler, together
-from turntree.pivots.select import SelectConfig, is_mixed, over_kinds, select
+from turntree.pivots.select import SelectConfig, over_kinds, select
 from turntree.rollout.live import EpisodeConfig
 from turntree.rollout.local import Limits, Prompted, that_fit
 from turntree.rollout.scheduler import Scheduler, SchedulerConfig
@@ -106,7 +106,7 @@ class OwnStates:
             "successes": counts["successes"],
             "states": len(visited) + skipped.total(),
             "profiled": len(rows),
-            "mixed": sum(map(is_mixed, rows)),
+            "mixed": sum(bool(row["reward_var"]) for row in rows),
             "pivots": len(chosen),
             "dropped": {reason: n for reason, n in {**counts, **skipped}.items() if reason.startswith("dropped")},
         }
