@@ -27,7 +27,7 @@ class TRLStep:
         settings = GRPOConfig(
             output_dir=folder, use_cpu=model.device.type == "cpu", bf16=False, report_to=[],
             gradient_checkpointing=False, loss_type="bnpo",
-            beta=0.0, epsilon=loss.clip_low, epsilon_high=loss.clip_high, temperature=loss.sampled_at,
+            beta=0.0, epsilon=loss.clip_low, epsilon_high=loss.clip_high, temperature=loss.temperature,
             per_device_train_batch_size=16, num_generations=16, learning_rate=optimizer.learning_rate,
             adam_beta1=optimizer.betas[0], adam_beta2=optimizer.betas[1], weight_decay=optimizer.weight_decay,
             disable_dropout=True,

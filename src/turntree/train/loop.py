@@ -175,7 +175,8 @@ class Trainee:
         trainers = open_trainers(self.model, config.optimizer, steps, self.group, reference=frozen)
         if self.group.size > 1 and getattr(self.engine, "model", None) is not self.model:
             cast(Any, self.model).to("cpu")  # a server samples: only what it is sent is written from here
-        loss, most, minibatch = config.loss.of(config.sampling), config.max_tokens, config.minibatch
+        loss = dataclasses.replace(config.loss, temperature=config.sampling.temperature)
+        most, minibatch = config.max_tokens, config.minibatch
         return Learner(self.model, trainers, self.engine, loss, config.updates, most, self.shared, minibatch, teacher)
 
 

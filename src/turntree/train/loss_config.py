@@ -6,10 +6,9 @@ The line of text below a field is its documentation: `turntree config` and `--he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
-from turntree.core.completion import Sampling
 from turntree.core.config import FIXED, Above0, Amount, Bounded, Share
 from turntree.core.errors import ConfigError, InputError
 from turntree.credit.config import CreditConfig, Normalizer
@@ -39,15 +38,8 @@ class LossConfig(Bounded):
     differ."""
     importance_cap: Above0 = field(default=2.0, metadata=FIXED)
     """Bounds exp(old - sampling), which is 1 with the engine's log-probabilities."""
-    temperature: Above0 | None = field(default=None, metadata=FIXED)
-    """The temperature that the engine sampled at (none: that of the run's sampling, and 1 outside a run)."""
-
-    @property
-    def sampled_at(self) -> float:
-        return 1.0 if self.temperature is None else self.temperature
-
-    def of(self, sampling: Sampling) -> LossConfig:
-        return replace(self, temperature=sampling.temperature)
+    temperature: Above0 = field(default=1.0, metadata=FIXED)
+    """The temperature that the engine sampled at. A run fills in that of its sampling."""
 
     @property
     def per_rollout_credit(self) -> bool:

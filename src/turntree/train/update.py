@@ -53,7 +53,7 @@ class Learner:
     teacher: ServedPolicy | None = None  # the reference, where a server has it; it scores at temperature 1
 
     def __post_init__(self) -> None:
-        if self.teacher is not None and self.loss.sampled_at != 1:
+        if self.teacher is not None and self.loss.temperature != 1:
             hint = "sample at 1: a server's log-probabilities are those of temperature 1"
             raise ConfigError("does not go with a reference on a server", field="temperature", hint=hint)
 
@@ -138,9 +138,9 @@ def train_windows(
     if rescores and updates * len(windows) == 1:
         batches = [replace(batch, old_logprobs_T=None) for batch in batches]
     elif rescores:
-        batches = with_old_logprobs(trainer.model, batches, temperature=loss.sampled_at)
+        batches = with_old_logprobs(trainer.model, batches, temperature=loss.temperature)
     if trainer.reference is not None and loss.needs_reference_logprobs:
-        batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.sampled_at)
+        batches = with_reference_logprobs(trainer.reference, batches, temperature=loss.temperature)
     metrics: dict[str, float] = {}
     for _ in range(updates):
         rest = iter(batches)
@@ -193,8 +193,8 @@ def batch_loss(
 ) -> tuple[Tensor, LossSums]:
     """Forward pass, reference where the KL term wants one, and loss of one batch."""
     if config.needs_reference_logprobs and batch.reference_logprobs_S is None and reference is not None:
-        batch = with_reference_logprobs(reference, [batch], temperature=config.sampled_at)[0]
-    scores = slot_scores(model, batch, temperature=config.sampled_at)
+        batch = with_reference_logprobs(reference, [batch], temperature=config.temperature)[0]
+    scores = slot_scores(model, batch, temperature=config.temperature)
     return policy_loss(scores.logprobs_S, batch, config, normalizer=normalizer, entropies_S=scores.entropies_S)
 
 
