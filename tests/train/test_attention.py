@@ -28,7 +28,6 @@ from turntree.pack import attention
 from turntree.pack.attention import (
     BLOCK,
     decoder_inputs,
-    is_dense,
     layouts,
     pieces_of,
     set_tree_attention,
@@ -289,13 +288,13 @@ class Largest(TorchDispatchMode):
 
 def test_on_a_gpu_without_flex_attention_every_mask_is_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("qwen3", 24)
-    assert is_dense(model), "stock attention"
+    assert layouts(model) == ("dense",), "stock attention"
     set_tree_attention(model)
-    assert not is_dense(model)
+    assert layouts(model) != ("dense",)
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
-    assert is_dense(model)
+    assert layouts(model) == ("dense",)
     set_tree_attention(model, "flex_attention")
-    assert not is_dense(model)
+    assert layouts(model) != ("dense",)
 
 
 @pytest.mark.filterwarnings("default:The .grad attribute of a Tensor")

@@ -98,11 +98,6 @@ def layouts(model: PreTrainedModel) -> tuple[Layout, ...]:
     return tuple(one for one in _LAYOUTS[backend] if one != "pieces" or in_pieces)
 
 
-def is_dense(model: PreTrainedModel) -> bool:
-    """Whether every packed batch of `model` has a mask of all pairs of its rows."""
-    return layouts(model) == ("dense",)
-
-
 def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | None = None) -> dict[str, Any]:
     """The keyword arguments, besides the tokens, with which the decoder of `model` attends over each row of `batch` as
     a tree.

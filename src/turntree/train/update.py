@@ -22,7 +22,7 @@ from turntree.core.labels import Credit
 from turntree.core.protocols import Engine
 from turntree.core.tree import RolloutTree
 from turntree.engine.teacher import ServedPolicy
-from turntree.pack.attention import is_dense
+from turntree.pack.attention import layouts
 from turntree.pack.head import vocabulary_size
 from turntree.pack.packing import PackedBatch, PackingStats, pack_ranks
 from turntree.train.forward import slot_scores, with_old_logprobs, with_reference_logprobs, with_served_logprobs
@@ -89,7 +89,7 @@ class Learner:
 
     def _dealt(self, trees: Sequence[RolloutTree], credits: Sequence[Credit]) -> tuple[list[list[PackedBatch]], int]:
         """What each rank learns from in an optimizer step, and the tokens that a teacher's server was sent for it."""
-        ranks, dense = self.trainers.size, self.shared and is_dense(self.model)
+        ranks, dense = self.trainers.size, self.shared and layouts(self.model) == ("dense",)
         dealt = pack_ranks(trees, credits, ranks, max_tokens=self.max_tokens, shared=self.shared, dense=dense)
         return (dealt, 0) if self.teacher is None else with_served_logprobs(self.teacher, dealt, trees, credits)
 
