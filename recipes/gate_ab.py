@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> dict:
 
 
 def outcome(group: GrownGroup):
-    return group_outcome([verdict.reward for verdict in group.rewards.verdicts.values()])
+    return group_outcome(group.rewards.values)
 
 
 def saving(baseline: list[float], gated: list[float]) -> dict[str, object]:

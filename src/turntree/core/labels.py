@@ -27,6 +27,11 @@ class Rewards:
         verdict = self.verdicts.get(leaf)
         return None if verdict is None else verdict.reward
 
+    @property
+    def values(self) -> tuple[float | None, ...]:
+        """One a rollout, None where it is censored."""
+        return tuple(verdict.reward for verdict in self.verdicts.values())
+
     def scored(self) -> dict[int, float]:
         """The rewards of the leaves that have one, in order of leaf id."""
         return {leaf: v.reward for leaf, v in sorted(self.verdicts.items()) if v.reward is not None}

@@ -16,13 +16,9 @@ from turntree.rollout.rewards import figures
 from turntree.run.means import mean
 
 
-def rewards_of(group: GrownGroup) -> list[float | None]:
-    return [verdict.reward for verdict in group.rewards.verdicts.values()]
-
-
 def outcome_of(group: GrownGroup) -> GroupOutcome:
     """CENSORED where there is nothing to compare: fewer than two rewards."""
-    return group_outcome(rewards_of(group))
+    return group_outcome(group.rewards.values)
 
 
 def group_figures(groups: Sequence[GrownGroup], *, amplifies: bool) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from turntree.credit.scored import path_weighted
 from turntree.decide.filters.dapo import DapoFilter, refill
 from turntree.decide.gates.audited import GateMonitor
 from turntree.env.local import LocalPool
-from turntree.rollout.episode_figures import outcome_of, rewards_of
+from turntree.rollout.episode_figures import outcome_of
 from turntree.rollout.groups import GrownGroup
 from turntree.rollout.players import Player, player_of
 from turntree.rollout.prompts import TaskStream, first_reason
@@ -237,7 +237,7 @@ class RolloutService:
         credit = credit_of(self.estimator, grown.tree, grown.rewards) if scored else None
         group = EpisodeGroup(grown, credit)
         shown = FinishedGroup(
-            task_id=grown.tree.task_id, iteration=iteration, rewards=tuple(rewards_of(grown)), credit=credit
+            task_id=grown.tree.task_id, iteration=iteration, rewards=grown.rewards.values, credit=credit
         )
         reason = None if credit is None else first_reason(self._filters, lambda part: part.drop(shown))
         if reason is not None:

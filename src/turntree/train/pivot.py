@@ -79,10 +79,6 @@ class PivotGroup:
     tree: RolloutTree
     rewards: Rewards
 
-    @property
-    def reward_values(self) -> list[float | None]:
-        return [verdict.reward for verdict in self.rewards.verdicts.values()]
-
 
 # judged rollouts at states, by a seed
 Draw = Callable[[Sequence[Prompted], int], list[tuple[RolloutTree, Rewards]]]
@@ -194,7 +190,7 @@ class PivotRL(RolloutAlgorithm[PivotGroup]):
         return [PivotGroup(pivot, tree, rewards) for pivot, (tree, rewards) in zip(batch, drawn, strict=True)]
 
     def credit(self, step: int, groups: Sequence[PivotGroup]) -> Sequence[Credit | None]:
-        scored = [group_outcome(group.reward_values) is not GroupOutcome.CENSORED for group in groups]
+        scored = [group_outcome(group.rewards.values) is not GroupOutcome.CENSORED for group in groups]
         rule = over_batch(self._estimator, [group.rewards for group, kept in zip(groups, scored, strict=True) if kept])
         return [
             credit_of(rule, group.tree, group.rewards) if kept else None
@@ -214,6 +210,7 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
     everything: list[float] = []
     by_kind: dict[str, list[float]] = defaultdict(list)
     reasons = censored(verdict for group in groups for verdict in group.rewards.verdicts.values())
+    outcomes = [group_outcome(group.rewards.values) for group in groups]
     cut = 0
     for group in groups:
         scored = list(group.rewards.scored().values())
@@ -223,7 +220,7 @@ def _reward_metrics(groups: Sequence[PivotGroup]) -> dict[str, Any]:
     return {
         "reward_mean": mean(everything),
         "reward_std": statistics.pstdev(everything) if everything else None,  # of the batch (paper, Figure 3)
-        "mixed_groups": sum(group_outcome(group.reward_values) is GroupOutcome.MIXED for group in groups) / len(groups),
+        "mixed_groups": outcomes.count(GroupOutcome.MIXED) / len(groups),
         "rollouts": sum(len(group.rewards.verdicts) for group in groups),
         "censored": sum(reasons.values()),
         "censored_reasons": reasons,
