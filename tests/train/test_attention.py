@@ -25,14 +25,7 @@ from turntree.core.labels import Credit, NodeCredit
 from turntree.core.tree import NodeKind, RolloutTree
 from turntree.credit.credit import CreditRule
 from turntree.pack import attention
-from turntree.pack.attention import (
-    BLOCK,
-    decoder_inputs,
-    layouts,
-    pieces_of,
-    set_tree_attention,
-    tree_block_mask,
-)
+from turntree.pack.attention import BLOCK, decoder_inputs, layouts, set_tree_attention, tree_block_mask
 from turntree.pack.packing import PackedBatch, pack
 from turntree.train.forward import slot_scores
 from turntree.train.isolation import check_path_isolation
@@ -87,9 +80,9 @@ def test_pieces_show_what_the_mask_shows_and_no_pair_twice(monkeypatch, seed: in
     monkeypatch.setattr(attention, "ADD", 0)
     model = tree_model()
     for batch in some_batches(model, seed, max_tokens=70):
-        finest = pieces_of(decoder_inputs(model, batch, "pieces")["attention_mask"])
+        finest = decoder_inputs(model, batch, "pieces")["tree_pieces"]
         assert torch.equal(visible(finest, batch), batch.attention_mask()[:, 0].long())
-        cheapest = pieces_of(decoder_inputs(model, batch)["attention_mask"])
+        cheapest = decoder_inputs(model, batch).get("tree_pieces")
         assert cheapest is not None or call
         if cheapest is not None:
             assert torch.equal(visible(cheapest, batch), batch.attention_mask()[:, 0].long())
@@ -159,8 +152,8 @@ def test_all_layouts_score_alike(dtype: torch.dtype) -> None:
 
 def test_a_long_prompt_goes_by_pieces_and_a_short_one_by_the_mask() -> None:
     model = tree_model()
-    assert pieces_of(decoder_inputs(model, fork(prompt=512, actions=4, length=16))["attention_mask"])
-    assert not pieces_of(decoder_inputs(model, fork(prompt=10, actions=4, length=2))["attention_mask"])
+    assert "tree_pieces" in decoder_inputs(model, fork(prompt=512, actions=4, length=16))
+    assert "tree_pieces" not in decoder_inputs(model, fork(prompt=10, actions=4, length=2))
 
 
 def slots(row) -> list[tuple[int, int, int, int, bool]]:
@@ -169,10 +162,10 @@ def slots(row) -> list[tuple[int, int, int, int, bool]]:
 
 def test_siblings_are_apart_where_they_are_long_and_together_where_they_are_short() -> None:
     model = tree_model()
-    (long,) = pieces_of(decoder_inputs(model, fork(prompt=512, actions=2, length=200))["attention_mask"])
+    (long,) = decoder_inputs(model, fork(prompt=512, actions=2, length=200))["tree_pieces"]
     triangles = [(0, 512, 0, 512, False), (512, 712, 512, 712, False), (712, 912, 712, 912, False)]
     assert slots(long) == [*triangles, (512, 912, 0, 512, False)]
-    (short,) = pieces_of(decoder_inputs(model, fork(prompt=512, actions=3, length=8))["attention_mask"])
+    (short,) = decoder_inputs(model, fork(prompt=512, actions=3, length=8))["tree_pieces"]
     assert slots(short) == [(0, 512, 0, 512, False), (512, 536, 512, 536, True), (512, 536, 0, 512, False)]
 
 
@@ -196,15 +189,15 @@ def test_the_self_check_covers_every_layout_the_model_may_take() -> None:
     assert report[0] < 1e-4 and report[1] < 1e-3
 
 
-@pytest.mark.parametrize("layout", ["dense", "pieces"])
-def test_a_decoder_that_drops_what_carries_the_tree_is_refused(layout: str) -> None:
+@pytest.mark.parametrize(("layout", "broken"), [("dense", "attention_mask"), ("pieces", "tree_pieces")])
+def test_a_decoder_that_drops_what_carries_the_tree_is_refused(layout: str, broken: str) -> None:
     model = tree_model()
     decoder = model.get_decoder()
     forward = decoder.forward
 
     def forgetful(*args, **kwargs):
-        if (pieces_of(kwargs.get("attention_mask")) is not None) == (layout == "pieces"):
-            kwargs.pop("attention_mask", None)
+        if ("tree_pieces" in kwargs) == (layout == "pieces"):
+            kwargs.pop(broken, None)
         return forward(*args, **kwargs)
 
     decoder.forward = forgetful
@@ -218,20 +211,23 @@ def test_a_wrong_gradient_is_refused_even_where_the_scores_are_right() -> None:
     forward = layer.forward
 
     def half_blind(hidden, *args, **kwargs):
-        return forward(hidden.detach() if pieces_of(kwargs["attention_mask"]) else hidden, *args, **kwargs)
+        return forward(hidden.detach() if kwargs.get("tree_pieces") else hidden, *args, **kwargs)
 
     layer.forward = half_blind
     with pytest.raises(InputError, match=r"\(pieces attention\) its log-probabilities are off by \d.*its gradient by"):
         check_path_isolation(model)
 
 
-def test_a_decoder_that_passes_no_keywords_on_reads_trees_by_pieces_too() -> None:
+def test_a_decoder_that_passes_no_keywords_on_reads_trees_by_the_mask() -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = StableLmForCausalLM(StableLmConfig(vocab_size=64, num_key_value_heads=1, **shape)).eval()
     set_tree_attention(model)
-    assert layouts(model) == ("dense", "pieces")
-    assert check_path_isolation(model)[0] < 1e-4
+    assert layouts(model) == ("dense",)
+    check_path_isolation(model)
+    usual = tiny_model()
+    set_tree_attention(usual)
+    assert layouts(usual) == ("dense", "pieces")
 
 
 def test_flex_attention_needs_a_gpu() -> None:

@@ -38,6 +38,7 @@ from transformers.masking_utils import sdpa_mask
 from turntree.core.errors import ConfigError, InputError
 from turntree.engine.compatibility import check_window
 from turntree.pack.carried import is_carried
+from turntree.pack.head import decoder_of
 from turntree.pack.packing import PackedBatch
 from turntree.pack.slots import chains
 
@@ -79,6 +80,28 @@ def set_tree_attention(model: PreTrainedModel, backend: Literal["sdpa", "flex_at
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
         raise ConfigError(f"{type(model).__name__} has its own attention code", field="attention", hint="use sdpa")
+    if "pieces" in layouts(model) and not _hands_pieces_on(model):
+        model.set_attn_implementation("sdpa")  # dense, which needs no keyword of its own
+
+
+class _Arrived(Exception):
+    """The keyword of the pieces came to the attention."""
+
+
+_ASKING: Any = object()  # in place of pieces
+
+
+def _hands_pieces_on(model: PreTrainedModel) -> bool:
+    """Whether the decoder passes a keyword that it does not know on to its attention. StableLM and Nemotron do not."""
+    token_BL = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    try:
+        with torch.no_grad():
+            decoder_of(model)(input_ids=token_BL, use_cache=False, tree_pieces=_ASKING)
+    except _Arrived:
+        return True
+    except TypeError:  # it takes no keywords at all
+        return False
+    return False
 
 
 def layouts(model: PreTrainedModel) -> tuple[Layout, ...]:
@@ -118,10 +141,9 @@ def decoder_inputs(model: PreTrainedModel, batch: PackedBatch, layout: Layout | 
         costs, planned = zip(*(plan(last, call) for last in batch.last_BL.tolist()), strict=True)
         if "dense" not in allowed or sum(costs) < batch.last_BL.shape[0] * batch.last_BL.shape[1] ** 2 + call:
             rows = tuple(pieces(*row, model.dtype) for row in zip(batch.last_BL, planned, strict=True))
-            # Every decoder passes a mask on. One that makes another of it loses the tree and fails the isolation check.
+            # A decoder that does not pass the keyword on to its attention loses the tree and fails the isolation check.
             nothing = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=batch.tokens_BL.device)
-            setattr(nothing, _PIECES, rows)
-            return positions | {"attention_mask": nothing}
+            return positions | {"attention_mask": nothing, "tree_pieces": rows}
     return positions | {"attention_mask": batch.attention_mask()}
 
 
@@ -161,25 +183,27 @@ def _tree_attention(
     value: Tensor,
     attention_mask: Tensor | BlockMask | None,
     *,
+    tree_pieces: Rows | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The function behind `TREE_SDPA` and `TREE_FLEX`, as `AttentionInterface` calls it."""
+    if tree_pieces is _ASKING:
+        raise _Arrived
     stock = {"scaling": scaling, "dropout": dropout, **kwargs}
     if isinstance(attention_mask, BlockMask):
         # torch's own choice for less than a block of queries is a kernel that cannot do grouped heads (seen on an H100)
         options = {"FORCE_USE_FLEX_ATTENTION": True}
         return flex_attention_forward(module, query, key, value, attention_mask, kernel_options=options, **stock)
-    rows = pieces_of(attention_mask)
-    if rows is None:
+    if tree_pieces is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **stock)
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise InputError(f"attention with {name!r} cannot run over packed trees", hint="train on flat batches")
     if dropout:
         raise InputError("attention with dropout cannot run over packed trees", hint="train in evaluation mode")
-    attended_BHLE = PieceAttention.apply(query, key, value, rows, scaling)
+    attended_BHLE = PieceAttention.apply(query, key, value, tree_pieces, scaling)
     return attended_BHLE.transpose(1, 2).contiguous(), None
 
 
@@ -271,12 +295,6 @@ def pieces(last_L: Tensor, planned: Sequence[tuple[int, int, int, int]], dtype: 
 
 
 Rows = tuple[tuple[Piece, ...], ...]
-_PIECES = "turntree_pieces"  # the attribute of a mask that stands for them
-
-
-def pieces_of(mask: Tensor | None) -> Rows | None:
-    """The pieces of every row that a mask (`decoder_inputs`) stands for; None of any other mask."""
-    return getattr(mask, _PIECES, None)
 
 
 class PieceAttention(torch.autograd.Function):
