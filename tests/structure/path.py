@@ -1,5 +1,5 @@
 """The reader's path: `python tests/structure/path.py` lists the files that run in one PivotRL step, one online step,
-one fork and one gate decision, with their lines.
+one fork and one gate decision, with the lines of the functions that run, and of the files.
 
 It traces short trainings of the embedded household policy. Engines, renderers, worlds and the plain values of `core`
 are taken on trust: what is counted is what a reader opens to follow the method.
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -21,13 +21,13 @@ LIBRARY = REPOSITORY / "src" / "turntree"
 ON_TRUST = ("core", "engine", "render")
 
 
-def traced(owner: type, name: str, files: set[Path]) -> None:
-    """Add the files of the library whose functions run within the method to `files`."""
+def traced(owner: type, name: str, codes: set[CodeType]) -> None:
+    """Add the code of the functions that run within the method to `codes`."""
     method: Callable[..., Any] = getattr(owner, name)
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_name != "<module>":  # of an import
-            files.add(Path(frame.f_code.co_filename))
+            codes.add(frame.f_code)
 
     @functools.wraps(method)
     def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -41,8 +41,8 @@ def traced(owner: type, name: str, files: set[Path]) -> None:
     setattr(owner, name, wrapped)
 
 
-def paths() -> dict[str, list[Path]]:
-    """The files of each path, in the order of their names."""
+def paths() -> dict[str, dict[Path, int]]:
+    """The files of each path, in the order of their names, with the lines of their functions that run."""
     sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "tests")]
     from golden import BEFORE, RUNS
     from turntree.cli.main import main
@@ -50,7 +50,7 @@ def paths() -> dict[str, list[Path]]:
     from turntree.train.online import OnlineGRPO
     from turntree.train.pivot import PivotRL
 
-    found: dict[str, set[Path]] = {"PivotRL step": set(), "online step": set(), "fork": set(), "gate decision": set()}
+    found: dict[str, set[CodeType]] = {name: set() for name in ("PivotRL step", "online step", "fork", "gate decision")}
     traced(PivotRL, "step", found["PivotRL step"])
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
@@ -69,7 +69,15 @@ def paths() -> dict[str, list[Path]]:
         traced(scheduler._Run, "_ask_gate", found["gate decision"])
         run((*RUNS["forks"], "--iterations", 1, "--out", "forks"))
         os.chdir(REPOSITORY)
-    return {name: sorted(path for path in files if _counts(path)) for name, files in found.items()}
+    return {name: _by_file(codes) for name, codes in found.items()}
+
+
+def _by_file(codes: set[CodeType]) -> dict[Path, int]:
+    run: dict[Path, set[int]] = {}
+    for code in codes:
+        lines = [line for _, _, line in code.co_lines() if line is not None]
+        run.setdefault(Path(code.co_filename), set()).update(range(code.co_firstlineno, max(lines) + 1))
+    return {path: len(run[path]) for path in sorted(run) if _counts(path)}
 
 
 def _counts(path: Path) -> bool:
@@ -82,6 +90,6 @@ def lines(path: Path) -> int:
 
 if __name__ == "__main__":
     for name, files in paths().items():
-        print(f"\n{name}: {len(files)} files, {sum(map(lines, files)):,} lines")
-        for path in files:
-            print(f"  {lines(path):5} {path.relative_to(LIBRARY)}")
+        print(f"\n{name}: {sum(files.values()):,} lines run, of {sum(map(lines, files)):,} in {len(files)} files")
+        for path, run in files.items():
+            print(f"  {run:5} of {lines(path):5} {path.relative_to(LIBRARY)}")
