@@ -1,15 +1,18 @@
 """Files are whole or absent; a damaged table names its line."""
 
+import json
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from turntree.core.config import Part
 from turntree.core.errors import InputError
 from turntree.pivots.select import SelectConfig
 from turntree.run.artifacts import Table
 from turntree.run.files import read_json, require_replaceable
-from turntree.run.jsonl import replacing
+from turntree.run.jsonl import json_line, replacing
 from turntree.stages.demonstrate import demonstrate
 from turntree.stages.import_traces import import_traces
 from turntree.stages.select import run_select
@@ -90,3 +93,14 @@ def test_what_would_be_lost_is_named_before_anything_is_read(tmp_path):
             work(tmp_path / "notes")
         assert refused.value.path == tmp_path / "notes"
     assert (tmp_path / "notes").read_text() == "mine\n"
+
+
+@given(st.text(st.characters(), max_size=8))
+@example("\x85\u2028\u2029\x1c\x0b\ud800 und ü")
+def test_a_line_is_one_line_for_every_reader_and_says_the_same(text):
+    line = json_line({"text": text})
+    assert len(line.splitlines()) == 1 and json.loads(line.encode()) == {"text": text}
+
+
+def test_text_stays_readable():
+    assert "räumt auf, 你好" in json_line({"text": "räumt auf, 你好"})
