@@ -7,17 +7,13 @@ import pytest
 import torch
 
 from turntree.core.completion import GenerationRequest, Sampling
-from turntree.engine.sampling import SamplingBatch, draw, invert, uniforms
-
-CPU = torch.device("cpu")
+from turntree.engine.sampling import draw, invert, uniforms, uniforms_of
 
 
-def laws_of(count: int, **sampling: float) -> SamplingBatch:
-    requests = [
-        GenerationRequest(prompt_ids=(1,), sampling=Sampling(**sampling), seed=seed)  # type: ignore[arg-type]
-        for seed in range(count)
-    ]
-    return SamplingBatch.of(requests, [1] * count, CPU)
+def laws_of(count: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, set[float]]:
+    sampling = Sampling(temperature=temperature)
+    requests = [GenerationRequest(prompt_ids=(1,), sampling=sampling, seed=seed) for seed in range(count)]
+    return torch.full((count,), temperature), uniforms_of(requests, [1] * count)[:, 0], {temperature}
 
 
 def test_the_first_draws_do_not_depend_on_how_many_follow() -> None:
@@ -37,9 +33,7 @@ def test_draws_are_uniform_and_independent_over_seeds_and_positions() -> None:
 def test_frequencies_are_the_tempered_probabilities() -> None:
     count, temperature = 20_000, 0.7
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, -30.0])
-    drawn = draw(
-        logits.expand(count, -1), laws_of(count, temperature=temperature), torch.arange(count), torch.tensor(0)
-    )
+    drawn = draw(logits.expand(count, -1), *laws_of(count, temperature))
     expected = (logits / temperature).softmax(-1)
     frequencies = torch.bincount(drawn.tokens, minlength=5) / count
     assert torch.allclose(frequencies, expected, atol=0.012)
@@ -49,7 +43,7 @@ def test_frequencies_are_the_tempered_probabilities() -> None:
 
 def test_greedy_takes_the_likeliest_with_its_untempered_probability() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
-    drawn = draw(logits, laws_of(1, temperature=0.0), torch.tensor([0]), torch.tensor(0))
+    drawn = draw(logits, *laws_of(1, temperature=0.0))
     assert drawn.tokens.tolist() == [1]
     assert drawn.logprobs.item() == pytest.approx(logits.log_softmax(-1)[0, 1].item())
     assert drawn.entropies.item() > 0.5, "of the full distribution, not of the greedy choice"
@@ -69,5 +63,5 @@ def test_inversion_cuts_the_unit_interval_at_the_distribution_function() -> None
 
 def test_a_token_that_the_model_forbids_costs_no_entropy() -> None:
     logits = torch.tensor([[0.0, 0.0, float("-inf")]])
-    drawn = draw(logits, laws_of(1), torch.tensor([0]), torch.tensor(0))
+    drawn = draw(logits, *laws_of(1))
     assert drawn.entropies.item() == pytest.approx(np.log(2), abs=1e-6)

@@ -20,7 +20,6 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from group_progress import progress
-from turntree.core.completion import GenerationRequest, Sampling
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, ToolCall
 from turntree.core.outcome import GroupOutcome, group_outcome, is_zero_variance
@@ -34,7 +33,7 @@ from turntree.decide.filters.dapo import DapoFilter, refill
 from turntree.decide.filters.greso import Greso
 from turntree.decide.gates import signals
 from turntree.decide.gates.divergence import PrefixDivergenceGate
-from turntree.engine.sampling import SamplingBatch, draw
+from turntree.engine.sampling import draw
 from turntree.pack.packing import PackedBatch, pack
 from turntree.pivots.rows import class_of, moments
 from turntree.pivots.select import SelectConfig, select
@@ -422,10 +421,7 @@ def test_selective_rollout_published_table_12_what_random_cuts_and_an_oracle_wou
 def test_arpo_the_entropy_is_that_of_the_softmax_at_the_sampling_temperature(logits: list[float], tau: float) -> None:
     weights = np.exp(np.array(logits) / tau - max(logits) / tau)
     p = weights / weights.sum()
-    request = GenerationRequest(prompt_ids=(0,), sampling=Sampling(temperature=tau, max_tokens=1), seed=0)
-    batch = SamplingBatch.of([request], [1], torch.device("cpu")).flagged([request.sampling])
-    zero = torch.zeros(1, dtype=torch.long)
-    found = draw(torch.tensor([logits]), batch, zero, zero)
+    found = draw(torch.tensor([logits]), torch.tensor([tau]), torch.tensor([0.5]), [tau])
     assert float(found.entropies[0]) == pytest.approx(float(-(p * np.log(p)).sum()), abs=1e-4)
 
 

@@ -21,7 +21,7 @@ from turntree.core.completion import GenerationRequest
 from turntree.engine.attention import DecodingCache, Group, shared_prefix_attention
 from turntree.engine.cache import Block, RowCache
 from turntree.engine.prefix_cache import Entry, RowBlock
-from turntree.engine.sampling import SamplingBatch, draw, ended, restricted
+from turntree.engine.sampling import draw, ended, restricted, uniforms_of
 
 _TAIL = 32  # slots of tails that are made ready at a time
 _MAX_LANE_RATIO = 2  # rows of one group have lanes of similar number
@@ -79,7 +79,7 @@ class Cell:
 
 @dataclass
 class _State:
-    """Per place: the sampled tokens, and the distribution that they are sampled from."""
+    """Per place: the sampled tokens, and what they are sampled with."""
 
     tokens_CT: Tensor
     logprobs_CT: Tensor
@@ -87,7 +87,8 @@ class _State:
     count_C: Tensor  # tokens drawn
     length_C: Tensor  # of the prompt
     limit_C: Tensor  # 0 marks an idle place
-    sampling: SamplingBatch
+    temperature_C: Tensor
+    uniform_CT: Tensor
 
     @classmethod
     def empty(cls, places: int, positions: int, device: torch.device) -> _State:
@@ -101,12 +102,12 @@ class _State:
             count_C=zeros(places, dtype=torch.long),
             length_C=zeros(places, dtype=torch.long),
             limit_C=zeros(places, dtype=torch.long),
-            sampling=SamplingBatch.idle(places, positions, device),
+            temperature_C=zeros(places),
+            uniform_CT=zeros(places, positions),
         )
 
     def tensors(self) -> list[Tensor]:
-        drawn = [self.tokens_CT, self.logprobs_CT, self.entropies_CT, self.count_C, self.length_C, self.limit_C]
-        return drawn + self.sampling.tensors()
+        return list(vars(self).values())
 
     def grown(self, places: int, positions: int) -> _State:
         """The same with room for more places or completion positions."""
@@ -157,7 +158,6 @@ class Decoder:
             return
         places = [cell.place for cell in cells]
         self._state.limit_C[places] = self._state.count_C[places] = 0
-        self._set_flags()
 
     def drawn(self, cells: Sequence[Cell]) -> list[Drawn]:
         """What cells have drawn so far."""
@@ -206,7 +206,12 @@ class Decoder:
         position_N = state.count_C[places_N]
         guided = self._guided(places_N)
         guides = {row: guide for row, cell in guided.items() if (guide := cell.request.guide) is not None}
-        drawn = draw(restricted(logits_NV, guides), state.sampling, places_N, position_N)
+        drawn = draw(
+            restricted(logits_NV, guides),
+            state.temperature_C[places_N],
+            state.uniform_CT[places_N, position_N],
+            {cell.request.sampling.temperature for cell in self._cells.values()},
+        )
         state.tokens_CT[places_N, position_N] = drawn.tokens
         state.logprobs_CT[places_N, position_N] = drawn.logprobs
         state.entropies_CT[places_N, position_N] = drawn.entropies
@@ -247,15 +252,10 @@ class Decoder:
         state.count_C[places] = 0
         state.length_C[places] = torch.tensor([cell.length for cell in cells], device=device)
         state.limit_C[places] = torch.tensor(limits, device=device)
-        new = SamplingBatch.of([cell.request for cell in cells], limits, device)
-        for old, values in zip(state.sampling.tensors(), new.tensors(), strict=True):
-            old[(places, *map(slice, values.shape[1:]))] = values
-        self._set_flags()
-
-    def _set_flags(self) -> None:
-        """Which work sampling for the present cells needs."""
-        samplings = [cell.request.sampling for cell in self._cells.values()]
-        self._state.sampling = self._state.sampling.flagged(samplings)
+        requests = [cell.request for cell in cells]
+        temperatures = [float(request.sampling.temperature) for request in requests]
+        state.temperature_C[places] = torch.tensor(temperatures, device=device)
+        state.uniform_CT[places, : max(limits)] = uniforms_of(requests, limits).to(device)
 
     def _close_up(self) -> None:
         """Move the last cells to empty places where there are many of them."""

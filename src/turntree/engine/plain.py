@@ -24,7 +24,7 @@ from turntree.engine.compatibility import check_positions, positions_of
 from turntree.engine.limits import EngineConfig
 from turntree.engine.local import LocalEngine
 from turntree.engine.requests import cost_of
-from turntree.engine.sampling import SamplingBatch, draw, ended, restricted
+from turntree.engine.sampling import draw, ended, restricted, uniforms_of
 
 
 class PlainEngine(LocalEngine):
@@ -84,7 +84,9 @@ class PlainEngine(LocalEngine):
         sizes_P1 = torch.tensor([[len(ids)] for ids in prompts], device=device)
         mask_RL = (torch.arange(longest, device=device) >= longest - sizes_P1).long()
         limits = [request.longest(self.max_context) for request in requests]
-        sampling = SamplingBatch.of(requests, limits, device)
+        temperatures = [float(request.sampling.temperature) for request in requests]
+        temperature_N = torch.tensor(temperatures, device=device)
+        uniform_NT = uniforms_of(requests, limits).to(device)
         drawn, by_text = [list[tuple[int, float, float]]() for _ in requests], set[int]()
         logits_RV = self._logits(tokens_RQ, mask_RL, cache)
         rows, places = list(range(len(requests))), [prompts[request.prompt_ids] for request in requests]
@@ -101,7 +103,8 @@ class PlainEngine(LocalEngine):
                 logits_RV = logits_RV[chosen_R]
             rows_R = torch.tensor(rows, device=device)
             guides = {k: guide for k, row in enumerate(rows) if (guide := requests[row].guide) is not None}
-            found = draw(restricted(logits_RV, guides), sampling, rows_R, torch.full_like(rows_R, count))
+            laws = temperature_N[rows_R], uniform_NT[rows_R, count], temperatures
+            found = draw(restricted(logits_RV, guides), *laws)
             by_text |= {rows[k] for k in ended(found.tokens, guides)}
             columns = zip(found.tokens.tolist(), found.logprobs.tolist(), found.entropies.tolist(), strict=True)
             for row, column in zip(rows, columns, strict=True):

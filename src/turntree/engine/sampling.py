@@ -8,14 +8,14 @@ Shape suffixes: N requests, R rows of logits, T completion positions, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from turntree.core.completion import GenerationRequest, Guide, Sampling
+from turntree.core.completion import GenerationRequest, Guide
 
 _CHUNK = 256  # tokens of the vocabulary whose mass is summed before the search
 
@@ -25,49 +25,12 @@ def uniforms(seed: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=seed % 2**64)).random(count, dtype=np.float32)
 
 
-@dataclass(frozen=True)
-class SamplingBatch:
-    """The sampling parameters of N requests as tensors. The flags say which work their draws need."""
-
-    temperature_N: Tensor  # 1 where greedy
-    greedy_N: Tensor
-    uniform_NT: Tensor
-    any_tempered: bool = False
-    any_greedy: bool = False
-
-    @classmethod
-    def of(cls, requests: Sequence[GenerationRequest], limits: Sequence[int], device: torch.device) -> SamplingBatch:
-        """The parameters of requests that sample at most `limits` tokens."""
-        samplings = [request.sampling for request in requests]
-        uniform_NT = np.zeros((len(samplings), max(limits)), dtype=np.float32)
-        for row, request, limit in zip(uniform_NT, requests, limits, strict=True):
-            if request.sampling.temperature > 0:
-                row[:limit] = uniforms(request.seed, limit)
-        return cls(
-            temperature_N=torch.tensor([float(each.temperature or 1) for each in samplings], device=device),
-            greedy_N=torch.tensor([each.temperature == 0 for each in samplings], device=device),
-            uniform_NT=torch.from_numpy(uniform_NT).to(device),
-        ).flagged(samplings)
-
-    @classmethod
-    def idle(cls, requests: int, positions: int, device: torch.device) -> SamplingBatch:
-        """Room for the parameters of this many requests."""
-        return cls(
-            temperature_N=torch.ones(requests, device=device),
-            greedy_N=torch.zeros(requests, dtype=torch.bool, device=device),
-            uniform_NT=torch.zeros(requests, positions, device=device),
-        )
-
-    def flagged(self, samplings: Sequence[Sampling]) -> SamplingBatch:
-        """With the flags that these parameters need."""
-        return replace(
-            self,
-            any_tempered=any(each.temperature not in (0, 1) for each in samplings),
-            any_greedy=any(each.temperature == 0 for each in samplings),
-        )
-
-    def tensors(self) -> list[Tensor]:
-        return [self.temperature_N, self.greedy_N, self.uniform_NT]
+def uniforms_of(requests: Sequence[GenerationRequest], limits: Sequence[int]) -> Tensor:
+    """[N, T] the draws of requests that sample at most `limits` tokens."""
+    uniform_NT = np.zeros((len(requests), max(limits)), dtype=np.float32)
+    for row, request, limit in zip(uniform_NT, requests, limits, strict=True):
+        row[:limit] = uniforms(request.seed, limit)
+    return torch.from_numpy(uniform_NT)
 
 
 @dataclass(frozen=True)
@@ -79,22 +42,22 @@ class Draw:
     entropies: Tensor
 
 
-def draw(logits_RV: Tensor, batch: SamplingBatch, request_R: Tensor, position_R: Tensor) -> Draw:
-    """Sample completion position `position_R[r]` of request `request_R[r]` from its next-token logits.
+def draw(logits_RV: Tensor, temperature_R: Tensor, uniform_R: Tensor, temperatures: Collection[float]) -> Draw:
+    """Sample from next-token logits, row by row; temperature 0 is greedy. `temperatures` are those of all requests,
+    which say what work the rows need.
 
     Statistics are float32 over the full vocabulary: of softmax(logits / temperature), at temperature 1 for greedy
     rows.
     """
-    logits_RV = logits_RV.float()
-    greedy_R = batch.greedy_N[request_R]
-    if batch.any_tempered:
-        logits_RV = logits_RV / batch.temperature_N[request_R, None]
+    logits_RV, greedy_R = logits_RV.float(), temperature_R == 0
+    if not {0, 1}.issuperset(temperatures):
+        logits_RV = logits_RV / temperature_R.masked_fill(greedy_R, 1)[:, None]
     # Few passes over [R, V]: at small models they cost as much as the output layer. The clamp makes 0 log 0 = 0.
     shifted_RV = (logits_RV - logits_RV.amax(-1, keepdim=True)).clamp_(min=-1e4)
     mass_RV = shifted_RV.exp()
     total_R = mass_RV.sum(-1)
-    tokens_R = invert(mass_RV, batch.uniform_NT[request_R, position_R])
-    if batch.any_greedy:
+    tokens_R = invert(mass_RV, uniform_R)
+    if 0 in temperatures:
         tokens_R = torch.where(greedy_R, logits_RV.argmax(-1), tokens_R)
     logprobs_R = shifted_RV.gather(-1, tokens_R[:, None])[:, 0] - total_R.log()
     entropies_R = total_R.log() - torch.linalg.vecdot(mass_RV, shifted_RV) / total_R
