@@ -200,8 +200,8 @@ _LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\
 
 
 def json_line(value: Any) -> str:
-    """One line of a JSONL file. Text stays readable; lone surrogates are escaped, and what some readers take for the end
-    of a line."""
+    """One line of a JSONL file. Text stays readable; lone surrogates are escaped, and what some readers take for
+    the end of a line."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS) + "\n"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
