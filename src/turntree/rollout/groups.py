@@ -342,13 +342,13 @@ class _Layout:
             self.tree.record(replace(decision, node=node))
 
     def _place(self, key: Key, step: Step) -> None:
-        cut, is_refill = self._group.cut, key[0] >= self._group.initial
+        cut = self._group.cut
         if cut is not None and (step.turn > cut or len(key) > 1):
             self._dropped[self._survivor(key)] += step.cost
             return
         nodes = self._nodes_of(key)
         nodes.append(step.add(self.tree, nodes[-1]).id)
-        if is_refill and len(nodes) == 2:
+        if key[0] >= self._group.initial and len(nodes) == 2:
             self.tree.mark_refill(nodes[-1])
 
     def _nodes_of(self, key: Key) -> list[int]:
