@@ -117,6 +117,21 @@ def test_a_later_turn_may_tell_only_what_is_new() -> None:
     assert ["".join(tree.routes(node.id)) for node in tree] == ["ab", "c", "", "g"]
 
 
+def test_the_routes_of_a_prompt_that_is_not_known_yet_are_those_of_the_root() -> None:
+    tree, whole = RolloutTree("task"), RolloutTree("task")
+    root = tree.add(None, NodeKind.PROMPT, ()).id
+    for told in ("abc", "xyz"):
+        tree.add_completion(root, sampled((3, 4), told), SAID)
+    later = tree.add_completion(tree.add(1, NodeKind.OBSERVATION, (5,)).id, sampled((6, 7), "abcdef"), SAID)
+    assert ["".join(tree.routes(node.id)) for node in tree] == ["ab", "cd", "z", "e", "f"]
+    for node in (whole.add(None, NodeKind.PROMPT, (1, 2)), *list(tree)[1:]):
+        if node.id:
+            more = {"logprobs": node.logprobs, "entropies": node.entropies}
+            whole.add(node.parent, node.kind, node.token_ids, **more)
+    whole.take_routes(tree, {node: node for node in range(later.id)})
+    assert ["".join(whole.routes(node.id)) for node in whole] == ["ab", "cd", "z", "e", ""]
+
+
 class Routed(TellsPlaces, WatchedEngine):
     pass
 

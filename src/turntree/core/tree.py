@@ -115,7 +115,7 @@ class Decision:
 
 
 class RolloutTree:
-    """The rollouts of one task. What changes it, appends: `add`, `stop`, `mark_refill` and `record`."""
+    """The rollouts of one task. What changes it, appends: `add`, `take_routes`, `stop`, `mark_refill` and `record`."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -185,7 +185,8 @@ class RolloutTree:
             parent = self._add_sampled(parent, completion, slice(0, shared), None, NO_COST).id
         node = self._add_sampled(parent, completion, slice(shared, None), message, completion.cost)
         path = self.path(node.id) if completion.routes else ()
-        at = end = len(completion.routes) + bool(path) - sum(len(above.token_ids) for above in path)
+        end = len(completion.routes) + bool(path) - sum(len(above.token_ids) for above in path)
+        at = min(0, end)  # more routes than tokens are those of a prompt that is not known yet, at the root
         for above in path:  # what is known of a token stays: a prompt has the routes of its first completion
             known, end = self.routes(above.id), end + len(above.token_ids)
             if at + len(known) >= 0:
@@ -206,6 +207,10 @@ class RolloutTree:
             messages=() if message is None else (message,),
             cost=cost,
         )
+
+    def take_routes(self, other: RolloutTree, ids: Mapping[int, int]) -> None:
+        """Those of another tree's nodes, by their ids there and here."""
+        self._routes |= {ids[node]: told for node, told in other._routes.items() if node in ids}
 
     def stop(self, leaf: int, reason: StopReason, *, part_of: int | None = None) -> None:
         """Stop a leaf. `part_of` is the leaf at which its rollout ended, where that is another (`parts`). Raises

@@ -12,13 +12,12 @@ from turntree.core.cost import Cost
 from turntree.core.errors import ConfigError
 from turntree.core.labels import Rewards
 from turntree.core.protocols import BranchDecision, Environment, ForkMoment, GateDecision, GroupProgress, Observation
-from turntree.core.tree import Decision, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import Decision, Node, NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
-from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, Step, judged
+from turntree.rollout.live import Ending, EpisodeConfig, LiveRollout, judged
 from turntree.rollout.rewards import RewardSum
 
 Key = tuple[int, ...]
-_BRANCHER = "brancher"  # the actor of its decisions
 
 
 def _of_kind(kind: type, answer: object, field: str) -> None:
@@ -152,8 +151,8 @@ def in_order(groups: Iterable[GrownGroup]) -> Iterator[GrownGroup]:
 class Group:
     """The rollouts of one task while they are played.
 
-    Its tree is made when it is over (`grown`), by turn, then sample: the same draws give the same tree under any
-    interleaving.
+    The tree grows in order of arrival; `grown` reorders it (by turn, then sample), so that the same draws give the same
+    tree under any interleaving.
 
     `size` leaves are wanted. `initial` rollouts begin independently; each may fork off its share of `branched` leaves
     (budgets are passed down, so that no fork depends on the speed of another rollout). Leaves that no fork was made for
@@ -179,13 +178,16 @@ class Group:
     rollouts: dict[Key, LiveRollout] = field(default_factory=dict[Key, LiveRollout])
     endings: dict[Key, Ending] = field(default_factory=dict[Key, Ending])
     owed: defaultdict[Key, Cost] = field(default_factory=lambda: defaultdict(Cost))  # paid for, and not yet in a node
-    # a group's key is (); the node of a decision is as yet how many steps the rollout had
-    decisions: list[tuple[Key, Decision]] = field(default_factory=list[tuple[Key, Decision]])
+    decisions: list[tuple[Key, Decision]] = field(default_factory=list[tuple[Key, Decision]])  # a group's key is ()
     asked: int = 0  # the last turn at which the gate was asked
     decision: GateDecision | None = None  # the gate's last
     decided: bool = False  # the gate need not be asked again
     cut: int | None = None
     ending: Ending | None = None  # of all rollouts at once: the task leaves no room
+
+    def __post_init__(self) -> None:
+        self.tree = RolloutTree(self.task.task_id)
+        self._root = self.tree.add(None, NodeKind.PROMPT, ()).id  # stands for the prompt, which is not known yet
 
     @property
     def over(self) -> bool:
@@ -214,7 +216,8 @@ class Group:
         """Begin the rollout `key` with its task."""
         self.rollouts[key] = rollout = LiveRollout(
             key=key,
-            task_id=self.task.task_id,
+            tree=self.tree,
+            leaf=self._root,
             messages=list(told.messages),
             token_ids=self.prompt_ids,
             answers=[told],
@@ -250,15 +253,24 @@ class Group:
     def record(self, actor: str, key: Key | None, action: str, reason: str, numbers: dict[str, float]) -> None:
         """Record a decision about one rollout, or about the group (`key` None)."""
         rollout = None if key is None else self.rollouts.get(key)
-        steps = 0 if rollout is None else len(rollout.steps)
-        self.decisions.append((key or (), Decision(actor, steps, action, reason, numbers)))
+        node = self._root if rollout is None else rollout.leaf
+        self.decisions.append((key or (), Decision(actor, node, action, reason, numbers)))
+
+    def mark_refill(self, key: Key, rollout: LiveRollout) -> None:
+        """Record of the first turn of a refill, which `rollout` has just appended, that it is one."""
+        if key[0] >= self.initial and len(key) == 1 and rollout.turns == 0:
+            self.tree.mark_refill(rollout.leaf)
+            self.record("scheduler", key, "refill", "leaves that no branch was made for", {})
 
     def branched_at(self, rollout: LiveRollout, decision: BranchDecision) -> None:
-        """Record what a brancher said of the turn that `rollout` has just appended."""
+        """Record what a brancher said of the turn that `rollout` has just appended, at the node above the last: the
+        deepest that its decision depended on, and the one that the branches of a fork have in common."""
+        above = self.tree[rollout.leaf].parent
+        assert above is not None
         action = "fork" if decision.branches > 1 else "pass"
-        said = {"branches": decision.branches, "shared": decision.shared, "turn": len(rollout.answers)}
+        said = {"branches": decision.branches, "shared": decision.shared, "turn": self.tree[rollout.leaf].turn}
         numbers = {**{name: float(value) for name, value in said.items()}, **decision.numbers}
-        self.record(_BRANCHER, rollout.key, action, decision.reason, numbers)
+        self.decisions.append((rollout.key, Decision("brancher", above, action, decision.reason, numbers)))
 
     # what a gate sees
 
@@ -298,7 +310,7 @@ class Group:
     def grown(self, now: float, functions: RewardSum | None = None) -> GrownGroup:
         """The finished group. Its episodes are judged here, at the same time where a judge is a server, and never those
         of a group that was cut."""
-        layout = _Layout(self)
+        layout = _Layout(self, self._root)
         tree, [rewards] = layout.tree, judged([layout.endings], functions)
         rewards.check(tree)
         return GrownGroup(
@@ -317,19 +329,20 @@ class Group:
 class _Layout:
     """The tree of a group that is over, by turn, then rollout, with its endings, decisions and verdicts."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, root: int) -> None:
         self._group = group
         self.tree = RolloutTree(group.task.task_id)
         self.endings: dict[int, Ending] = {}
         task = () if group.opening is None else group.opening.messages
-        self._root = self.tree.add(None, NodeKind.PROMPT, group.prompt_ids, messages=task).id
-        self._nodes: dict[Key, list[int]] = {}
+        self._ids = {root: self.tree.add(None, NodeKind.PROMPT, group.prompt_ids, messages=task).id}
         self._dropped: defaultdict[Key, Cost] = defaultdict(Cost)
-        steps = [(step.turn, r.key, n, step) for r in group.rollouts.values() for n, step in enumerate(r.steps)]
-        for _, key, _, step in sorted(steps, key=lambda each: each[:3]):
-            self._place(key, step)
+        self._refills = group.tree.refills()
+        appended = [(turn, r.key, node) for r in group.rollouts.values() for node, turn in r.nodes.items()]
+        for turn, key, node in sorted(appended):
+            self._place(turn, key, group.tree[node])
+        self.tree.take_routes(group.tree, self._ids)
         if group.ending is not None:
-            self._stop(self._root, group.ending)
+            self._stop(self._ids[root], group.ending)
         else:
             keys = [*((sample,) for sample in range(group.wanted)), *sorted(group.forked)]
             for key in keys:
@@ -338,44 +351,26 @@ class _Layout:
             for key in keys:
                 if self._survivor(key) == key:
                     self._finish(key)
-        for node, _, decision in sorted(self._decided(), key=lambda found: found[:2]):
-            self.tree.record(replace(decision, node=node))
+        kept = [(key, d) for key, d in group.decisions if d.node in self._ids and not self._dropped_with(key, d)]
+        for _, decision in sorted(kept, key=lambda pair: (self._ids[pair[1].node], pair[0])):
+            self.tree.record(replace(decision, node=self._ids[decision.node]))
 
-    def _place(self, key: Key, step: Step) -> None:
+    def _place(self, turn: int, key: Key, node: Node) -> None:
         cut = self._group.cut
-        if cut is not None and (step.turn > cut or len(key) > 1):
-            self._dropped[self._survivor(key)] += step.cost
+        if cut is not None and (turn > cut or len(key) > 1):
+            self._dropped[self._survivor(key)] += node.cost
             return
-        nodes = self._nodes_of(key)
-        nodes.append(step.add(self.tree, nodes[-1]).id)
-        if key[0] >= self._group.initial and len(nodes) == 2:
-            self.tree.mark_refill(nodes[-1])
+        fields = {name: value for name, value in vars(node).items() if name not in ("id", "parent", "kind", "turn")}
+        above = None if node.parent is None else self._ids[node.parent]
+        self._ids[node.id] = self.tree.add(above, node.kind, **fields).id
+        if node.id in self._refills:
+            self.tree.mark_refill(self._ids[node.id])
 
-    def _nodes_of(self, key: Key) -> list[int]:
-        """The nodes of a rollout so far: the one that it began at, and one for each step."""
-        if key not in self._nodes:
-            forked = len(key) > 1
-            self._nodes[key] = [self._above(key[:-1], self._group.rollouts[key].left_at) if forked else self._root]
-        return self._nodes[key]
-
-    def _above(self, key: Key, step: int) -> int:
-        """The node above the one that a step ended with: what the branches of a fork at this turn have in common."""
-        above = self.tree[self._nodes_of(key)[step]].parent
-        assert above is not None
-        return above
-
-    def _decided(self) -> Iterator[tuple[int, Key, Decision]]:
-        """The decisions with their nodes: of a brancher, the deepest node that it depended on. Not those about a forked
-        rollout of a cut group, or about a turn after the cut, which a faster rollout may have reached."""
-        group, cut = self._group, self._group.cut
-        refill = Decision("scheduler", 1, "refill", "leaves that no branch was made for")
-        refills = [((sample,), refill) for sample in range(group.initial, group.wanted)]
-        for key, decision in [*refills, *group.decisions]:
-            if cut is not None and (len(key) > 1 or decision.numbers.get("turn", 0) > cut):
-                continue
-            nodes, step = self._nodes_of(key), decision.node
-            if step < len(nodes):
-                yield self._above(key, step) if decision.actor == _BRANCHER else nodes[step], key, decision
+    def _dropped_with(self, key: Key, decision: Decision) -> bool:
+        """Whether the decision is about a forked rollout of a cut group, or about a turn after the cut, which a faster
+        rollout may have reached."""
+        cut = self._group.cut
+        return cut is not None and (len(key) > 1 or decision.numbers.get("turn", 0) > cut)
 
     def _survivor(self, key: Key) -> Key:
         """`key`; in a cut group the rollout that it was forked from, if that happened after the cut or in a branch.
@@ -390,9 +385,12 @@ class _Layout:
 
     def _finish(self, key: Key) -> None:
         """Stop the rollout's leaf, after an empty observation if its last call gave nothing."""
-        ending, leaf = self._ending(key), self._nodes_of(key)[-1]
+        group, ending = self._group, self._ending(key)
+        rollout = group.rollouts.get(key)
+        where = [] if rollout is None else [*reversed(rollout.nodes), rollout.origin]
+        leaf = next((self._ids[node] for node in where if node in self._ids), 0)
         if ending.stop.censors:
-            cost = self._group.owed[key] + self._dropped[key]
+            cost = group.owed[key] + self._dropped[key]
             leaf = self.tree.add(leaf, NodeKind.OBSERVATION, (), cost=cost).id
         self._stop(leaf, ending)
 

@@ -6,10 +6,9 @@ The requests, appended nodes and endings of a rollout that the scheduler plays.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from turntree.core import seeds
 from turntree.core.completion import Completion, GenerationRequest, Sampling
@@ -20,7 +19,7 @@ from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Renderer, task_of
-from turntree.core.tree import Node, NodeKind, RolloutTree, StopReason
+from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
 from turntree.logs.groups import action_text
 from turntree.rollout.rewards import Episode, RewardSum
@@ -70,29 +69,23 @@ def judged(trees: Sequence[Mapping[int, Ending]], functions: RewardSum | None) -
     return [Rewards(found) for found in verdicts]
 
 
-class Step(NamedTuple):
-    """What a rollout appended at a turn, and its cost. `add` appends it to a tree, below a node, and gives its node."""
-
-    turn: int
-    cost: Cost
-    add: Callable[[RolloutTree, int], Node]
-
-
 @dataclass(eq=False)
 class LiveRollout:
     """One rollout of a group. `key` is its sample, followed by one number per branch it was forked at.
 
-    `steps` are what it appended itself. `answers` are the environment's observations, the task first. A gate may see
-    their `progress`, their texts (`observations`) and `actions`, as the rollout log tells them. `begun` are the tokens
-    that its next turn already has, where it forked inside a turn; `token_ids` end with them.
+    `leaf` is its current node: at first `origin`, then the last of `nodes`, which it appended itself, each with the
+    rollout's turn then. `answers` are the environment's observations, the task first. A gate may see their `progress`,
+    their texts (`observations`) and `actions`, as the rollout log tells them. `begun` are the tokens that its next turn
+    already has, where it forked inside a turn; `token_ids` end with them.
     """
 
     key: tuple[int, ...]
-    task_id: str
+    tree: RolloutTree
+    leaf: int
     messages: list[Message]
     token_ids: tuple[int, ...]
     answers: list[Observation]
-    steps: list[Step] = field(default_factory=list[Step])
+    nodes: dict[int, int] = field(default_factory=dict[int, int])
     actions: list[str] = field(default_factory=list[str])
     entropies: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])  # by turn
     stopped: bool = True  # whether the last completion ended with its stop token
@@ -100,9 +93,11 @@ class LiveRollout:
     begun: tuple[int, ...] = ()
     begun_entropies: tuple[float, ...] = ()
     forked_at: int = 0  # the turn at which it left the rollout that it was forked from; 0: an independent rollout
-    left_at: int = 0  # how many steps that rollout had then, with this turn of its own
     budget: int = 0  # leaves that may still be forked off it
     forks: int = 0  # rollouts that were forked off it
+
+    def __post_init__(self) -> None:
+        self.origin = self.leaf
 
     @property
     def turns(self) -> int:
@@ -120,7 +115,7 @@ class LiveRollout:
 
     def request(self, config: EpisodeConfig, seed: int) -> GenerationRequest:
         """The request for the rest of the next turn. Its draws depend on (seed, task, key, turn) only."""
-        key = seeds.of_turn(seed, self.task_id, self.key, self.turns)
+        key = seeds.of_turn(seed, self.tree.task_id, self.key, self.turns)
         sampling = replace(config.sampling, max_tokens=config.sampling.max_tokens - len(self.begun))
         return GenerationRequest(prompt_ids=self.token_ids, sampling=sampling, seed=key, retain=True)
 
@@ -130,8 +125,10 @@ class LiveRollout:
 
     def append_turn(self, completion: Completion, action: Message, *, shared: int = 0) -> None:
         """Append the sampled completion, its first `shared` tokens as a separate node."""
-        add = partial(RolloutTree.add_completion, completion=completion, message=action, shared=shared)
-        self.steps.append(Step(len(self.answers), completion.cost, add))
+        node = self.tree.add_completion(self.leaf, completion, action, shared=shared)
+        assert node.parent is not None
+        self.nodes |= dict.fromkeys([node.parent, node.id] if shared else [node.id], len(self.answers))
+        self.leaf = node.id
         self.messages.append(action)
         self.token_ids = (*self.token_ids, *completion.token_ids)
         self.stopped = completion.finish == "stop"
@@ -142,11 +139,14 @@ class LiveRollout:
     def branch(self, completion: Completion, shared: int) -> LiveRollout:
         """A rollout that leaves this one after the first `shared` tokens of `completion`. Call it after this rollout
         has appended the completion."""
+        last = self.tree[self.leaf]
+        assert last.parent is not None
         self.forks += 1
         before = len(self.token_ids) - len(completion.token_ids) + shared
         return LiveRollout(
             key=(*self.key, self.forks),
-            task_id=self.task_id,
+            tree=self.tree,
+            leaf=last.parent,
             messages=self.messages[:-1],
             token_ids=self.token_ids[:before],
             actions=self.actions[:-1],
@@ -154,15 +154,15 @@ class LiveRollout:
             entropies=self.entropies[:-1],
             begun=completion.token_ids[:shared],
             begun_entropies=completion.entropies[:shared],
-            forked_at=len(self.answers),
-            left_at=len(self.steps),
+            forked_at=last.turn,
         )
 
     def append_answer(self, observation: Observation, prompt: tuple[int, ...], cost: Cost) -> None:
         """Append the environment's answer. `prompt` is that of the next turn, which begins with the tokens so far."""
         added, said = prompt[len(self.token_ids) :], {"messages": observation.messages, "metrics": observation.numbers}
-        add = partial(RolloutTree.add, kind=NodeKind.OBSERVATION, token_ids=added, **said, cost=cost)
-        self.steps.append(Step(len(self.answers), cost, add))
+        node = self.tree.add(self.leaf, NodeKind.OBSERVATION, added, **said, cost=cost)
+        self.nodes[node.id] = len(self.answers)
+        self.leaf = node.id
         self.messages += observation.messages
         self.token_ids = prompt
         self.answers.append(observation)

@@ -311,6 +311,7 @@ class _Turns:
                 self._take_turn(place, rollout, finished.completion)
             except RendererFault as fault:
                 rollout.append_turn(finished.completion, Message("assistant"))  # sampled tokens stay in the tree
+                place.group.mark_refill(place.key, rollout)
                 self.end(place, fault.ending)
 
     def _take_turn(self, place: Place, rollout: LiveRollout, completion: Completion) -> None:
@@ -325,6 +326,8 @@ class _Turns:
         rollout.append_turn(completion, action, shared=shared)
         if decision is not None:
             self._fork(place, rollout, completion, decision)
+        else:
+            group.mark_refill(place.key, rollout)
         if fails:
             self.end(place, cut_ending(rollout, group.task, episodes))
         else:
