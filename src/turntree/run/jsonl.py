@@ -196,13 +196,12 @@ def parse_object(
     return cast("dict[str, Any]", value)
 
 
-_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}  # of `str.splitlines`
-
-
 def json_line(value: Any) -> str:
     """One line of a JSONL file. Text stays readable; lone surrogates are escaped, and what some readers take for
     the end of a line."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS) + "\n"
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
+    for end in ("\x85", "\u2028", "\u2029"):  # `str.translate` takes fifty times as long where text is not ASCII
+        text = text.replace(end, f"\\u{ord(end):04x}")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
