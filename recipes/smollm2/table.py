@@ -3,8 +3,9 @@
 A FOLDER is what the recipe made, whole or not. A FILE is what `--save` wrote: the items behind the tables, without the
 weights. Runs of several machines go side by side, each with a warm start of its own; their seeds must differ.
 
-Intervals are 95% percentile intervals of a bootstrap over tasks (games; the traces that held-out turns come from;
-passages, questions, instructions). They say nothing about other seeds of training.
+Intervals of one policy are 95% percentile intervals of a bootstrap over tasks (games; the traces that held-out turns
+come from; passages, questions, instructions) and say nothing about other seeds of training. Those over seeds cover
+other seeds and other items (two-way analysis of variance).
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from retention import last_number
 
 from turntree.run.artifacts import PROFILE
 from turntree.run.files import read_json, write_json
+from turntree.run.statistics import crossed_interval
 
 BASE, BEFORE = "base", "warm"
 TEXTS = ("wiki", "gsm8k", "math")
 INSIDE, BESIDE = ("accepted turns", "won games"), (*TEXTS, "instructions", "solved gsm8k", "solved math")
 
 Values = Mapping[str, tuple[str, float, float]]  # by item: its task, and a ratio's numerator and denominator
+Seeds = dict[str, Mapping[str, Values]]  # of an arm: the figures of each seed
 
 
 def accepted(path: Path) -> Values:
@@ -149,10 +152,9 @@ def _of_seed(found: Mapping[str, Mapping[str, Values]], arm: str) -> dict[str, M
     return {name: values for name, values in found.items() if name.rpartition(".")[2] == seed}
 
 
-def over_seeds(runs: Sequence[Mapping[str, Mapping[str, Values]]]) -> dict[str, dict[str, Values]]:
-    """Of the arms that have several seeds the means over them, of the items that all of them have, and the warm start
-    that they began from, once for every seed."""
-    seeds: dict[str, dict[str, Mapping[str, Values]]] = defaultdict(dict)
+def by_seed(runs: Sequence[Mapping[str, Mapping[str, Values]]]) -> dict[str, Seeds]:
+    """The arms that have several seeds, and the warm start that each of these began from."""
+    seeds: dict[str, Seeds] = defaultdict(dict)
     for found in runs:
         for name, values in found.items():
             arm, _, seed = name.rpartition(".")
@@ -161,23 +163,29 @@ def over_seeds(runs: Sequence[Mapping[str, Mapping[str, Values]]]) -> dict[str, 
             if arm:
                 seeds[arm][seed] = values
                 seeds[BEFORE][seed] = found.get(BEFORE, {})
-    return {
-        arm: {
-            figure: _means([values[figure] for values in each.values()])
-            for figure in next(iter(each.values()))
-            if all(figure in values for values in each.values())
-        }
-        for arm, each in seeds.items()
-        if len(each) > 1
-    }
+    return {arm: each for arm, each in seeds.items() if len(each) > 1}
 
 
-def _means(runs: Sequence[Values]) -> Values:
-    shared = set.intersection(*(set(run) for run in runs))
-    return {
-        name: (runs[0][name][0], *(statistics.fmean(run[name][part] for run in runs) for part in (1, 2)))
-        for name in sorted(shared)
-    }
+def over_seeds(after: Seeds, before: Seeds, figure: str) -> str:
+    """The mean difference over the seeds and the items that all of them have, with an interval for other seeds and
+    other items, and the difference of every seed."""
+    seeds = sorted(seed for seed in after.keys() & before.keys() if figure in after[seed] and figure in before[seed])
+    pairs = [(after[seed][figure], before[seed][figure]) for seed in seeds]
+    items = sorted(set.intersection(*(one.keys() & other.keys() for one, other in pairs))) if pairs else []
+    if not items:
+        return ""
+    weight = statistics.fmean(pairs[0][0][item][2] for item in items)  # a ratio of sums as a mean over items
+    values = [[(one[item][1] - other[item][1]) / weight for item in items] for one, other in pairs]
+    found = crossed_interval(values)
+    edges = "" if found.low is None else f" [{found.low:+.3f}, {found.high:+.3f}]"
+    return f"{found.mean:+.3f}{edges} ({', '.join(f'{statistics.fmean(row):+.3f}' for row in values)})"
+
+
+def seeds_table(seeds: Mapping[str, Seeds], names: Sequence[str], minus: str) -> list[str]:
+    lines = ["| policy | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for arm in sorted(seeds.keys() - {BEFORE, minus}):
+        lines.append(f"| {arm} | " + " | ".join(over_seeds(seeds[arm], seeds[minus], name) for name in names) + " |")
+    return lines
 
 
 def table(found: Mapping[str, Mapping[str, Values]], names: Sequence[str], *, minus: str | None = None) -> list[str]:
@@ -223,11 +231,10 @@ def main() -> None:
         show(tables(found))
         if path.is_dir():
             show([("Seconds", seconds(path))])
-    seeds = over_seeds(list(runs.values()))
-    show([("Over seeds", table(seeds, (*INSIDE, *BESIDE)))])
+    seeds = by_seed(list(runs.values()))
     for arm in (BEFORE, "pivot", "pivot-r16", "online"):
         if arm in seeds:
-            show([(f"Over seeds, change from {arm}", table(seeds, (*INSIDE, *BESIDE), minus=arm))])
+            show([(f"Over seeds and items, change from {arm}", seeds_table(seeds, (*INSIDE, *BESIDE), arm))])
 
 
 def tables(found: Mapping[str, Mapping[str, Values]]) -> list[tuple[str, list[str]]]:

@@ -158,21 +158,28 @@ def games(**won: float):
     return {"won games": {name: (name, value, 1.0) for name, value in won.items()}}
 
 
-def test_seeds_are_averaged_over_the_items_that_all_of_them_have(table) -> None:
-    run = {"warm": games(a=0.0), "x.0": games(a=1, b=1), "x.1": games(a=0, c=1), "alone.0": games(a=1)}
-    found = table.over_seeds([run])
-    assert found == {"x": games(a=0.5), "warm": games(a=0.0)}
-    assert "| x | +0.500 [+0.500, +0.500] |" in table.table(found, ["won games"], minus="warm")
+def test_seeds_are_compared_over_the_items_that_all_of_them_have(table) -> None:
+    run = {"warm": games(a=0.0, b=0.0), "x.0": games(a=1, b=1), "x.1": games(a=0, c=1), "alone.0": games(a=1)}
+    found = table.by_seed([run])
+    assert found.keys() == {"x", "warm"}
+    assert "| x | +0.500 " in (line := table.seeds_table(found, ["won games"], "warm")[-1])
+    assert line.endswith("(+1.000, +0.000) |")
 
 
 def test_seeds_of_other_runs_differ_each_from_the_warm_start_of_its_own_run(table) -> None:
     first = {"warm": games(a=0.0, b=1.0), "x.0": games(a=1, b=1), "x.1": games(a=1, b=1)}
     other = {"warm": games(a=0.3, b=0.7), "x.2": games(a=0, b=1)}
-    found = table.over_seeds([first, other])
-    assert {item: round(row[1], 6) for item, row in found["warm"]["won games"].items()} == {"a": 0.1, "b": 0.9}
-    assert {item: round(row[1], 6) for item, row in found["x"]["won games"].items()} == {"a": 0.666667, "b": 1.0}
+    found = table.by_seed([first, other])
+    assert table.over_seeds(found["x"], found["warm"], "won games").endswith("(+0.500, +0.500, +0.000)")
     with pytest.raises(SystemExit, match=r"two of these runs have x.0: train one of them with another seed"):
-        table.over_seeds([first, first])
+        table.by_seed([first, first])
+
+
+def test_a_difference_over_seeds_is_that_of_the_ratios(table) -> None:
+    """Nats a token: a long passage counts for its tokens."""
+    before = {"wiki": {"short": ("short", -10.0, 10.0), "long": ("long", -90.0, 30.0)}}
+    after = {"wiki": {"short": ("short", -10.0, 10.0), "long": ("long", -70.0, 30.0)}}
+    assert table.over_seeds({"0": after, "1": after}, {"0": before, "1": before}, "wiki").startswith("+0.500 ")
 
 
 def test_what_is_saved_of_a_run_gives_its_tables_again(table, tmp_path: Path) -> None:
