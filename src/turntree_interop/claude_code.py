@@ -16,10 +16,10 @@ from turntree.traces.formats.row import (
     UNSEEN,
     BrokenMessage,
     ChatRow,
+    at_line,
     call_of,
     count_unknown,
     list_of,
-    one_turn_a_response,
     part_of,
     role_of,
     text_of,
@@ -27,6 +27,7 @@ from turntree.traces.formats.row import (
     was_cut,
     words,
 )
+from turntree_interop.observed import one_turn_a_response, texts_of
 
 _SAID = ("user", "assistant")
 _CLAUDE_KEYS = words(
@@ -102,9 +103,8 @@ class _Thread:
             chat = self._chat = chat.compacted()
             self._lines = {}
         self._rewind(line)
-        chat.messages += _claude(str(kind), message, chat) if isinstance(message, dict) else [
-            BrokenMessage("has no message", turn=kind == "assistant", field="message")
-        ]  # fmt: skip
+        broken = BrokenMessage("has no message", turn=kind == "assistant", field="message")
+        chat.messages += at_line(line, _claude(str(kind), message, chat) if isinstance(message, dict) else [broken])
         self._lines |= {uuid: len(chat.messages)} if uuid else {}
 
     def close(self, session: str | None, first: str | None) -> Iterator[ChatRow]:
@@ -168,7 +168,7 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
         elif kind == "tool_use":
             calls.append(call_of(block.get("name"), block.get("input"), block.get("id"), unread))
         elif kind == "tool_result":
-            text, unseen = _shown(block.get("content"), chat)
+            text, unseen = texts_of(block.get("content"), chat.ignored)
             result = {"role": "tool", "content": text, "tool_call_id": block.get("tool_use_id"), UNSEEN: unseen}
             results.append(result | {FAILED: block.get("is_error") is True})
         elif kind in ("thinking", "redacted_thinking"):
@@ -183,13 +183,3 @@ def _claude(role: str, message: dict[str, Any], chat: ChatRow) -> list[Any]:
         turn |= {RESPONSE: message.get("id"), **cut} | ({"tool_calls": calls} if calls else {})
         return [turn] if said or calls or message.get("id") is None else []
     return [*results, *([turn] if said or unseen_here else [])]
-
-
-def _shown(content: Any, chat: ChatRow) -> tuple[Any, bool]:
-    """The text that a tool returned, and whether there was more: parts that are not text are left out and counted."""
-    if not isinstance(content, list):
-        return content, False
-    texts = [part for part in content if isinstance(part, dict) and part.get("type", "text") == "text"]
-    if len(texts) < len(content):
-        chat.ignored["parts of results that are not text"] += len(content) - len(texts)
-    return texts, len(texts) < len(content)

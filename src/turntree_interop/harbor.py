@@ -1,9 +1,4 @@
-"""Harbor and Terminal-Bench: their tasks (`--environment harbor:FOLDER`) and their traces.
-
-| format | the row, or the file |
-|---|---|
-| `atif` | one document, `schema_version` "ATIF-1.x", `steps` of `source` system, user and agent |
-| `terminus` | `conversations` of `{role, content}` whose assistant answers with JSON `commands` (Terminus 1 and 2) |
+"""Harbor and Terminal-Bench: their tasks (`--environment harbor:FOLDER`) and their traces (ATIF, Terminus 1 and 2).
 
 Every non-error tool call is a candidate; of a terminal agent, every bash action (PivotRL, appendix A.2).
 """
@@ -38,7 +33,6 @@ from turntree.traces.formats.row import (
     ChatRow,
     acts_in,
     answers,
-    call_of,
     count_unknown,
     each_object,
     list_of,
@@ -48,6 +42,7 @@ from turntree.traces.formats.row import (
     told_by,
     words,
 )
+from turntree_interop.observed import calls_in
 from turntree_interop.sharegpt import turns_of
 
 _ATIF_KEYS = words(
@@ -59,6 +54,7 @@ _STEP_KEYS = words(
     "extra is_copied_context llm_call_count"
 )
 COPIED, NO_MODEL, SUBAGENT = "copied_context", "no_model_call", "in_subagent_trajectory"
+_CALL_KEYS = words("tool_call_id function_name arguments extra")
 _TERMINALS = ("terminus", "mini-swe", "terminal")
 
 
@@ -120,21 +116,14 @@ def _step(step: dict[str, Any], chat: ChatRow) -> list[Any]:
     message |= reasoning_in(step, chat.ignored)
     if not calls:  # raw content: the action is in the text, and the screen is what the user shows
         return [message | acts_in(content), *screens]
-    if not all(isinstance(call, dict) for call in calls):
-        return [BrokenMessage("holds a call that is not an object", turn=True, field="tool_calls")]
-    message["tool_calls"] = [_atif_call(call, chat) for call in calls]
+    named = "function_name tool_call_id"
+    message["tool_calls"] = calls_in(calls, _CALL_KEYS, "steps[].tool_calls[].", chat.ignored, named)
     return [message, *_atif_answers(calls, results)]
-
-
-def _atif_call(call: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
-    known = ("tool_call_id", "function_name", "arguments", "extra")
-    unread = count_unknown(call, known, "steps[].tool_calls[].", chat.ignored)
-    return call_of(call.get("function_name"), call.get("arguments"), call.get("tool_call_id"), unread)
 
 
 def _atif_answers(calls: list[Any], results: list[Any]) -> list[Any]:
     """The results by their calls; a screen of no call answers all that are left."""
-    left = [call.get("tool_call_id") for call in calls]
+    left = [call.get("tool_call_id") for call in calls if isinstance(call, dict)]
     messages: list[Any] = []
     for result in results:
         source = result.get("source_call_id") if isinstance(result, dict) else None

@@ -1,10 +1,10 @@
 """Calls of a model as a service for tracing recorded them (LangSmith, Langfuse), each with its whole history: of one
-trace, the conversations that no later call continues."""
+trace, the conversations that no later call continues. Also how other recordings tell calls, contents and responses."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,12 +13,14 @@ from turntree.run.identity import fingerprint
 from turntree.run.jsonl import parse_json
 from turntree.traces.formats.row import (
     FAILED,
-    SAID_BEFORE,
+    RESPONSE,
     ChatRow,
     call_of,
     chat_tools,
     count_unknown,
+    each_object,
     part_of,
+    said_before,
     was_cut,
     words,
 )
@@ -88,18 +90,10 @@ class Observed:
             content = [part for part in content if not (isinstance(part, dict) and part.get("type") == "tool_use")]
         told: dict[str, Any] = {"role": _ROLES.get(str(role), role), "content": content}
         if calls:
-            told["tool_calls"] = [self._call(one) for one in calls] if isinstance(calls, list) else calls
+            told["tool_calls"] = calls_in(calls, _CALL_KEYS, "tool_calls[].", self.ignored)
         told |= {key: message[key] for key in ("tool_call_id", "function_call") if message.get(key)}
         told |= {"weight": 0} if any(map(was_cut, (raw, message, message.get("response_metadata")))) else {}
         return told | ({FAILED: True} if message.get("status") == "error" else {})
-
-    def _call(self, raw: Any) -> Any:
-        if not isinstance(raw, dict):
-            return raw
-        unread = count_unknown(raw, _CALL_KEYS, "tool_calls[].", self.ignored)
-        called: Any = raw["function"] if isinstance(raw.get("function"), dict) else raw
-        unread |= count_unknown(called, _CALL_KEYS, "tool_calls[].", self.ignored) if called is not raw else {}
-        return call_of(called.get("name"), called.get("args", called.get("arguments")), raw.get("id"), unread)
 
 
 def _conversations(calls: Iterable[Call]) -> Iterator[tuple[str | None, ChatRow]]:
@@ -123,7 +117,7 @@ def _conversations(calls: Iterable[Call]) -> Iterator[tuple[str | None, ChatRow]
         for place, said in own.items():
             chat.messages[place] = said  # later histories need not tell that it was cut
         for place in {n for n, name in enumerate(names) if name in answers} - own.keys():
-            chat.messages[place] = {**chat.messages[place], **SAID_BEFORE}
+            chat.messages[place] = said_before(chat.messages[place])
         yield call.trace, chat
     if failed:
         yield None, ChatRow(left_out=failed)
@@ -143,3 +137,37 @@ def from_text(value: Any) -> Any:
         return parse_json(value)
     except InputError:
         return value
+
+
+def calls_in(calls: Any, known: Collection[str], inside: str, ignored: Counter[str], named: str = "name id") -> Any:
+    """Calls that tell their name and arguments themselves, or in a `function`, both with these keys; `named`: what
+    their names and ids are called."""
+    name, place = named.split()
+
+    def read(call: dict[str, Any]) -> list[Any]:
+        function = part_of(call, "function") or call
+        unread = count_unknown(call, known, inside, ignored)
+        unread |= {} if function is call else count_unknown(function, known, inside, ignored)
+        return [call_of(function.get(name), function.get("args", function.get("arguments")), call.get(place), unread)]
+
+    return each_object(cast("list[Any]", calls), read) if isinstance(calls, list) else calls
+
+
+def texts_of(content: Any, ignored: Counter[str]) -> tuple[Any, bool]:
+    """The parts of a content that are text, and whether there were more: others are left out and counted."""
+    if not isinstance(content, list):
+        return content, False
+    parts = cast("list[Any]", content)
+    texts = [part for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
+    ignored += Counter({"parts that are not text": len(content) - len(texts)})
+    return texts, len(texts) < len(content)
+
+
+def one_turn_a_response(messages: list[Any]) -> list[Any]:
+    """The messages with the pieces of one response of the model side by side, where results were logged between its
+    parallel calls."""
+    pieces: dict[Any, list[Any]] = {}
+    for place, message in enumerate(messages):
+        response = message.get(RESPONSE) if isinstance(message, dict) else None
+        pieces.setdefault(response if isinstance(response, str) else place, []).append(message)
+    return [message for response in pieces.values() for message in response]

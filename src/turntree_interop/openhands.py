@@ -1,12 +1,5 @@
-"""OpenHands.
-
-| format | the row, or the file |
-|---|---|
-| `openhands` | `trajectory` of chat messages, with `tools`, `resolved`, `exit_status` |
-| `openhands_events` | `history` of the agent SDK's events (`kind`) in an evaluation's row, or a file of them |
-
-Every non-error tool call is a candidate (PivotRL, appendix A.2).
-"""
+"""OpenHands: trajectories in chat form, and the events of its agent SDK (`kind`), in an evaluation's row or a file of
+their own. Every non-error tool call is a candidate (PivotRL, appendix A.2)."""
 
 from __future__ import annotations
 
@@ -17,12 +10,13 @@ from typing import Any, cast
 
 from turntree.core.messages import joined_text
 from turntree.traces.formats.row import (
+    ANOTHER_PROMPT,
     FAILED,
     RESPONSE,
-    SAID_BEFORE,
+    UNSEEN,
     BrokenMessage,
     ChatRow,
-    call_of,
+    at_line,
     chat_tools,
     count_unknown,
     each_object,
@@ -31,14 +25,15 @@ from turntree.traces.formats.row import (
     list_of,
     needs,
     object_of,
-    one_turn_a_response,
     part_of,
     reasoning_in,
     role_of,
+    said_before,
     text_of,
     told_by,
     words,
 )
+from turntree_interop.observed import calls_in, one_turn_a_response
 from turntree_interop.sweagent import chat_row
 
 
@@ -54,6 +49,10 @@ _SDK_KEYS = words(
     "llm_response_id security_risk summary critic_result observation action_id rejection_reason rejection_source error "
     "system_prompt tools dynamic_context llm_metrics"
 )
+_LINES = (  # that a terminal writes below an output, of its metadata
+    ("Current working directory:", "working_dir"), ("Python interpreter:", "py_interpreter_path"),
+    ("Command finished with exit code", "exit_code"),
+)  # fmt: skip
 _SDK_CALL_KEYS = words("id type name arguments function origin responses_item_id")
 _OPENHANDS_ROW_KEYS = words(
     "instance_id test_result instruction metadata history metrics error instance attempt resolved reward id "
@@ -62,17 +61,11 @@ _OPENHANDS_ROW_KEYS = words(
 
 
 def _is_event(event: dict[str, Any]) -> str:
-    if "kind" in event and str(event["kind"]).endswith(("Event", "Observation", "Condensation")):
-        return ""
-    return "no event with 'kind'"
+    known = str(event.get("kind")).endswith(("Event", "Observation", "Condensation"))
+    return "" if known else "no event with 'kind'"
 
 
-def _is_history(row: dict[str, Any]) -> str:
-    history = row.get("history")
-    return _is_event(first_object(history)) if isinstance(history, list) else "no 'history' of events"
-
-
-@told_by(_is_history, session=_is_event)
+@told_by(lambda row: _is_event(first_object(row.get("history"))), session=_is_event)
 def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
     """The events of one conversation with the agent SDK, one trace for each context: a `Condensation` leaves events out
     of what the model is sent, and tells it a summary in their place."""
@@ -81,7 +74,7 @@ def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
     chat = ChatRow.of(row, _OPENHANDS_ROW_KEYS, group="instance_id", meta="instance_id", told=ended)
     chat.domain, chat.rule = "software engineering", "tool_calls"
     events = list_of(row, "events" if "events" in row else "history", "a list of events")
-    told = [(one, each_object([one], lambda event: _sdk_event(event, chat))) for one in events]
+    told = [(one, each_object([one], lambda event: at_line(event, _sdk_event(event, chat)))) for one in events]
     if any(map(_condenses, events)):
         chat.group = chat.group or text_of(first_object(events), ("id",))  # that of all contexts
     view: list[tuple[str, Any]] = []  # what the model is sent: ids of events, and messages
@@ -95,7 +88,7 @@ def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
         yield replace(chat, messages=one_turn_a_response([message for _, message in view]))
         chat = chat.compacted()
         forgotten = set(map(str, list_of(event, "forgotten_event_ids", "a list of ids")))
-        view = [(name, _once(message)) for name, message in view if name not in forgotten]
+        view = [(name, said_before(message)) for name, message in view if name not in forgotten]
         if isinstance(event.get("summary"), str):
             view.insert(event.get("summary_offset") or 0, ("", {"role": "user", "content": event["summary"]}))
     yield replace(chat, messages=one_turn_a_response([message for _, message in view]))
@@ -105,18 +98,13 @@ def _condenses(event: Any) -> bool:
     return isinstance(event, dict) and cast("dict[str, Any]", event).get("kind") == "Condensation"
 
 
-def _once(message: Any) -> Any:
-    """A turn that stays in a later context is a candidate where it was said."""
-    return message | SAID_BEFORE if role_of(message) == "assistant" else message
-
-
 def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
     if _condenses(event):
         return []
     if "kind" not in event:
         hint = "events of version 0 are no longer read: use its chat form (`openhands`)"
         return [BrokenMessage("is an event without a kind", turn=event.get("source") == "agent", hint=hint)]
-    unread = count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
+    count_unknown(event, _SDK_KEYS, "events[].", chat.ignored)
     kind, call_id = str(event["kind"]), event.get("tool_call_id")
     if kind == "SystemPromptEvent":
         tools = list_of(event, "tools", "a list of tool declarations")
@@ -131,29 +119,36 @@ def _sdk_event(event: dict[str, Any], chat: ChatRow) -> list[Any]:
         content = _blocks(chat, said.get("content"), event.get("extended_content"))
         return [{"role": role, "content": content, **reasoning_in(said, chat.ignored)}]
     if kind == "ActionEvent":
-        call = part_of(event, "tool_call")
-        unread |= count_unknown(call, _SDK_CALL_KEYS, "events[].tool_call.", chat.ignored)
-        if function := part_of(call, "function"):
-            unread |= count_unknown(function, ("name", "arguments"), "events[].tool_call.function.", chat.ignored)
-        function = function or call
-        arguments = function.get("arguments")
-        if arguments is None and isinstance(event.get("action"), dict):
-            arguments = {key: value for key, value in event["action"].items() if key != "kind" and value is not None}
-        name = event.get("tool_name") or function.get("name")
-        content = joined_text(event.get("thought") or "", chat.ignored)
-        turn = {"role": "assistant", "content": content, "tool_calls": [call_of(name, arguments, call_id, unread)]}
+        done = {key: value for key, value in part_of(event, "action").items() if key != "kind" and value is not None}
+        call = {key: value for key, value in part_of(event, "tool_call").items() if value is not None}
+        call = {"name": event.get("tool_name"), "arguments": done or None, **call, "id": call_id}
+        turn = {"role": "assistant", "content": joined_text(event.get("thought") or "", chat.ignored)}
+        turn["tool_calls"] = calls_in([call], _SDK_CALL_KEYS, "events[].tool_call.", chat.ignored)
         return [turn | {RESPONSE: event.get("llm_response_id")} | reasoning_in(event, chat.ignored)]
     if kind in ("ObservationEvent", "AgentErrorEvent", "UserRejectObservation"):
         seen = part_of(event, "observation")
-        content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), None)
-        content = event.get("error") if content is None else content
+        content = next((seen[k] for k in ("content", "output") if seen.get(k) is not None), event.get("error"))
         if content is None and event.get("rejection_reason"):
             content = f"Action rejected: {event['rejection_reason']}"
+        content, unseen = _shown(seen, joined_text(content, chat.ignored))
         content = _blocks(chat, content, event["extended_content"]) if event.get("extended_content") else content
         failed = kind != "ObservationEvent" or bool(seen.get("is_error") or seen.get("error") or failed_exit(seen))
-        return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed}]
+        return [{"role": "tool", "content": content, "tool_call_id": call_id, FAILED: failed, UNSEEN: unseen}]
     chat.ignored[f"events[] of kind {kind}"] += 1
     return []
+
+
+def _shown(seen: dict[str, Any], text: Any) -> tuple[Any, Any]:
+    """The text of an observation as the SDK words it for the model, and whether it shows an image too, or less text."""
+    terminal, told = seen.get("kind") in ("TerminalObservation", "ExecuteBashObservation"), part_of(seen, "metadata")
+    if not isinstance(text, str):
+        return text, False
+    if terminal:
+        lines = (f"\n[{said} {told[key]}]" for said, key in _LINES if told.get(key) not in (None, "", -1))
+        text = f"{told.get('prefix') or ''}{text}{told.get('suffix') or ''}{''.join(lines)}"
+    other = len(text) > (30_000 if terminal else 50_000) or seen.get("kind") == "TaskObservation"  # clipped; more lines
+    text = f"[An error occurred during execution.]\n{text}" if seen.get("is_error") else text
+    return text, bool(seen.get("screenshot_data")) or (other and ANOTHER_PROMPT)
 
 
 def _blocks(chat: ChatRow, said: Any, more: Any) -> Any:

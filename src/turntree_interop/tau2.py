@@ -53,6 +53,7 @@ from turntree.traces.formats.row import (
     was_cut,
     words,
 )
+from turntree_interop.observed import calls_in
 
 User = Literal["auto", "scripted", "solo", "model"]
 _PROMPT = "You help a customer. Follow the policy, and either call tools or write to the customer.\n\n{policy}"
@@ -405,6 +406,7 @@ _SIMULATION_KEYS = words(
     "id task_id trial messages reward_info environment_info termination_reason timestamp start_time end_time duration "
     "agent_cost user_cost seed mode info ticks policy"
 )
+_CALL_KEYS = words("id name arguments requestor type function")
 _MESSAGE_KEYS = words(
     "role content tool_calls id requestor error turn_idx timestamp cost usage raw_data tool_messages is_audio "
     "audio_format audio_path audio_content generation_time_seconds"
@@ -484,13 +486,5 @@ def _messages(row: dict[str, Any], chat: ChatRow) -> list[Any]:
         chat.ignored["messages[].tool_calls of the simulated user"] += 1
         return [message] if row.get("content") else []
     if row.get("tool_calls"):
-        message["tool_calls"] = row["tool_calls"]
-        if isinstance(row["tool_calls"], list):
-            message["tool_calls"] = [_call(call) for call in row["tool_calls"]]
+        message["tool_calls"] = calls_in(row["tool_calls"], _CALL_KEYS, "tool_calls[].", chat.ignored)
     return [message]
-
-
-def _call(call: Any) -> Any:
-    """A flat call, without the mark that the agent made it."""
-    its_own = isinstance(call, dict) and call.get("requestor") == "assistant"
-    return {key: call[key] for key in call if key != "requestor"} if its_own else call

@@ -22,6 +22,7 @@ from turntree.traces.formats.row import (
     ACT,
     CALL_IN_TEXT,
     FAILED,
+    LINE,
     RESPONSE,
     SKIP,
     UNSEEN,
@@ -33,6 +34,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     failed_exit,
     of_today,
+    part_of,
 )
 from turntree.traces.schema import MESSAGE_KEYS, Trace, check_schemas, check_tools
 
@@ -42,7 +44,7 @@ AFTER_IMAGE = "after_an_image"
 ARGUMENTS = "arguments_not_json"
 MALFORMED = "malformed_message"
 AFTER_MALFORMED = "after_malformed_message"
-_READ = MESSAGE_KEYS | {*REASONING_KEYS, "weight", ACT, FAILED, RESPONSE, SKIP, UNSEEN}
+_READ = MESSAGE_KEYS | {*REASONING_KEYS, "weight", ACT, FAILED, LINE, RESPONSE, SKIP, UNSEEN}
 # how the text of a failed tool's result begins: no heading ("Error rate: 3%", "Errors: 0")
 _ERROR = re.compile(
     r"traceback \(most recent call last\)|\[error\]|<\w*error>|\{\s*'errors?'\s*:\s*+(?!none|''|\[\]|false|0\b)"
@@ -130,14 +132,14 @@ def _skipped(turns: Sequence[_Turn], messages: Sequence[Message], rule: Rule) ->
     """Assistant turn index as text -> why the source, or the rule of its domain, excludes the turn from training."""
     skip: dict[str, str] = {}
     number = 0
-    unseen = False
+    unseen: Any = False
     for i, (turn, message) in enumerate(zip(turns, messages, strict=True)):
         parts = [cast("dict[str, Any]", part) for part in turn.parts]
-        unseen = unseen or any(part.get(UNSEEN) for part in parts)
+        unseen = unseen or next((part[UNSEEN] for part in parts if part.get(UNSEEN)), False)
         if not turn.is_assistant:
             continue
         if unseen:
-            skip[str(number)] = AFTER_IMAGE
+            skip[str(number)] = AFTER_IMAGE if unseen is True else unseen
         elif any(part.get("weight") == 0 for part in parts):
             skip[str(number)] = NOT_TRAINED
         elif marked := next((part[SKIP] for part in parts if SKIP in part), None):
@@ -158,7 +160,7 @@ def _failed(turn: _Turn, message: Message) -> bool:
     marked = turn.parts[0].get(FAILED)
     if marked is not None:
         return bool(marked)
-    return message.role == "tool" and reports_error(message.content.strip())
+    return message.role == "tool" and reports_error(message.content.strip().removeprefix("OBSERVATION:").lstrip())
 
 
 def reports_error(text: str) -> bool:
@@ -250,7 +252,8 @@ def _continues(before: Any, after: Any) -> bool:
         return False
     if before.get("name") != after.get("name"):  # two speakers
         return False
-    return not before.get("tool_calls") or (bool(after.get("tool_calls")) and not after.get("content"))
+    pieces = before.get(RESPONSE) is not None and before.get(RESPONSE) == after.get(RESPONSE)
+    return pieces or not before.get("tool_calls") or (bool(after.get("tool_calls")) and not after.get("content"))
 
 
 def _is_assistant(message: Any) -> bool:
@@ -278,7 +281,7 @@ def _parse_one(raw: Any, inside: str, row: ChatRow) -> Message:
         _check_arguments(raw)
         message = Message.from_chat(raw, row.ignored, strict=row.strict)
     except InputError as error:
-        raise located(_advised(error, row), inside=inside) from error
+        raise located(_advised(error, row), line=part_of({"": raw}, "").get(LINE), inside=inside) from error
     count_unknown(raw, _READ, "messages[].", row.ignored)
     return message
 

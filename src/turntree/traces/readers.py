@@ -14,7 +14,7 @@ from turntree.core.config import Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import reason_of
 from turntree.traces.formats.chat import UnknownKeys, read_chat_row
-from turntree.traces.formats.row import ChatRow, RowRefused, Told, told
+from turntree.traces.formats.row import LINE, ChatRow, RowRefused, Told, told
 from turntree.traces.sources import SourceFile, SourceRow, is_text, source_rows, text_lines
 
 Reader = Callable[[dict[str, Any]], Any]
@@ -134,7 +134,7 @@ def _registered() -> dict[str, Told]:
 
 
 def _event(row: SourceRow) -> Any:
-    """A damaged line stands in its place as an error that knows its line."""
+    """A line of a session, which knows its number; a damaged one stands in its place as an error."""
     if isinstance(row.value, InputError):
         return InputError(row.value.problem, line=row.line, field=row.index, hint=row.value.hint)
-    return row.value
+    return row.value | {LINE: row.line} if isinstance(row.value, dict) and row.line else row.value

@@ -16,14 +16,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 Rule = Literal["turns", "tool_calls", "bash", "search"]
 
 # Marks that a format puts on raw messages, for facts that a message itself does not hold:
-ACT = (
-    "_act"  # of an assistant message: "tool", "bash" or "search", where the action is written in its text; "" for none
-)
+ACT = "_act"  # of an assistant message: "tool", "bash" or "search", where its text holds the action; "" for none
 FAILED = "_failed"  # of a message that answers an action: whether the action failed
+LINE = "_line"  # of a row of a session, and of the messages that it became: its line in the file, which errors name
 RESPONSE = "_response"  # of an assistant message: the model's response that it is a piece of
 SKIP = "_skip"  # why a message must not become a candidate (or, of a user's, is not the task)
-UNSEEN = "_unseen"  # of a message: whether the model was shown more than its text (an image), which a trace cannot hold
-SAID_BEFORE = {SKIP: "said_in_another_conversation"}  # of a turn that stands in several: it is a candidate in one
+UNSEEN = "_unseen"  # of a message: True where the model was shown what a trace cannot hold (an image), or ...
+ANOTHER_PROMPT = "another_prompt"  # ... where it was shown another text than the source holds
 CALL_IN_TEXT = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
@@ -169,6 +168,21 @@ def role_of(message: Any) -> Any:
     return cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
 
 
+def at_line(row: dict[str, Any], messages: list[Any]) -> list[Any]:
+    """The messages that a row of a session became, which know its line."""
+    for message in messages:
+        if isinstance(message, InputError):
+            message.line = message.line or row.get(LINE)
+        elif isinstance(message, dict):
+            message[LINE] = row.get(LINE)
+    return messages
+
+
+def said_before(message: Any) -> Any:
+    """A turn that stands in a later context too is a candidate in the one in which it was said."""
+    return message | {SKIP: "said_in_another_conversation"} if role_of(message) == "assistant" else message
+
+
 def words(text: str) -> frozenset[str]:
     """The words of a text: how formats list the keys of their schemas."""
     return frozenset(text.split())
@@ -177,7 +191,7 @@ def words(text: str) -> frozenset[str]:
 def count_unknown(row: Mapping[str, Any], known: Collection[str], inside: str, ignored: Counter[str]) -> dict[str, Any]:
     """Count the keys of a source object that its documented schema does not have, the same way in every format, and
     return what they hold."""
-    unknown = {key: value for key, value in row.items() if key not in known and value is not None}
+    unknown = {key: value for key, value in row.items() if key not in known and value is not None and key != LINE}
     ignored.update(f"unknown key {inside}{key}" for key in unknown)
     return unknown
 
@@ -338,28 +352,6 @@ def call_of(name: Any, arguments: Any, call_id: Any = None, unread: Mapping[str,
     function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
     beside = {} if arguments not in (None, "", "{}", {}) else dict(unread or {})
     return {**beside, "type": "function", "id": call_id, "function": function}
-
-
-def one_turn_a_response(messages: list[Any]) -> list[Any]:
-    """The messages with the pieces of one response of the model put together, where results were logged between its
-    parallel calls."""
-    kept: list[Any] = []
-    first: dict[Any, dict[str, Any]] = {}
-    for message in messages:
-        response = message.get(RESPONSE) if isinstance(message, dict) else None
-        whole = isinstance(message, dict) and isinstance(message.get("content"), str | None)
-        if not isinstance(response, str) or not whole or response not in first:
-            kept.append(message)
-            if isinstance(response, str) and whole:
-                first[response] = message
-            continue
-        turn = first[response]
-        turn["content"] = "\n".join(one["content"] for one in (turn, message) if one.get("content"))
-        thoughts = [one["reasoning_content"] for one in (turn, message) if one.get("reasoning_content")]
-        turn |= {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
-        turn |= {"weight": message["weight"]} if "weight" in message else {}
-        turn["tool_calls"] = [*(turn.get("tool_calls") or []), *(message.get("tool_calls") or [])]
-    return kept
 
 
 def reasoning_in(said: Mapping[str, Any], ignored: Counter[str]) -> dict[str, str]:
