@@ -1,8 +1,7 @@
 """Codex: `rollout-*.jsonl`, lines `{timestamp, type, payload}` with Responses items in `response_item`, of one session.
 
-A session holds several traces where its context was compacted (the policy then sees the summary) and where it ran
-sub-agents. All of them share one group. The schemas of its tools are not recorded. Every non-error tool call is a
-candidate (PivotRL, appendix A.2).
+A session holds several traces, all of one group, where its context was compacted and where it ran sub-agents. The
+schemas of its tools are not recorded. Every non-error tool call is a candidate (PivotRL, appendix A.2).
 """
 
 from __future__ import annotations
@@ -13,18 +12,23 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
-from turntree.core.errors import InputError
 from turntree.core.messages import joined_text
-from turntree.run.jsonl import parse_object
+from turntree.run.jsonl import placed
 from turntree.traces.formats.responses import read_item
 from turntree.traces.formats.row import (
+    ANOTHER_PROMPT,
     FAILED,
+    LINE,
+    UNSEEN,
     BrokenMessage,
     ChatRow,
+    at_line,
     count_unknown,
     failed_exit,
     list_of,
+    part_of,
     role_of,
+    said_before,
     text_of,
     told_by,
 )
@@ -40,6 +44,7 @@ _CONTEXT = re.compile(
     r"\s*(?:# AGENTS\.md instructions|<(?:environment_context|user_instructions|user_shell_command|skill|turn_aborted"
     r"|subagent_notification)>)"
 )
+_HIDDEN = ("compaction", "compaction_summary", "context_compaction", "web_search_call")  # encrypted, or not recorded
 _CODEX_KEYS = ("timestamp", "type", "payload", "ordinal")
 
 
@@ -50,51 +55,49 @@ def _is_codex(first: dict[str, Any]) -> str:
 
 @told_by(session=_is_codex)
 def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
-    """A Codex session, one trace for each context. Events that only tell the user what happens are counted.
-
-    Turns that the user rolled back are left out, counted as `abandoned_branch`.
-    """
+    """A Codex session, one trace for each context. Events that only tell the user what happens are counted, and so are
+    turns that the user rolled back (`abandoned_branch`)."""
     chat = ChatRow(domain="software engineering", rule="tool_calls")
-    sessions: list[str] = []
     for line in list_of(row, "events", "the lines of a session"):
         if not isinstance(line, dict) or not isinstance(line.get("payload"), dict):
-            broken = BrokenMessage("has no payload", field="payload")
-            chat.messages.append(broken if isinstance(line, dict) else line)
+            broken = [BrokenMessage("has no payload", field="payload")] if isinstance(line, dict) else [line]
+            chat.messages += at_line(part_of({"": line}, ""), broken)
             continue
         kind, payload = line.get("type"), cast("dict[str, Any]", line["payload"])
         count_unknown(line, _CODEX_KEYS, "lines[].", chat.ignored)
         if kind == "session_meta":
-            _codex_meta(payload, chat, sessions)
+            with placed(line=line.get(LINE)):
+                _codex_meta(payload, chat)
         elif kind == "response_item":
-            message = read_item(payload, chat.ignored)
-            chat.messages += [] if message is None else [_codex_result(payload, message)]
+            chat.messages += at_line(line, _codex_item(payload, chat))
         elif kind == "compacted":
-            yield _closed(chat, sessions)
+            yield chat
             chat = chat.compacted([m for m in chat.messages if role_of(m) == "system"][:1])
             again = payload.get("replacement_history")
-            items = again if isinstance(again, list) else [{"role": "user", "content": payload.get("message")}]
-            kept = [read_item(item, chat.ignored) for item in items]
-            chat.messages += [m | {"weight": 0} if role_of(m) == "assistant" else m for m in kept if m is not None]
+            told = [one for item in (again if isinstance(again, list) else [again]) for one in _codex_item(item, chat)]
+            rest = [{"role": "user", "content": payload.get("message"), UNSEEN: ANOTHER_PROMPT}]  # it tells no more
+            chat.messages += at_line(line, [said_before(one) for one in (told if again else rest)])
         elif payload.get("type") == "thread_rolled_back":
-            _roll_back(chat, payload.get("num_turns"))
+            chat.messages += at_line(line, _roll_back(chat, payload.get("num_turns")))
         else:
             chat.ignored[f"lines of type {kind}"] += 1
-    yield _closed(chat, sessions)
+    yield chat
 
 
-def _codex_meta(payload: dict[str, Any], chat: ChatRow, sessions: list[str]) -> None:
-    """The first line names the session; later ones name the sessions that it continues."""
-    sessions += [one for key in ("id", "session_id", "forked_from_id") if (one := text_of(payload, (key,)))]
+def _codex_meta(payload: dict[str, Any], chat: ChatRow) -> None:
+    """The first line names the session; later ones name the sessions that it continues, all of which are one group."""
+    for name in filter(None, (text_of(payload, (key,)) for key in ("id", "session_id", "forked_from_id"))):
+        chat.id, chat.group = chat.id or name, name
     told: Any = payload.get("base_instructions") or payload.get("instructions")
     prompt = told.get("text") if isinstance(told, dict) else told
     if prompt and not any(role_of(message) == "system" for message in chat.messages):
         chat.messages.insert(0, {"role": "system", "content": prompt})
 
 
-def _roll_back(chat: ChatRow, turns: Any) -> None:
+def _roll_back(chat: ChatRow, turns: Any) -> list[Any]:
     """Cut off the last `turns` messages of the user, and what follows the first of them."""
     if type(turns) is not int or turns < 1:
-        raise InputError(f"is {turns!r}, not a number of turns", field="num_turns")
+        return [BrokenMessage(f"is {turns!r}, not a number of turns", field="num_turns")]
     asked = [
         place
         for place, message in enumerate(chat.messages)
@@ -105,37 +108,22 @@ def _roll_back(chat: ChatRow, turns: Any) -> None:
         runs = itertools.groupby(map(role_of, chat.messages[kept:]))
         chat.left_out["abandoned_branch"] += sum(role == "assistant" for role, _ in runs)
         del chat.messages[kept:]
+    return []
 
 
-def _codex_result(payload: dict[str, Any], message: Any) -> Any:
-    """Older versions wrap what a tool returned: `{output, metadata: {exit_code}}`, also as JSON text, or `{content,
-    success}`; newer ones tell the exit code in the first lines of the text."""
-    output = payload.get("output")
-    if not isinstance(message, dict) or message.get("role") != "tool":
-        return message
+def _codex_item(item: Any, chat: ChatRow) -> list[Any]:
+    """The message of an item. Older versions wrap what a tool returned: `{output, metadata: {exit_code}}`, also as JSON
+    text, or `{content, success}`; newer ones tell the exit code in the first lines of the text."""
+    kind, output = str(part_of({"": item}, "").get("type")), part_of({"": item}, "").get("output")
+    if kind in _HIDDEN:
+        chat.ignored[f"{kind} items"] += 1
+        return [{"role": "assistant" if kind.endswith("_call") else "user", "content": "", UNSEEN: True}]
+    message = read_item(item, chat.ignored)
+    if role_of(message) != "tool":
+        return [] if message is None else [message]
     if isinstance(output, dict):
         content = next((output[key] for key in ("output", "content") if output.get(key) is not None), None)
-        return message | {"content": content, FAILED: output.get("success") is False or failed_exit(output) is True}
-    failed = _failed_in(joined_text(output, Counter()))
-    return message if failed is None else message | {FAILED: failed}
-
-
-def _failed_in(text: Any) -> bool | None:
-    """`failed_exit` of what a tool returned as text."""
-    if not isinstance(text, str):
-        return None
-    if (told := _EXIT.match(text)) is not None:
-        return int(told[1]) > 0
-    if _FAILED.match(text):
-        return True
-    try:
-        return failed_exit(parse_object(text)) if text.startswith("{") else None
-    except InputError:
-        return None
-
-
-def _closed(chat: ChatRow, sessions: list[str]) -> ChatRow:
-    """All traces that stem from one session are one group."""
-    if sessions:
-        chat.id, chat.group = sessions[0], sessions[-1]
-    return chat
+        return [message | {"content": content, FAILED: output.get("success") is False or failed_exit(output) is True}]
+    text = str(joined_text(output, Counter()))
+    told = _EXIT.match(text)
+    return [message | ({FAILED: int(told[1]) > 0} if told else {FAILED: True} if _FAILED.match(text) else {})]

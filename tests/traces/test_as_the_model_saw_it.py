@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 from test_importers import imported
-from trace_fixtures import FIXTURES, SDK, adds_up
+from trace_fixtures import FIXTURES, SDK, adds_up, line, lines, text_item
+
+from turntree.core.errors import InputError
+from turntree.traces.chat import ImportReport
+from turntree.traces.schema import Trace
 
 AT = {"exit_code": 1, "working_dir": "/w", "py_interpreter_path": "/py", "prefix": "[Below.]\n", "suffix": "\n[Ended.]"}
 ERROR = "[An error occurred during execution.]\n"
@@ -45,3 +49,57 @@ def test_what_openhands_clipped_or_showed_as_an_image_is_not_taught_behind(seen:
     text = json.dumps(SDK | {"history": history})
     [trace], report = imported(FIXTURES["openhands_events sdk"], text, candidates="turns")
     assert (trace.meta["skip_turns"], report.turns_kept) == ({"1": reason}, 1) and adds_up(report)
+
+
+def codex(*rows: dict[str, Any], **options: Any) -> tuple[list[Trace], ImportReport]:
+    meta = line("session_meta", id="s", base_instructions={"text": "You are Codex."})
+    return imported(FIXTURES["codex"], lines(meta, text_item("user", "fix it"), *rows), **options)
+
+
+DONE = text_item("assistant", "Done.")
+HIDDEN = {"type": "compaction", "encrypted_content": "AAAA"}
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ({"message": "Summary."}, "another_prompt"),  # which messages of the user are sent again is not told
+        ({"message": "", "replacement_history": [text_item("user", "fix it")["payload"], HIDDEN]}, "after_an_image"),
+        ({"message": "", "replacement_history": [text_item("user", "Summary.")["payload"]]}, None),
+    ],
+)
+def test_behind_a_compaction_of_codex_only_turns_whose_prompt_is_told_are_taught(
+    told: dict[str, Any], reason: str | None
+) -> None:
+    _, report = codex(DONE, line("compacted", **told), text_item("user", "go on"), DONE, candidates="turns")
+    assert report.dropped_turns == ({reason: 1} if reason else {}) and adds_up(report)
+    assert report.turns_kept == (1 if reason else 2)
+
+
+def test_a_search_on_the_server_of_codex_ends_what_can_be_taught_and_stops_no_import() -> None:
+    search = line("response_item", type="web_search_call", status="completed", action={"type": "search", "query": "x"})
+    _, report = codex(
+        DONE, text_item("user", "more"), text_item("assistant", "I search."), search, DONE, candidates="turns"
+    )
+    assert (report.turns_kept, report.dropped_turns) == (1, {"after_an_image": 1}) and adds_up(report)
+    assert report.ignored["web_search_call items"] == 1
+
+
+CUT = {"type": "function_call", "name": "exec_command", "arguments": '{"cmd": ', "call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        (line("response_item", **CUT), "tool_calls.arguments"),
+        (line("response_item", type="image_call"), "messages[3]"),
+        ({"type": "response_item"}, "payload"),
+        (line("session_meta", id={}), "id"),
+        (line("event_msg", type="thread_rolled_back", num_turns="x"), "num_turns"),
+        (line("compacted", message="", replacement_history={"a": 1}), "messages[1]"),
+    ],
+)
+def test_an_error_in_a_session_names_its_line(row: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError, match=r"rollout-1\.jsonl:4: ") as raised:
+        codex(DONE, row, DONE, candidates="turns")
+    assert field in str(raised.value)

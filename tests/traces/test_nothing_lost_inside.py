@@ -43,7 +43,7 @@ WORDS = ("text", "input_text", "output_text")
 PLACES = {  # format: how many calls, parts and declarations its file below holds
     "chat": (1, 3, 1), "responses": (1, 2, 1), "tau2": (1, 4, 1), "sweagent": (1, 9, 1), "openhands": (3, 8, 1),
     "swe_gym": (1, 5, 1), "openhands_events sdk": (2, 3, 2), "atif": (3, 4, 1),
-    "opencode": (3, 3, 0), "codex": (3, 3, 0), "claude_code": (5, 8, 0), "sharegpt": (2, 0, 1), "verifiers": (1, 5, 1),
+    "opencode": (3, 3, 0), "codex": (3, 4, 0), "claude_code": (5, 8, 0), "sharegpt": (2, 0, 1), "verifiers": (1, 5, 1),
     "terminus": (0, 0, 0), "agentbench": (0, 4, 0), "react": (0, 0, 0), "intercode": (0, 0, 0),
     "inspect": (0, 1, 0), "smolagents": (3, 1, 0),
     "langsmith": (2, 6, 1), "langfuse": (2, 6, 1),

@@ -252,7 +252,7 @@ CODEX = [
     ),
     line("response_item", type="custom_tool_call_output", call_id="c2", output={"content": "failed", "success": False}),
     text_item("assistant", "Done."),
-    line("compacted", message="What was done: all of it."),
+    line("compacted", message="", replacement_history=[text_item("user", "What was done: all of it.")["payload"]]),
     text_item("user", "and the tests?") | UNKNOWN,
     line("response_item", type="local_shell_call", action={"type": "exec", "command": ["ls"]}, call_id="c3"),
     line("response_item", type="function_call_output", call_id="c3", output="ok"),
