@@ -1,11 +1,5 @@
 """Trajectories of SWE-agent and of data sets in its forms: chat messages under other names.
 
-| format | the row |
-|---|---|
-| `sweagent` | a `.traj` file: `history` of messages that also name their `agent`, `message_type`, `action`, |
-| | `tool_call_ids`; or a row of a data set whose `trajectory` has roles system, user and ai with `text` |
-| `swe_gym` | `messages` beside `test_result`, `run_id`, `model_patch`, `patch` or `traj_id` |
-
 Every non-error tool call is a candidate (PivotRL, appendix A.2). In text-only trajectories the action is part of the
 message, and the observation a message of the user.
 """
@@ -14,28 +8,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Any, cast
+from typing import Any
 
 from turntree.core.messages import joined_text
 from turntree.run.identity import fingerprint
 from turntree.traces.formats.row import (
     ACT,
+    ANOTHER_PROMPT,
     SKIP,
     BrokenMessage,
     ChatRow,
     answers,
     count_unknown,
     each_object,
-    first_object,
     list_of,
+    needs,
     of_today,
-    outcome,
+    part_of,
     reasoning_in,
+    role_of,
     told_by,
     words,
 )
 
-DEMONSTRATION = "demonstration_in_prompt"
 _KNOWN = words(
     "role content name tool_calls tool_call_id tool_call_ids agent message_type thought action is_demo thinking_blocks "
     "reasoning_content cache_control tags text system_prompt mask cutoff_date"
@@ -53,31 +48,37 @@ _PATCHES = ("test_result", "run_id", "model_patch", "patch", "traj_id")
 
 
 def _is_traj(row: dict[str, Any]) -> str:
-    if isinstance(row.get("history"), list):
-        first = first_object(row["history"])
-        known = "role" in first and ("agent" in first or "message_type" in first)
-        return "" if known else "'history' has no messages with 'role' and 'agent'"
-    first = first_object(row.get("trajectory"))
-    if "role" in first and ("text" in first or "system_prompt" in first):
-        return ""
-    return "neither 'history' nor a 'trajectory' of messages with 'text'"
+    told = (("history", "agent"), ("history", "message_type"), ("trajectory", "text"), ("trajectory", "system_prompt"))
+    known = any(not needs(row, **{key: ("role", name)}) for key, name in told)
+    return "" if known else "neither 'history' of messages with 'agent' nor 'trajectory' of messages with 'text'"
 
 
 @told_by(_is_traj)
 def read_traj(row: dict[str, Any]) -> ChatRow:
     """A SWE-agent trajectory. Demonstrations that stood in its prompt stay in the history and are no candidates."""
-    key = "history" if "history" in row else "trajectory"
-    chat = chat_row(row, key, _TRAJ_KEYS)
-    info: Any = row.get("info")
-    if isinstance(info, dict) and "exit_status" in info:
-        chat.meta["exit_status"] = cast("dict[str, Any]", info)["exit_status"]
-    if "resolved" not in row and row.get("target") is not None:
-        chat.success = outcome({"resolved": row["target"]}, chat.meta)
-    if chat.group is None:  # the issue: variants of one task differ in their system prompts
-        asked = (m for m in chat.messages if isinstance(m, dict) and m.get("role") == "user")
-        task = next((m for m in asked if SKIP not in m), None)  # a demonstration is the same for every task
+    told = {"resolved": row.get("target"), "exit_status": part_of(row, "info").get("exit_status")}
+    chat = chat_row(told | row | _asked(row), "history" if "history" in row else "trajectory", _TRAJ_KEYS)
+    if chat.group is None:  # the issue: variants of one task differ in their system prompts, not in demonstrations
+        task = next((one for one in chat.messages if role_of(one) == "user" and SKIP not in one), None)
         chat.group = fingerprint(task.get("content")) if task else None
     return chat
+
+
+def _asked(row: dict[str, Any]) -> dict[str, Any]:
+    """The history with a mark on each turn whose `query` tells another one: a processor elided old observations, or an
+    answer was asked for again with what was wrong with it."""
+
+    def told(messages: list[Any]) -> list[Any]:
+        return [(role_of(one), joined_text(part_of({"": one}, "").get("content"), Counter())) for one in messages]
+
+    asked: dict[int, Any] = {}  # by the number of messages before the turn
+    for query in (part_of({"": one}, "").get("query") for one in list_of(row, "trajectory", "a list of steps")):
+        if isinstance(query, list) and query:
+            asked[len(query) - 2 * (part_of({"": query[-1]}, "").get("message_type") == "user")] = told(query)
+    history = list_of(row, "history", "a list of messages")
+    other = {n for n, one in enumerate(history) if role_of(one) == "assistant" and asked.get(n) != told(history[:n])}
+    marked = [one | {SKIP: ANOTHER_PROMPT} if n in other else one for n, one in enumerate(history)]
+    return {"history": marked} if asked else {}
 
 
 def _is_swe_gym(row: dict[str, Any]) -> str:
@@ -88,11 +89,7 @@ def _is_swe_gym(row: dict[str, Any]) -> str:
 @told_by(_is_swe_gym)
 def read_swe_gym(row: dict[str, Any]) -> ChatRow:
     """SWE-Gym's and SWE-smith's rows: chat messages, and what the tests said of the patch."""
-    chat = chat_row(row, "messages")
-    for message in chat.messages:
-        if isinstance(message, dict) and message.get("role") == "tool" and isinstance(message.get("content"), str):
-            message["content"] = message["content"].removeprefix("OBSERVATION:\n")
-    return chat
+    return chat_row(row, "messages")
 
 
 def chat_row(row: dict[str, Any], key: str, known: Collection[str] = _ROW_KEYS) -> ChatRow:
@@ -109,12 +106,13 @@ def _messages(row: dict[str, Any], ignored: Counter[str]) -> list[Any]:
     """One message in chat form; one for each call where one observation answers several."""
     if isinstance(row := of_today(row, ignored), BrokenMessage):
         return [row]
-    count_unknown(row, _KNOWN, "messages[].", ignored)
+    count_unknown(row, _KNOWN | {SKIP}, "messages[].", ignored)
     role = _ROLES.get(str(row.get("role")), row.get("role"))
     content = row.get("content") if row.get("content") is not None else row.get("text")
     if role == "system" and not content:
         content = row.get("system_prompt")
     message: dict[str, Any] = {"role": role, "content": joined_text(content, ignored)}
+    message |= {SKIP: row[SKIP]} if SKIP in row else {}
     if role == "tool":
         ids = row.get("tool_call_ids") or [row.get("tool_call_id")]
         return answers(ids if isinstance(ids, list) else [ids], message["content"])
@@ -129,5 +127,5 @@ def _messages(row: dict[str, Any], ignored: Counter[str]) -> list[Any]:
             acts = row["action"] if "action" in row else "```" in str(content) or "<function=" in str(content)
             message[ACT] = "bash" if acts else ""
     if row.get("is_demo") or row.get("message_type") == "demonstration":
-        message[SKIP] = DEMONSTRATION
+        message[SKIP] = "demonstration_in_prompt"
     return [message]

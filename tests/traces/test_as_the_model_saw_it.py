@@ -51,6 +51,45 @@ def test_what_openhands_clipped_or_showed_as_an_image_is_not_taught_behind(seen:
     assert (trace.meta["skip_turns"], report.turns_kept) == ({"1": reason}, 1) and adds_up(report)
 
 
+def traj(*steps: tuple[list[dict[str, Any]], str]) -> tuple[list[Trace], ImportReport]:
+    text = json.dumps({"history": HISTORY, "trajectory": [{"query": query, "response": text} for query, text in steps]})
+    found = imported(FIXTURES["sweagent"], text, candidates="turns")
+    assert adds_up(found[1])
+    return found
+
+
+def wrote(role: str, content: Any, kind: str = "observation") -> dict[str, Any]:
+    return {"role": role, "content": content, "agent": "main", "message_type": kind}
+
+
+HISTORY = [wrote("system", "S", "system_prompt"), wrote("user", "the issue")]
+HISTORY += [wrote("assistant", "one", "action"), wrote("user", "a.py"), wrote("assistant", "two", "action")]
+
+
+def test_a_turn_of_swe_agent_whose_query_differs_from_the_history_is_not_taught() -> None:
+    cached = [{"type": "text", "text": "a.py", "cache_control": {"type": "ephemeral"}}]
+    first, same = (HISTORY[:2], "one"), ([*HISTORY[:3], wrote("user", cached)], "two")
+    assert traj(first, same)[1].turns_kept == 2
+    elided = [*HISTORY[:3], wrote("user", "Old environment output: (1 lines omitted)")]
+    again = [*HISTORY[:4], wrote("assistant", "tow", "assistant"), wrote("user", "write a command", "user")]
+    for steps in ([first, (elided, "two")], [first, (HISTORY[:4], "tow"), (again, "two")], [first, ([{}], "two")]):
+        [trace], report = traj(*steps)
+        assert trace.meta["skip_turns"] == {"1": "another_prompt"} and report.turns_kept == 1
+
+
+def test_what_swe_agent_writes_before_a_result_stays_and_hides_no_error() -> None:
+    call = {"type": "function", "id": "c", "function": {"name": "bash", "arguments": "{}"}}
+    messages = [{"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    for said, kept in (("OBSERVATION:\na.py", 1), ("OBSERVATION:\nTraceback (most recent call last):\n", 0)):
+        row = {
+            "instance_id": "i",
+            "patch": "",
+            "messages": [*messages, {"role": "tool", "content": said, "tool_call_id": "c"}],
+        }
+        traces, report = imported(FIXTURES["swe_gym"], json.dumps(row))
+        assert report.turns_kept == kept and [trace.messages[2].content for trace in traces] == [said] * kept
+
+
 def codex(*rows: dict[str, Any], **options: Any) -> tuple[list[Trace], ImportReport]:
     meta = line("session_meta", id="s", base_instructions={"text": "You are Codex."})
     return imported(FIXTURES["codex"], lines(meta, text_item("user", "fix it"), *rows), **options)
