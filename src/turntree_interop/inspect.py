@@ -12,16 +12,17 @@ from turntree.traces.formats.row import (
     FAILED,
     UNSEEN,
     ChatRow,
-    call_of,
     count_unknown,
     each_object,
     list_of,
     needs,
     object_of,
+    part_of,
     told_by,
     was_cut,
     words,
 )
+from turntree_interop.observed import calls_in
 
 _SAMPLE_KEYS = words(
     "id epoch input choices target description sandbox files setup messages output scores metadata store events "
@@ -70,18 +71,11 @@ def _message(raw: dict[str, Any], chat: ChatRow, cut: set[str]) -> dict[str, Any
         error = raw.get("error")
         said = content or (str(error.get("message", "")) if isinstance(error, dict) else error) or ""
         return message | {"content": said, "tool_call_id": raw.get("tool_call_id"), FAILED: bool(error)}
-    calls = raw.get("tool_calls")
-    if calls:  # one of a wrong type is refused with its place
-        message["tool_calls"] = (
-            each_object(cast("list[Any]", calls), lambda one: [_call(one, chat)]) if isinstance(calls, list) else calls
-        )
+    if calls := raw.get("tool_calls"):
+        message["tool_calls"] = calls_in(calls, _CALL_KEYS, "tool_calls[].", chat.ignored, "function id")
+    if isinstance(calls, list) and any(part_of({"": one}, "").get("parse_error") for one in cast("list[Any]", calls)):
+        message["weight"] = 0  # the arguments that could not be read are not recorded
     return message
-
-
-def _call(raw: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
-    unread = count_unknown(raw, _CALL_KEYS, "tool_calls[].", chat.ignored)
-    arguments = {"unreadable": raw["parse_error"]} if raw.get("parse_error") else raw.get("arguments")
-    return call_of(raw.get("function"), arguments, raw.get("id"), unread)
 
 
 def _content(value: Any, chat: ChatRow) -> tuple[Any, str, bool]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from test_importers import imported
-from trace_fixtures import FIXTURES, SDK, adds_up, line, lines, text_item
+from trace_fixtures import FIXTURES, INSPECT, SDK, adds_up, line, lines, text_item
 
 from turntree.core.errors import InputError
 from turntree.traces.chat import ImportReport
@@ -142,3 +142,10 @@ def test_an_error_in_a_session_names_its_line(row: dict[str, Any], field: str) -
     with pytest.raises(InputError, match=r"rollout-1\.jsonl:4: ") as raised:
         codex(DONE, row, DONE, candidates="turns")
     assert field in str(raised.value)
+
+
+def test_a_call_that_inspect_could_not_read_is_no_demonstration() -> None:
+    sample = copy.deepcopy(INSPECT)
+    sample["messages"][1]["tool_calls"][0] |= {"arguments": {}, "parse_error": "Error parsing: {"}
+    _, report = imported(FIXTURES["inspect"], json.dumps(sample))
+    assert report.dropped_turns["marked_not_trained"] == 1 and adds_up(report)
