@@ -1,29 +1,34 @@
 """smolagents: the result of a run (`agent.run(..., return_full_result=True).dict()`), whose `steps` are those of the
-agent's memory: the task, plans, and actions with what the model was asked and said, its calls and what came back.
-
-An agent of code writes its action into its text (`code_action`).
+agent's memory: the task, plans, and actions with what the model was asked and said, its calls and what came back. An
+agent of code writes its action into its text (`code_action`).
 """
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
 
+from turntree.run.identity import fingerprint
 from turntree.traces.formats.row import (
     ACT,
     FAILED,
     UNSEEN,
     ChatRow,
     answers,
-    call_of,
     count_unknown,
     each_object,
     first_object,
     list_of,
+    needs,
     object_of,
     part_of,
+    role_of,
+    said_before,
     told_by,
     words,
 )
+from turntree_interop.observed import calls_in, texts_of
 
 _KEYS = words("output state steps token_usage timing")
 _STEP_KEYS = words(
@@ -31,58 +36,52 @@ _STEP_KEYS = words(
     "code_action observations observations_images action_output token_usage is_final_answer plan system_prompt"
 )
 _SAID_KEYS = words("role content tool_calls raw token_usage")
-_PROCEED = "Now proceed and carry out this plan."  # what the library says after a plan
+_CALL_KEYS = words("id type function name arguments description")
+_ROLES = {"tool-call": "assistant", "tool-response": "user"}  # as what the library sends its own
 
 
-def _is_run(row: dict[str, Any]) -> str:
-    steps: Any = row.get("steps")
-    known = isinstance(steps, list) and any(
-        "step_number" in one for one in cast("list[Any]", steps) if isinstance(one, dict)
-    )
-    return "" if known and "task" in first_object(steps) else "no 'steps' that begin with a 'task'"
-
-
-@told_by(_is_run)
-def read_smolagents(row: dict[str, Any]) -> ChatRow:
-    """A run. That it came to an answer (`state`) does not say that the answer is right."""
+@told_by(lambda row: needs(row, steps=("task",)))
+def read_smolagents(row: dict[str, Any]) -> Iterator[ChatRow]:
+    """A run, one trace for each call of the model: its prompt tells the calls before, and their results, as texts. That
+    it came to an answer (`state`) does not say that the answer is right."""
     chat = ChatRow.of(row, _KEYS, meta="output state")
-    chat.rule = "tool_calls"
     steps = list_of(row, "steps", "a list of steps")
-    first = next((one for one in steps if isinstance(one, dict) and one.get("model_input_messages")), {})
-    asked = first_object(first.get("model_input_messages"))
-    if asked.get("role") == "system":
-        chat.messages.append({"role": "system", "content": asked.get("content")})
-    chat.messages += each_object(steps, lambda step: _messages(step, chat))
-    return chat
+    chat.rule, chat.group = "tool_calls", fingerprint(first_object(steps).get("task"))
+    calls = each_object(steps, lambda step: _called(step, chat))
+    for messages in calls or [[]]:
+        chat.messages = messages if isinstance(messages, list) else [messages]
+        yield chat
+        chat = chat.compacted()
 
 
-def _messages(step: dict[str, Any], chat: ChatRow) -> list[Any]:
+def _called(step: dict[str, Any], chat: ChatRow) -> list[list[Any]]:
+    """The call of a step as one conversation; none of a task, and where the model gave no answer."""
     count_unknown(step, _STEP_KEYS, "steps[].", chat.ignored)
-    if step.get("task") is not None:
-        return [{"role": "user", "content": step["task"], UNSEEN: bool(step.get("task_images"))}]
     said, error = object_of(step, "model_output_message"), part_of(step, "error")
     count_unknown(said, _SAID_KEYS, "steps[].model_output_message.", chat.ignored)
-    turn: dict[str, Any] = {"role": "assistant", "content": said.get("content")}
-    if step.get("plan") is not None:
-        return [turn, {"role": "user", "content": _PROCEED}]
     if not said and not step.get("tool_calls"):
-        return []  # the model gave no answer
-    code = step.get("code_action")
-    turn |= {ACT: "tool"} if code else {}
+        return []
+    text, code = step.get("model_output"), step.get("code_action")
+    turn: dict[str, Any] = {"role": "assistant", "content": text if isinstance(text, str) else said.get("content")}
     calls = [] if code else list_of(said if said.get("tool_calls") else step, "tool_calls", "a list of calls")
-    if calls:
-        turn["tool_calls"] = each_object(calls, lambda one: [_call(one, chat)])
-    seen = [step.get("observations"), error.get("message")]
-    told = "\n".join(str(one) for one in seen if one is not None)
-    if step.get("is_final_answer") and not calls:
-        return [turn]
-    ids = [one.get("id") for one in turn.get("tool_calls", ()) if isinstance(one, dict)]
-    failed = {FAILED: bool(error), UNSEEN: bool(step.get("observations_images"))}
-    return [turn, *(answers(ids, told, **failed) if ids else [{"role": "user", "content": told, **failed}])]
+    calls = calls_in(calls, _CALL_KEYS, "steps[].tool_calls[].", chat.ignored)
+    turn |= {ACT: "tool"} if code else {"tool_calls": calls} if calls else {}
+    told = "\n".join(str(one) for one in (step.get("observations"), error.get("message")) if one is not None)
+    ids = [one.get("id") for one in calls if isinstance(one, dict)]
+    result = answers(ids, told) if ids else [{"role": "user", "content": told}] if told else []
+    asked = list_of(step, "model_input_messages", "a list of messages")
+    alike = groupby(asked, lambda one: _ROLES.get(str(role_of(one)), role_of(one)))
+    prompt = [_asked(role, [part_of({"": one}, "") for one in messages], chat) for role, messages in alike]
+    return [[*map(said_before, prompt), turn, *(one | {FAILED: bool(error)} for one in result)]]
 
 
-def _call(call: dict[str, Any], chat: ChatRow) -> dict[str, Any]:
-    function = part_of(call, "function")
-    unread = count_unknown(call, ("id", "type", "function"), "steps[].tool_calls[].", chat.ignored)
-    unread |= count_unknown(function, ("name", "arguments", "description"), "steps[].tool_calls[].", chat.ignored)
-    return call_of(function.get("name"), function.get("arguments"), call.get("id"), unread)
+def _asked(role: Any, messages: list[dict[str, Any]], chat: ChatRow) -> dict[str, Any]:
+    """Messages of one role, which the library sends as one, without their images."""
+    parts, unseen = list[Any](), False
+    for one in messages:
+        count_unknown(one, _SAID_KEYS, "steps[].model_input_messages[].", chat.ignored)
+        texts, more = texts_of(one.get("content"), chat.ignored)
+        parts += [{"type": "text", "text": "\n"}] if parts else []
+        parts += texts if isinstance(texts, list) else [{"type": "text", "text": texts}]
+        unseen = unseen or more
+    return {"role": role, "content": parts, UNSEEN: unseen}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from test_importers import imported
-from trace_fixtures import FIXTURES, INSPECT, SDK, adds_up, line, lines, text_item
+from trace_fixtures import FIXTURES, INSPECT, SDK, SMOLAGENTS, adds_up, line, lines, text_item
 
 from turntree.core.errors import InputError
 from turntree.traces.chat import ImportReport
@@ -49,6 +49,27 @@ def test_what_openhands_clipped_or_showed_as_an_image_is_not_taught_behind(seen:
     text = json.dumps(SDK | {"history": history})
     [trace], report = imported(FIXTURES["openhands_events sdk"], text, candidates="turns")
     assert (trace.meta["skip_turns"], report.turns_kept) == ({"1": reason}, 1) and adds_up(report)
+
+
+def test_a_prompt_of_smolagents_is_the_recorded_one_as_the_library_sends_it() -> None:
+    first, last = imported(FIXTURES["smolagents"], candidates="tool_calls")[0]
+    call = "Calling tools:\n[{'id': 'cweather', 'type': 'function', 'function': {'name': 'weather', 'arguments': "
+    before = [
+        ("system", "Solve the task with calls."),
+        ("user", "New task:\nHow is the weather in Paris?"),
+        ("assistant", f"I look.\n{call}{{'city': 'Nowhere'}}}}}}]"),
+    ]
+    assert [(message.role, message.content) for message in first.messages[:3]] == before
+    assert first.messages[3].content.startswith("Call id: cweather\nError:\nError executing tool 'weather'")
+    assert [message.content for message in last.messages[5:7]] == ["Observation:\nsunny in Paris", "I look."]
+    assert first.group == last.group and first.id != last.id
+
+
+def test_a_step_of_smolagents_without_its_prompt_is_not_taught() -> None:
+    run = copy.deepcopy(SMOLAGENTS)
+    run["steps"][2]["model_input_messages"] = None  # of an answer that the limit of steps forced
+    _, report = imported(FIXTURES["smolagents"], json.dumps(run))
+    assert report.dropped_turns["no_prompt"] == 1 and report.turns_kept == 1 and adds_up(report)
 
 
 def traj(*steps: tuple[list[dict[str, Any]], str]) -> tuple[list[Trace], ImportReport]:

@@ -535,8 +535,9 @@ SHOWN = {  # a file in which a turn was asked with an image
     "opencode": [{"info": {"id": "s"}, "messages": [
         {"info": {"role": "user"}, "parts": [{"type": "text", "text": "What?"}, {"type": "file", "mime": "image/png"}]},
         {"info": {"role": "assistant"}, "parts": [{"type": "step-start"}, {"type": "text", "text": "A cat."}]}]}],
-    "smolagents": [{"steps": [{"task": "What is it?", "task_images": ["A"]}, {"step_number": 1, "model_output_message":
-        {"role": "assistant", "content": "A cat."}, "is_final_answer": True}]}],
+    "smolagents": [{"steps": [{"task": "What is it?", "task_images": ["A"]}, {"step_number": 1, "model_input_messages":
+        [{"role": "user", "content": [{"type": "text", "text": "New task: What?"}, {"type": "image", "image": "A"}]}],
+        "model_output_message": {"role": "assistant", "content": "A cat."}, "is_final_answer": True}]}],
     "sharegpt": [{"conversations": [{"from": "human", "value": "<image> What?"}, {"from": "gpt", "value": "A cat."}],
                   "images": ["a.png"]}],
 }  # fmt: skip

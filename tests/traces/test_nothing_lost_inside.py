@@ -45,7 +45,7 @@ PLACES = {  # format: how many calls, parts and declarations its file below hold
     "swe_gym": (1, 5, 1), "openhands_events sdk": (2, 3, 2), "atif": (3, 4, 1),
     "opencode": (3, 3, 0), "codex": (3, 4, 0), "claude_code": (5, 8, 0), "sharegpt": (2, 0, 1), "verifiers": (1, 5, 1),
     "terminus": (0, 0, 0), "agentbench": (0, 4, 0), "react": (0, 0, 0), "intercode": (0, 0, 0),
-    "inspect": (0, 1, 0), "smolagents": (3, 1, 0),
+    "inspect": (0, 1, 0), "smolagents": (3, 15, 0),
     "langsmith": (2, 6, 1), "langfuse": (2, 6, 1),
 }  # fmt: skip
 with_a_call = st.sampled_from([name for name, (calls, _, _) in PLACES.items() if calls])

@@ -452,7 +452,26 @@ INTERCODE = {
     },
 }
 
-# of a run with smolagents 1.26, without what its file repeats
+
+def asked(*texts: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts]
+
+
+def smolagents_call(name: str, arguments: dict[str, Any]) -> tuple[str, str]:
+    call = {"id": f"c{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return "tool-call", f"Calling tools:\n{[call]}"
+
+
+# of a run with smolagents 1.26
+ASKED = [("system", "Solve the task with calls."), ("user", "New task:\nHow is the weather in Paris?")]
+NOWHERE = "Error executing tool 'weather' with arguments {'city': 'Nowhere'}: ValueError: no such city\nPlease try again or use another tool"
+FIRST = [("assistant", "I look."), smolagents_call("weather", {"city": "Nowhere"}),
+         ("tool-response", f"Call id: cweather\nError:\n{NOWHERE}\nNow let's retry: take care not to repeat previous errors!\n")]  # fmt: skip
+SECOND = [
+    ("assistant", "I look."),
+    smolagents_call("weather", {"city": "Paris"}),
+    ("tool-response", "Observation:\nsunny in Paris"),
+]
 SMOLAGENTS = {
     "output": "sunny",
     "state": "success",
@@ -460,14 +479,8 @@ SMOLAGENTS = {
         {"task": "How is the weather in Paris?"},
         {
             "step_number": 1,
-            "model_input_messages": [
-                {"role": "system", "content": [{"type": "text", "text": "Solve the task with calls."}]}
-            ],
-            "error": {
-                "type": "AgentToolExecutionError",
-                "message": "Error executing tool 'weather' with arguments {'city': 'Nowhere'}: ValueError: no such city\n"
-                "Please try again or use another tool",
-            },
+            "model_input_messages": asked(*ASKED),
+            "error": {"type": "AgentToolExecutionError", "message": NOWHERE},
             "model_output_message": {
                 "role": "assistant",
                 "content": "I look.",
@@ -487,6 +500,7 @@ SMOLAGENTS = {
         },
         {
             "step_number": 2,
+            "model_input_messages": asked(*ASKED, *FIRST),
             "error": None,
             "model_output_message": {
                 "role": "assistant",
@@ -507,6 +521,7 @@ SMOLAGENTS = {
         },
         {
             "step_number": 3,
+            "model_input_messages": asked(*ASKED, *FIRST, *SECOND),
             "error": None,
             "model_output_message": {
                 "role": "assistant",
@@ -556,7 +571,10 @@ FIXTURES = {
         "export.json", json.dumps(OPENCODE, indent=2), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}, success=(None,)
     ),
     "inspect": Fixture("sample.json", json.dumps(INSPECT), 3, 1, {"error_tool_call": 1, "not_a_tool_call": 1}),
-    "smolagents": Fixture("run.json", json.dumps(SMOLAGENTS), 3, 2, {"error_tool_call": 1}, success=(None,)),
+    "smolagents": Fixture(
+        "run.json", json.dumps(SMOLAGENTS), 6, 2, {"error_tool_call": 1, "said_in_another_conversation": 3}, traces=2,
+        success=(None, None),
+    ),
     "langsmith": Fixture("runs.jsonl", lines(*SMITH), 4, 3, {"failed_call": 1}, success=(None,)),
     "langfuse": Fixture("observations.jsonl", lines(*FUSE), 4, 3, {"failed_call": 1}, success=(None,)),
     "codex": Fixture(
