@@ -51,6 +51,86 @@ def test_what_openhands_clipped_or_showed_as_an_image_is_not_taught_behind(seen:
     assert (trace.meta["skip_turns"], report.turns_kept) == ({"1": reason}, 1) and adds_up(report)
 
 
+def opencode(*messages: tuple[str, list[dict[str, Any]], dict[str, Any]]) -> tuple[list[Trace], ImportReport]:
+    rows = [{"info": {"role": role, **info}, "parts": [{"type": "step-start"}, *told]} for role, told, info in messages]
+    text = json.dumps({"info": {"id": "s"}, "messages": rows})
+    traces, report = imported(FIXTURES["opencode"], text, candidates="turns")
+    assert adds_up(report)
+    return traces, report
+
+
+def saying(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]
+
+
+def using(**state: Any) -> list[dict[str, Any]]:
+    return [{"type": "tool", "tool": "bash", "callID": "c", "state": {"input": {"command": "ls"}, **state}}]
+
+
+def contents(trace: Trace) -> list[str]:
+    return [message.content for message in trace.messages]
+
+
+ABORTED = {"status": "error", "error": "Tool execution aborted"}
+
+
+@pytest.mark.parametrize(
+    ("state", "shown", "kept"),
+    [
+        ({"status": "running"}, "[Tool execution was interrupted]", 2),
+        ({"status": "pending", "raw": '{"comm'}, "[Tool execution was interrupted]", 1),
+        (ABORTED, "Tool execution aborted", 2),
+        (ABORTED | {"metadata": {"interrupted": True, "output": "half"}}, "half", 2),
+    ],
+)
+def test_a_call_of_opencode_that_did_not_end_is_answered_as_it_was_to_the_model(
+    state: dict[str, Any], shown: str, kept: int
+) -> None:
+    go, on = ("user", saying("go"), {}), ("user", saying("go on"), {})
+    [trace], report = opencode(go, ("assistant", using(**state), {}), on, ("assistant", saying("ok"), {}))
+    assert contents(trace) == ["go", "", shown, "go on", "ok"] and report.turns_kept == kept
+
+
+def test_an_answer_of_opencode_that_failed_is_not_in_the_history_and_one_that_was_stopped_is() -> None:
+    def after(error: str) -> list[str]:
+        half = ("assistant", saying("half"), {"error": {"name": error}})
+        [trace], _ = opencode(
+            ("user", saying("go"), {}), half, ("user", saying("?"), {}), ("assistant", saying("ok"), {})
+        )
+        return contents(trace)
+
+    assert after("APIError") == ["go", "?", "ok"] and after("MessageAbortedError") == ["go", "half", "?", "ok"]
+
+
+def test_turns_of_opencode_that_were_said_after_a_result_was_cleared_are_not_taught() -> None:
+    done = using(status="completed", output="long", time={"start": 1, "end": 2, "compacted": 5})
+    rows = [("assistant", done, {"time": {"created": 1}}), ("assistant", saying("ok"), {"time": {"created": 4}})]
+    late = [("user", saying("?"), {"time": {"created": 6}}), ("assistant", saying("yes"), {"time": {"created": 7}})]
+    [trace], report = opencode(("user", saying("go"), {}), *rows, *late)
+    assert trace.meta["skip_turns"] == {"2": "another_prompt"} and report.turns_kept == 2
+
+
+def test_what_opencode_keeps_behind_a_summary_is_behind_it() -> None:
+    before = [("user", saying("go"), {"id": "a"}), ("assistant", saying("one"), {"id": "b"})]
+    kept = [("user", saying("on"), {"id": "c"}), ("assistant", saying("two"), {"id": "d"})]
+    told = ("assistant", saying("SUMMARY"), {"id": "f", "summary": True, "finish": "stop"})
+    last = [("user", saying("go on"), {"id": "g"}), ("assistant", saying("three"), {"id": "h"})]
+
+    def asked(first: str) -> tuple[str, list[dict[str, Any]], dict[str, Any]]:
+        return "user", [{"type": "compaction", "auto": True, "tail_start_id": first}], {"id": "e"}
+
+    [first, second], report = opencode(*before, *kept, asked("c"), told, *last)
+    assert contents(first) == ["go", "one", "on", "two"]
+    assert contents(second) == ["What did we do so far?", "SUMMARY", "on", "two", "go on", "three"]
+    assert report.dropped_turns == {"a_summary": 1, "said_in_another_conversation": 1}
+    _, report = opencode(*before, *kept, asked("unknown"), told, *last)
+    assert report.dropped_turns["another_prompt"] == 2 and report.turns_kept == 2
+    failed = ("assistant", saying("SUM"), {"summary": True, "error": {"name": "APIError"}})
+    [whole], report = opencode(*before, *kept, asked("c"), failed, *last)
+    assert contents(whole) == [*contents(first), "What did we do so far?", "go on", "three"]
+    assert report.dropped_turns == {"failed_call": 1} and report.turns_kept == 3
+
+
 def test_a_prompt_of_smolagents_is_the_recorded_one_as_the_library_sends_it() -> None:
     first, last = imported(FIXTURES["smolagents"], candidates="tool_calls")[0]
     call = "Calling tools:\n[{'id': 'cweather', 'type': 'function', 'function': {'name': 'weather', 'arguments': "
