@@ -24,8 +24,14 @@ def logged(row: dict[str, Any], key: str) -> bool:
 def test_online_training_leaves_what_the_audit_reads_and_is_not_overwritten(turntree, tmp_path) -> None:
     out = tmp_path / "online"
     command = ("train", "online", "--out", out, *SMALL, *FILTERS, "--set", "check.tasks=2")
-    assert turntree.json(*command)["iterations"] == 2
+    said = turntree(*command, "--json", tmp_path / "result.json").stdout
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["iterations"] == 2
     groups = [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+    assert result["groups_cut"] == sum(group["rollouts"][0]["stop"] == "gated" for group in groups)
+    rewards = [{rollout["reward"] for rollout in group["rollouts"]} for group in groups]
+    assert sum(result["groups_dropped"].values()) == sum(len(found - {None}) == 1 for found in rewards) > 0
+    assert [line.partition(":")[0] for line in said.splitlines()[-2:]] == ["gate", "filters"], "one line for each part"
     assert [group["iteration"] for group in groups] == [1, 1, 2, 2]
     assert (out / "model" / "model.safetensors").exists()
     assert (out / "gate.jsonl").exists()

@@ -177,6 +177,14 @@ def test_progress_of_a_short_stage_fills_no_log_file(terminal, lines, monkeypatc
     assert stderr.getvalue().count("tasks: ") == lines
 
 
+def test_a_terminal_of_80_columns_shows_every_figure_of_a_long_run() -> None:
+    with progress((), "train online", total=200) as bar:
+        bar.set_postfix({"reward": 0.25, "success": 0.625, "cut": 12})
+        line = bar.format_meter(**{**bar.format_dict, "n": 100, "elapsed": 3900.0, "ncols": 80})
+    assert len(line) <= 80
+    assert line.endswith("reward=0.25, success=0.625, cut=12]")
+
+
 def test_in_a_log_a_notice_and_what_follows_it_are_lines_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
     with progress((), "work", total=2):
         notice("nothing was trained")

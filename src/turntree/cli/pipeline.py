@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +193,8 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
     finish(result, json_path, [*_success(result), line, *censored("rollouts", result["censored"], result["rollouts"])])
 
 
-def _success(result: dict[str, Any], steps: str = "steps") -> list[str]:
-    """What a training says first, with what its steps are called."""
+def _success(result: dict[str, Any]) -> list[str]:
+    """What a training says first."""
     success = result["success"]
     if success is None:
         told = ["held-out success was not measured: check.tasks is 0, or no --environment says where to play"]
@@ -210,7 +210,7 @@ def _success(result: dict[str, Any], steps: str = "steps") -> list[str]:
         from turntree.train.success import signed
 
         told += f" ({signed(success['change'])})"
-    if success["best_step"] not in (None, result[steps]):
+    if success["best"] not in (None, success["end"]):
         where = success["best_model"] or "its weights were lost"
         told += f"; the highest of {success['looks']} looks is {highest} after step {success['best_step']}: {where}"
     return [*([f"stopped early: {result['stopped']}"] if result["stopped"] else []), told]
@@ -273,13 +273,26 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
 
     result = run_train_online(config, out, overwrite=overwrite)
     played = f"{plural(result['iterations'], 'iteration')}, {plural(result['cost']['turns'], 'turn')}"
-    lines = [*_success(result, "iterations"), f"{played} -> {result['model']}"]
-    if config.brancher is not None and not result["forks"]:
-        probe = config.brancher.options.get("probe_tokens")
-        why = f": turns that end within brancher.probe_tokens ({probe}) cannot" if probe else ""
-        lines.append(f"no rollout forked{why}")
+    lines = [*_success(result), f"{played} -> {result['model']}", *_decided(config, result)]
     lines += censored("rollouts", result["censored"], result["rollouts"])
     finish(result, json_path, [*lines, *dropped(result["read"])])
+
+
+def _decided(config: Any, result: dict[str, Any]) -> Iterator[str]:
+    """What the gate, the brancher and the filters did, each in one line."""
+    if config.gate is not None:
+        right = result["gate_precision"]
+        said = right and f", precision {right['value']:.0%} [{right['low']:.0%}, {right['high']:.0%}] by audits"
+        yield f"gate: {result['groups_cut']} of {result['groups']} groups cut{said or ''}"
+    if config.brancher is not None:
+        probe = config.brancher.options.get("probe_tokens")
+        why = f": turns that end within brancher.probe_tokens ({probe}) cannot" if probe else ""
+        forked = f"{result['forks']} forks, {result['structural_saving']:.0%} of the calls shared"
+        yield f"brancher: {forked if result['forks'] else f'no rollout forked{why}'}"
+    if config.filters:
+        done = {f"of {result['groups']} groups dropped": "groups_dropped", "tasks skipped": "prompts_skipped"}
+        told = [f"{sum(why.values())} {what} ({_counts(why)})" for what, key in done.items() if (why := result[key])]
+        yield f"filters: {', '.join(told) or 'no group dropped, no task skipped'}"
 
 
 @click.command(

@@ -13,6 +13,7 @@ from turntree.core.errors import printable
 
 T = TypeVar("T")
 
+_FORMAT = "{desc}: |{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"  # figures fit into 80 columns
 _LOG_EVERY = 30.0  # seconds between two lines of progress where standard error is not a terminal
 
 
@@ -43,6 +44,7 @@ def progress(
         maxinterval=10.0 if terminal else _LOG_EVERY,
         delay=0 if terminal else _LOG_EVERY,
         dynamic_ncols=True,
+        bar_format=_FORMAT if total else None,
         disable=quiet,
     )
 

@@ -21,12 +21,9 @@ NEARLY_ALL = 0.9  # of the rollouts
 _SERVER = re.compile(r"\b(API\w*|RateLimit|InternalServer|Authentication|PermissionDenied|NotFound|BadRequest)Error\b")
 
 
-def reasons(rows: Sequence[Row]) -> dict[str, int]:
-    """Why rollouts of these steps have no reward, with their numbers."""
-    found = Counter[str]()
-    for row in rows:
-        found.update(row.get("censored_reasons") or {})
-    return dict(found)
+def reasons(rows: Sequence[Row], figure: str = "censored_reasons") -> dict[str, int]:
+    """Why rollouts of these steps have no reward, with their numbers; or what another figure of reasons adds up to."""
+    return dict(sum((Counter[str](row.get(figure)) for row in rows), Counter[str]()))
 
 
 def remedy(why: Mapping[str, int]) -> str:

@@ -57,7 +57,7 @@ def run_sft(
         algorithm = policy.imitation(learned, config.sft, group)
         success = None if tasks is None else SuccessCheck(run, policy, tasks, algorithm)
         check = None if success is None else partial(_check, policy, success)
-        trained = run_algorithm(run, policy, algorithm, config, shown=("loss",), check=check)
+        trained = run_algorithm(run, policy, algorithm, config, shown={"loss": "loss"}, check=check)
         last = run.metrics()[-1]
     return {
         "model": str(run.model),

@@ -55,6 +55,7 @@ from turntree.train.online import OnlineGRPO
 from turntree.train.ranks import SINGLE, ProcessGroup
 
 GATE_LOG = "gate.jsonl"
+_SHOWN = {"reward": "reward_mean", "success": "held_out_success"}
 LOGS = (rollouts.FILE_NAME, trees.FILE_NAME, GATE_LOG, HELD_OUT)
 
 
@@ -108,7 +109,7 @@ def run_train_online(
             policy,
             algorithm,
             config,
-            shown=("reward_mean", "groups_cut", "held_out_success"),
+            shown=_SHOWN if config.gate is None else {**_SHOWN, "cut": "groups_cut"},
             keep=partial(_keep, run, config, overlap),
             check=success,
             warnings=_never_forks,
@@ -123,9 +124,14 @@ def run_train_online(
         "held_out_success": last.get("held_out_success"),
         "success": None if success is None else success.result(policy.source),
         "stopped": trained.stopped,
+        "groups": sum(row.get("groups", 0) for row in rows),
+        "groups_cut": sum(row.get("groups_cut", 0) for row in rows),
+        "gate_precision": last.get("gate_precision"),
         "forks": last["trees"]["forks"],
+        "structural_saving": algorithm.account.structural_saving,
+        **{name: reasons(rows, name) for name in ("groups_dropped", "prompts_skipped")},
         "censored": reasons(rows),
-        "rollouts": sum(sum(row.get("stops", {}).values()) for row in rows),
+        "rollouts": sum(reasons(rows, "stops").values()),
         "read": list(opened.read),
         "cost": trained.cost.counts(),
     }

@@ -105,7 +105,7 @@ def run_train_pivot(
             policy,
             algorithm,
             config,
-            shown=("reward_mean", "kl"),
+            shown={"reward": "reward_mean", "KL": "kl"},
             keep=partial(_keep, run, config),
             check=_check(config, policy, verifier, given.traces, success),
         )

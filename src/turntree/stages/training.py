@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,19 @@ def run_algorithm(
     algorithm: Algorithm,
     config: Training,
     *,
-    shown: Sequence[str],
+    shown: Mapping[str, str],
     keep: Keep = lambda step, groups, credits: None,
     check: Check | None = None,
     warnings: Callable[[Row], Iterable[str]] = lambda row: (),
 ) -> Trained:
     """Train from the run's current state to its end, and write the model and last the cost, which marks the run as
-    finished. `warnings` are those of a row; the bar shows its figures `shown`."""
+    finished. `warnings` are those of a row; the bar shows the last of its figures `shown`, by short names."""
     checkpoints, done = resume(run, config.checkpoints)
     watch = None
     taught = isinstance(config, ReinforcedTraining) and config.reference is not None  # all groups have a gradient
     if isinstance(algorithm, RolloutAlgorithm) and not taught:
         watch = GradientWatch(algorithm.steps, run.metrics() if done else ())
-    stage = run.identity["stage"]
+    stage, figures = run.identity["stage"], Row()
     with loggers.following(run, config.loggers), progress((), stage, total=algorithm.steps, initial=done) as bar:
 
         def log(row: Row) -> None:
@@ -47,7 +47,8 @@ def run_algorithm(
                 notice(warning)
             if row["step"]:
                 bar.update(row["step"] - bar.n)
-                bar.set_postfix({key: row[key] for key in shown if row.get(key) is not None})
+                figures.update((name, row[key]) for name, key in shown.items() if row.get(key) is not None)
+                bar.set_postfix(figures)
 
         trained = train(algorithm, log, check, keep, checkpoints)
     if watch and (warning := watch.at_the_end()):
