@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.core.foreign import package, reason_of
+from turntree.core.foreign import needs, package, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
@@ -41,6 +41,7 @@ NAMES = {  # how the documentation of toy-text games calls their actions
 }
 
 
+@needs("gymnasium", "gymnasium")
 def tasks(
     split: str,
     count: int,

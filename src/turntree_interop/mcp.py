@@ -30,7 +30,7 @@ import anyio.from_thread
 
 from turntree.core.config import is_url
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import EnvironmentFault, EnvironmentGone, package, reason_of
+from turntree.core.foreign import EnvironmentFault, EnvironmentGone, needs, package, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Environment, Observation
 from turntree.env.adapted import AdaptedEnvironment, named, prompt_of, rows_of, scored
@@ -192,6 +192,7 @@ def _output(result: CallToolResult) -> ToolOutput:
     return ToolOutput("\n".join(parts) or "[no output]", final=not result.is_error)
 
 
+@needs("mcp", "mcp")
 @dataclass(frozen=True, kw_only=True)
 class McpTasks:
     """Tasks of a file, played with the tools of a server."""

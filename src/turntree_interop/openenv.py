@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.core.foreign import EnvironmentFault, package, reason_of
+from turntree.core.foreign import EnvironmentFault, needs, package, reason_of
 from turntree.core.messages import Message, answer_text
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
@@ -35,6 +35,7 @@ _REFUSED = "(code: VALIDATION_ERROR)"  # the server's word on an action that it 
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy
 
 
+@needs("openenv", "openenv")
 def tasks(
     split: str,
     count: int,

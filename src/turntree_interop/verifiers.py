@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from turntree.core import parts
 from turntree.core.errors import InputError
-from turntree.core.foreign import EnvironmentFault, package, reason_of
+from turntree.core.foreign import EnvironmentFault, needs, package, reason_of
 from turntree.core.messages import Message
 from turntree.core.protocols import Observation
 from turntree.core.scalars import given_number, given_truth
@@ -51,6 +51,7 @@ from turntree.traces.formats.row import (
 from turntree.traces.schema import MESSAGE_KEYS
 
 
+@needs("verifiers", "verifiers")
 def tasks(
     split: str,
     count: int,

@@ -1,8 +1,11 @@
 """Bad input ends in one clear line and exit code 2, and nothing is lost."""
 
 import json
+import sys
 
 import pytest
+
+from turntree.stages import evaluate, local, train_online
 
 ROW = {
     "messages": [
@@ -51,6 +54,33 @@ def test_an_import_says_what_it_kept_in_a_sentence_and_names_no_empty_count(turn
     assert said.startswith("1 trace (1 train), 1 candidate turn -> t.jsonl\n")
     assert "dropped of 2 traces: 1 no_assistant_turn\n" in said
     assert "{" not in said and "cut" not in said and "joined" not in said
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [
+        ("gymnasium", "gymnasium", ("train", "online", "--environment", "gymnasium:CartPole-v1")),
+        ("verifiers", "verifiers", ("evaluate", "--environment", "verifiers:wordle", "--model", "default")),
+        ("openai", "endpoint", ("profile", "--traces", "t.jsonl", "--verifier", "judge")),
+        ("renderers", "renderers", ("train", "online", "--set", "device.renderer=family:qwen3")),
+        ("wandb", "wandb", ("train", "online", "--log", "wandb")),
+        ("ray", "ray", ("train", "online", "--set", "cluster.workers=2")),
+        ("peft", "lora", ("train", "online", "--set", "device.lora.rank=8")),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_its_extra_before_a_model_is_loaded(
+    turntree, tmp_path, monkeypatch, package, extra, words
+):
+    def load(*_, **__):
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setitem(sys.modules, package, None)  # as an import finds what is not installed
+    for stage, name in ((train_online, "load_policy"), (evaluate, "load_policy"), (local, "load_model")):
+        if package != "peft" or stage is local:
+            monkeypatch.setattr(stage, name, load)
+    message = turntree.error(*words, "--out", tmp_path / "run")
+    assert package in message and f"'turntree[{extra}]'" in message
+    assert not (tmp_path / "run").exists(), "the corrected command would be refused"
 
 
 @pytest.mark.parametrize(

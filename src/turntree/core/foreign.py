@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import importlib
+import importlib.util
 import sqlite3
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from http.client import HTTPException
@@ -21,6 +23,7 @@ from turntree.core.errors import InputError, TurntreeError, disk_is_full
 
 T = TypeVar("T")
 
+NEEDS = "_turntree_needs"  # the package and the extra of a factory
 _LONGEST = 500  # characters of a reason
 # what an argument of the policy's leads to: a file that is not there, a folder in place of a file
 _ASKED_WRONGLY = frozenset({
@@ -46,6 +49,22 @@ def package(name: str, extra: str, field: str | None = "environment", path: Path
         own = name.partition(".")[0]
         problem = f"{own} is not installed" if error.name in (own, name) else f"{own} needs {error.name!r}"
         raise InputError(problem, field=field, path=path, hint=f"pip install 'turntree[{extra}]'") from error
+
+
+def require(name: str, extra: str, field: str) -> None:
+    """Raises `InputError` where a package that is an optional extra is not installed, without importing it."""
+    if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
+        raise InputError(f"{name} is not installed", field=field, hint=f"pip install 'turntree[{extra}]'")
+
+
+def needs(name: str, extra: str) -> Callable[[T], T]:
+    """Of a part's factory: without the package it is refused where its options are read, before a model is loaded."""
+
+    def mark(factory: T) -> T:
+        setattr(factory, NEEDS, (name, extra))
+        return factory
+
+    return mark
 
 
 class EnvironmentFault(Exception):

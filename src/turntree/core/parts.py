@@ -34,7 +34,7 @@ from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, is_fixed, overlaid, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import call_part, reason_of
+from turntree.core.foreign import NEEDS, call_part, reason_of, require
 from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
 
 T = TypeVar("T")
@@ -142,9 +142,11 @@ class Loaded:
 
     def resolved(self, options: Mapping[str, Any], field: str | None = None) -> dict[str, Any]:
         """Every option with its value: those given, converted to their types, and the defaults of the rest. Raises
-        `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type; `field` is where
-        the configuration has the part (default: what its kind is called)."""
+        `ConfigError` for an unknown option (naming the known ones), a missing one and a wrong type, `InputError` for a
+        package that is missing; `field` is where the configuration has the part (default: what its kind is called)."""
         known, where = self.options(), field or KINDS[self.kind].field
+        if needed := getattr(self.target, NEEDS, None):
+            require(*needed, field=where)
         for key in options:
             if key not in known:
                 raise unknown_key(key, known, field=f"{where}.{key}")

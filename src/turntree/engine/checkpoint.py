@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import warnings
 from pathlib import Path
@@ -26,6 +25,7 @@ from transformers import (
 from transformers.integrations import peft as peft_integration
 
 from turntree.core.errors import ConfigError, InputError, first_line
+from turntree.core.foreign import require
 from turntree.core.progress import notice
 from turntree.engine.tokenizer import ADAPTER, GET_FOLDER, base_of, checked_folder, quiet
 from turntree.run.files import replacing_folder
@@ -85,10 +85,9 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
 
 
 def check_peft() -> None:
-    """Raise `ConfigError` where PEFT is missing, or older than Transformers wants, which loads an adapter all the same
-    and fails when it is saved."""
-    if importlib.util.find_spec("peft") is None:
-        raise ConfigError("needs PEFT", field="device.lora", hint="pip install turntree[lora]")
+    """Raise `InputError` where PEFT is missing, `ConfigError` where it is older than Transformers wants, which loads an
+    adapter all the same and fails when it is saved."""
+    require("peft", "lora", "device.lora")
     wanted, found = str(getattr(peft_integration, "MIN_PEFT_VERSION", "0")), importlib.metadata.version("peft")
     if Version(found) < Version(wanted):
         problem = f"Transformers {transformers.__version__} wants PEFT {wanted}, and {found} is here"

@@ -16,7 +16,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import ConfigError, InputError, first_line
-from turntree.core.foreign import package
+from turntree.core.foreign import needs, package
 from turntree.core.messages import Message, ToolCall, whole_characters
 from turntree.render.probes import ASK, CALL, RESULT, SAY, TOOL
 from turntree.render.tool_calls import can_be_logged
@@ -85,6 +85,7 @@ FAMILIES = {
 }
 
 
+@needs("renderers", "renderers")
 def family(
     tokenizer: PreTrainedTokenizerBase,
     argument: str | None = None,

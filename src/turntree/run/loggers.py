@@ -14,7 +14,6 @@ A logger (`core.parts`, kind `loggers`) is built by a factory with the options t
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import json
 import os
@@ -28,7 +27,7 @@ from typing import Any, Protocol
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
-from turntree.core.foreign import reason_of
+from turntree.core.foreign import needs, reason_of
 from turntree.core.progress import notice
 from turntree.run import files
 from turntree.run.folder import LOGGER_MARKS, RunDirectory
@@ -60,12 +59,7 @@ class RunInfo:
 def check(named: Sequence[Part]) -> None:
     """Raise `InputError` or `ConfigError` for a logger that cannot be built. Call it before anything is loaded."""
     for number, part in enumerate(named):
-        loaded = parts.load("loggers", part.name)
-        loaded.resolved(part.options)
-        package = getattr(loaded.target, "package", None)
-        if package is not None and importlib.util.find_spec(package) is None:
-            hint = f"pip install 'turntree[{part.name}]'"
-            raise InputError(f"{part.name!r} needs {package}, which is not installed", field="logger", hint=hint)
+        parts.resolve("loggers", part)
         if part.name in {other.name for other in named[:number]}:
             raise InputError(f"{part.name!r} is named twice", field="logger", hint="name each logger once")
 
@@ -161,10 +155,9 @@ def _require_logger(name: str, logger: object) -> None:
     raise InputError(f"{name!r} gave {type(logger).__name__}, {problem}", field="logger", hint=hint)
 
 
+@needs("tensorboard", "tensorboard")
 class TensorBoard:
     """Event files in `RUN/tensorboard` (`tensorboard --logdir RUN`); the configuration is a text."""
-
-    package = "tensorboard"
 
     def __init__(self, run: RunInfo) -> None:
         from tensorboard.plugins.text.summary_v2 import text_pb  # pyright: ignore[reportMissingImports]
@@ -206,6 +199,7 @@ class _Tracked:
         self._run.finish()
 
 
+@needs("trackio", "trackio")
 class Trackio(_Tracked):
     """A run of trackio in its own local folder (`trackio show`; `TRACKIO_DIR` moves it).
 
@@ -213,8 +207,6 @@ class Trackio(_Tracked):
         project: The project that the run belongs to.
         space_id: Publish it in this Space of Hugging Face.
     """
-
-    package = "trackio"
 
     def __init__(self, run: RunInfo, *, project: str = "turntree", space_id: str | None = None) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
@@ -231,6 +223,7 @@ class Trackio(_Tracked):
         )
 
 
+@needs("wandb", "wandb")
 class WandB(_Tracked):
     """A run of Weights & Biases in `RUN/wandb` (`wandb sync` uploads one that was offline).
 
@@ -238,8 +231,6 @@ class WandB(_Tracked):
         project: The project that the run belongs to.
         mode: offline, online or disabled (default: `WANDB_MODE`, else offline).
     """
-
-    package = "wandb"
 
     def __init__(self, run: RunInfo, *, project: str = "turntree", mode: str | None = None) -> None:
         import wandb  # pyright: ignore[reportMissingImports]

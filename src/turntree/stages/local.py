@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from turntree.core import parts
 from turntree.core.errors import InputError
-from turntree.engine.checkpoint import load_model, policy_hash, save_model
+from turntree.engine.checkpoint import check_peft, load_model, policy_hash, save_model
 from turntree.engine.compatibility import check_positions, positions_of
 from turntree.engine.tokenizer import load_tokenizer, tokenizer_hash
 from turntree.pack.attention import set_tree_attention
@@ -69,6 +69,8 @@ def open_local(source: str, device: Device) -> LocalPolicy:
     """As `load_policy`."""
     folder = resolve(source)
     tokenizer = load_tokenizer(folder)
+    if device.lora is not None:
+        check_peft()
     model = load_model(folder, dtype=device.dtype, device=device.name)
     set_threads(model, device.threads)
     weights = policy_hash(model)

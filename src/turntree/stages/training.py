@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import ConfigError
+from turntree.core.foreign import require
 from turntree.core.progress import notice, progress
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory
@@ -66,6 +67,8 @@ def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
 
     @functools.wraps(stage)
     def run(config: Any, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
+        if isinstance(config, ReinforcedTraining) and config.cluster.workers:
+            require("ray", "ray", "cluster.workers")
         if config.device.carrier is not None:
             if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
                 problem = "trains on its own machines, and this is one of several ranks"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turntree.core.config import Bounded, Positive, require_url
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import reason_of
+from turntree.core.foreign import needs, reason_of
 from turntree.core.messages import THOUGHT, Message, whole_characters
 from turntree.core.protocols import TurnVerifier
 from turntree.run import identity
@@ -42,6 +42,7 @@ class Vote(NamedTuple):
     failed: str = ""
 
 
+@needs("openai", "endpoint")
 @dataclass(kw_only=True, eq=False)
 class Asking(Bounded, TurnVerifier):
     """What asks a language model (`judge`, `rubric`): the options, which are fields of it, and the questions."""
