@@ -39,8 +39,8 @@ class UpstreamConfig:
     """Traces of agents that use a server of others."""
 
     url: str
-    """Pass requests through to this OpenAI-compatible server (https://host/v1) and write traces; nothing is sampled
-    here."""
+    """Pass requests through to this OpenAI-compatible server (https://host/v1) and write traces of chat completions
+    (of no other API); nothing is sampled here."""
     redact: tuple[str, ...] = ()
     """Regular expressions: what they match in a text is not written (repeatable). Some shapes of common keys never are;
     a secret of another shape needs a rule."""
@@ -169,7 +169,7 @@ def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:
     writer = TraceWriter(traces, Redaction(config.upstream.redact), idle=config.upstream.idle)
     upstream = Upstream(config.upstream.url, writer)
     with listening(config.host, config.served_port) as bound:
-        notice(f"requests to {url_of(bound)}/v1 pass through to {config.upstream.url}; traces: {traces}")
+        notice(f"requests to {url_of(bound)}/v1 pass through to {config.upstream.url}; traces of chat completions: {traces}")
         serve(upstream.app, bound, most=config.serving.limits.connections)
     return dict(writer.counts)
 
