@@ -35,7 +35,7 @@ _REFUSED = "(code: VALIDATION_ERROR)"  # the server's word on an action that it 
 ABOUT = ("done", "reward", "metadata")  # of an observation, what is not for the policy
 
 
-@needs("openenv", "openenv")
+@needs("openenv.core", "openenv")
 def tasks(
     split: str,
     count: int,
@@ -57,7 +57,6 @@ def tasks(
         success: Sum of rewards from which an episode is a success.
         seconds: A server that answers nothing for this long censors the rollout.
     """
-    package("openenv.core", "openenv")
     url = named(argument, "openenv:URL").rstrip("/")
     kind, tools = _actions(url, seconds)
     game = partial(OpenEnvGame, url, kind=kind, prompt=prompt, show=show, success=success, seconds=seconds)

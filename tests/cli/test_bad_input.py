@@ -103,6 +103,13 @@ def test_a_missing_model_folder_is_named(turntree):
     assert "no/such/model" in message
 
 
+@pytest.mark.parametrize("words", [("plan",), ("evaluate", "--environment", "household", "--model")])
+def test_the_folder_of_a_run_in_place_of_a_model_names_the_model_in_it(turntree, tmp_path, words):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "config.json").write_text('{"stage": "sft", "config": {}}')
+    assert str(tmp_path / "run" / "model") in turntree.error(*words, tmp_path / "run")
+
+
 def test_a_template_without_generation_prompt_is_refused(turntree, household, tmp_path):
     from turntree_worlds.household.entry import POLICY as EMBEDDED
 
@@ -120,6 +127,8 @@ def test_a_missing_profile_and_a_wrong_file_are_told_apart(turntree, household, 
     assert "no such file" in turntree.error("select", tmp_path / "none.jsonl", "--out", tmp_path / "p.jsonl")
     message = turntree.error("select", household / "traces.jsonl", "--out", tmp_path / "p.jsonl")
     assert "turntree.profile/2" in message
+    message = turntree.error("sft", "--traces", household / "pivots.jsonl", "--out", tmp_path / "sft")
+    assert "turntree.traces/1" in message and "import" not in message, "it was never imported"
 
 
 def test_changed_traces_are_refused(turntree, household, tmp_path):

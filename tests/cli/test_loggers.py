@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sqlite3
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -186,7 +186,7 @@ def test_what_is_no_logger_is_refused(turntree, household, folder, named, said) 
 
 
 def test_a_logger_that_is_named_twice_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "wandb", ModuleType("wandb"))
     with pytest.raises(InputError, match="'wandb' is named twice"):
         check([Part("wandb"), Part("wandb")])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from turntree.stages import train_online
 from turntree.train.checkpoints import Checkpoints
 
 SMALL = (
@@ -134,3 +135,19 @@ def test_when_every_rollout_is_censored_nothing_is_learned_and_the_run_ends_in_a
 def test_what_cannot_judge_is_refused_in_one_line(turntree, folder, reward, said) -> None:
     assert said in turntree.error("train", "online", "--out", "refused", *SMALL, "--reward", reward)
     assert not (folder / "refused").exists()
+
+
+def test_a_reward_that_there_is_not_is_refused_before_a_model_is_loaded(turntree, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(train_online, "load_policy", lambda *_: pytest.fail("a model is loaded"))
+    message = turntree.error("train", "online", "--out", tmp_path / "run", "--reward", "sucess=2")
+    assert "'sucess'" in message and "success" in message
+
+
+def test_an_option_that_a_reward_lacks_is_named_by_the_key_that_sets_it(turntree, tmp_path) -> None:
+    message = turntree.error("train", "online", "--out", tmp_path / "run", *SMALL, "--reward", "rubric")
+    key = message.partition("--set ")[2].partition("=")[0]
+    further = turntree.error(
+        *("train", "online", "--out", tmp_path / "run", *SMALL, "--reward", "rubric"),
+        *("--set", f"{key}=http://127.0.0.1:9/v1"),
+    )
+    assert key not in further and "rewards.0.model" in further

@@ -135,7 +135,7 @@ def test_an_object_that_is_ready_is_taken_as_it_is(folder: Path) -> None:
         ("nonsense", "there is no gate 'nonsense'; registered:"),
         ("my_parts:", "there is no gate 'my_parts:'"),
         ("my_parts:Other", "has no 'Other'"),
-        ("no_such_module:Gate", "no module 'no_such_module'"),
+        ("no_such_module:Gate", "no module 'no_such_module' .*registered: divergence"),
         ("broken:Gate", "importing 'broken' raised ZeroDivisionError"),
         ("needs:Gate", "needs 'a_package_that_is_missing', which is not installed"),
         ("json:Gate", "is hidden by"),

@@ -294,7 +294,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([Part("reward_module:number")], "is int, not a function"),
         ([Part("reward_module:absent")], "has no 'absent'"),
         ([Part("reward_module:short", {"mst": 3})], "did you mean 'most'"),
-        ([Part("reward_module:short", {"weight": "high"})], "reward.weight"),
+        ([Part("reward_module:short", {"weight": "high"})], "rewards.0.weight"),
         ([Part("reward_module:short"), Part("reward_module:short")], "two functions have the name 'short'"),
         ([Part("sucess")], "registered: environment, rubric, success"),
     ],
@@ -332,4 +332,4 @@ def test_a_weight_is_finite_and_small_enough_that_float32_holds_the_product(weig
     assert refused.value.field == "--reward m:f"
     with pytest.raises(ConfigError) as refused:
         build_rewards([Part("success", {"weight": weight})])
-    assert refused.value.field == "reward.weight"
+    assert refused.value.field == "rewards.0.weight"

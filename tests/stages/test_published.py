@@ -71,7 +71,7 @@ def test_published_rates_raise_no_alarm_and_what_needs_samples_says_that_there_a
     cli.main([*command, str(tmp_path / "profile.jsonl")], standalone_mode=False)
     said = capsys.readouterr().out
     assert "look at this first" not in said and "would miss" not in said
-    assert "not candidates: no_pass_rate_with_its_number_of_rollouts 1\n" in said
+    assert "not candidates: 1 no_pass_rate_with_its_number_of_rollouts\n" in said
     assert PROFILE.read(tmp_path / "profile.jsonl")[0]["summary"]["gold_unjudged"] == 0
     rescoring = RescoreConfig(profile=str(tmp_path / "profile.jsonl"), verifier=Part("strict"))
     with pytest.raises(InputError, match="holds no samples: its pass rates are published ones"):

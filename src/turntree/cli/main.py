@@ -135,9 +135,8 @@ TRAIN = frozenset({"torch", "transformers", "tokenizers", "safetensors", "packag
 
 def _of_extra(error: BaseException) -> str | None:
     """Which extra a command lacks, of a package that an installation without it does not have."""
-    name = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    said = f"this command needs {name}, which is not installed; pip install 'turntree[train]'"
-    return said if name in TRAIN else None
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return f"this command needs the package {name}; pip install 'turntree[train]'" if name in TRAIN else None
 
 
 def _of_device(error: BaseException) -> str | None:

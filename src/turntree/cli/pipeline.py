@@ -10,6 +10,7 @@ import click
 
 from turntree.cli.common import KEEP_TREES, censored, dropped, environment_for, finish, out_option, overwrite_option
 from turntree.cli.options import Read, StageCommand, short
+from turntree.core import parts
 from turntree.core.errors import InputError
 
 _CONFIG = "turntree.stages.config:"
@@ -149,7 +150,7 @@ def select(config: Any, profile: Path, out: Path, json_path: str | None) -> None
 
 
 def _counts(found: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in found.items())
+    return ", ".join(f"{count} {name}" for name, count in found.items())
 
 
 @click.group(short_help="GRPO at pivots, or on whole episodes.")
@@ -222,7 +223,9 @@ def _success(result: dict[str, Any]) -> list[str]:
 def _reward(text: str) -> Any:
     from turntree.rollout.rewards import parse_reward
 
-    return parse_reward(text)
+    part = parse_reward(text)
+    parts.load("rewards", part.name)  # a name that there is not is refused before a model is loaded
+    return part
 
 
 REWARD = Read("rewards", _reward, "NAME[=WEIGHT]", repeated=True)

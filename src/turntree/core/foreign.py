@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
 import sqlite3
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from http.client import HTTPException
@@ -49,12 +47,6 @@ def package(name: str, extra: str, field: str | None = "environment", path: Path
         own = name.partition(".")[0]
         problem = f"{own} is not installed" if error.name in (own, name) else f"{own} needs {error.name!r}"
         raise InputError(problem, field=field, path=path, hint=f"pip install 'turntree[{extra}]'") from error
-
-
-def require(name: str, extra: str, field: str) -> None:
-    """Raises `InputError` where a package that is an optional extra is not installed, without importing it."""
-    if sys.modules.get(name) is None and importlib.util.find_spec(name) is None:
-        raise InputError(f"{name} is not installed", field=field, hint=f"pip install 'turntree[{extra}]'")
 
 
 def needs(name: str, extra: str) -> Callable[[T], T]:

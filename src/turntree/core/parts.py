@@ -34,7 +34,7 @@ from typing import Any, TypeVar, cast
 
 from turntree.core.config import Part, converted, is_fixed, overlaid, to_value, unknown_key
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.foreign import NEEDS, call_part, reason_of, require
+from turntree.core.foreign import NEEDS, call_part, package, reason_of
 from turntree.core.protocols import Brancher, Filter, Gate, Renderer, StreamingEngine
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class Loaded:
         package that is missing; `field` is where the configuration has the part (default: what its kind is called)."""
         known, where = self.options(), field or KINDS[self.kind].field
         if needed := getattr(self.target, NEEDS, None):
-            require(*needed, field=where)
+            package(*needed, field=where)
         for key in options:
             if key not in known:
                 raise unknown_key(key, known, field=f"{where}.{key}")
@@ -155,9 +155,8 @@ class Loaded:
             if name in options:
                 values[name] = option.value(options[name], field=f"{where}.{name}")
             elif option.required:
-                raise ConfigError(
-                    "is missing", field=f"{where}.{name}", hint=f"give it with --set {where}.{name}=VALUE"
-                )
+                key = f"{where}.{name}"
+                raise ConfigError("is missing", field=key, hint=f"give it with --set {key}=VALUE")
             else:
                 values[name] = option.default
         return values
@@ -170,9 +169,7 @@ class Loaded:
             built = functools.partial(self.target, **values) if values else self.target
             return _checked(KINDS[self.kind], built, self.name, where)
         declared = inspect.signature(self.target).parameters
-        given = {name: value for name, value in context.items() if name in declared}
-        if ARGUMENT in declared:
-            given[ARGUMENT] = self.argument
+        given = {name: value for name, value in {**context, ARGUMENT: self.argument}.items() if name in declared}
         try:
             built = call_part(where, functools.partial(self.target, **given, **self._arguments(values, context)))
         except ConfigError as error:
@@ -242,7 +239,7 @@ def load(kind: str, name: str) -> Loaded:
     head, colon, rest = name.partition(":")
     if name in registered or (colon and head in registered):
         point = registered[name if name in registered else head]
-        target = _guarded(point.load, point.value, noun)
+        target = _guarded(point.load, point.value, kind)
         _brought.add(sys.modules[point.module].__file__ or "")
         takes = callable(target) and ARGUMENT in inspect.signature(target).parameters
         argument = rest if name not in registered else None
@@ -251,7 +248,7 @@ def load(kind: str, name: str) -> Loaded:
         return Loaded(kind, name, target, argument, f"{point.value}@{_release(point.dist)}")
     if not (colon and head and rest):
         raise InputError(f"there is no {noun} {name!r}", field=noun, hint=_hint(kind))
-    module = _import(head, noun)
+    module = _import(head, kind)
     file = getattr(module, "__file__", None)  # a module that is built in has none
     _brought.add(file or "")
     target = module
@@ -278,7 +275,7 @@ def identity(kind: str, part: Part) -> str:
     """The code identity of the part, for the identity of a run. It includes every module:object that its argument or
     an option names (`trl:my_game:Game`, `reward=my_game:judge`)."""
     found = load(kind, part.name)
-    named = [found.argument, *part.options.values()] if found.argument else [*part.options.values()]
+    named = (found.argument, *part.options.values())
     return "+".join([found.identity, *(code for each in named if isinstance(each, str) and (code := _code(each)))])
 
 
@@ -327,9 +324,7 @@ def _hint(kind: str) -> str:
 
 
 def _parameters(target: Callable[..., Any], *, keyword_only: bool = False) -> dict[str, Option]:
-    wanted = {inspect.Parameter.KEYWORD_ONLY}
-    if not keyword_only:
-        wanted.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = {inspect.Parameter.KEYWORD_ONLY, *(() if keyword_only else (inspect.Parameter.POSITIONAL_OR_KEYWORD,))}
     hints, defaults = _hints(target), _defaults(target)
     return {
         name: Option(name, hints.get(name, Any), defaults.get(name), name not in defaults)
@@ -387,39 +382,30 @@ def _code(text: str) -> str | None:
     return f"{text}@{_digest(spec.origin)}"
 
 
-def _import(name: str, noun: str) -> ModuleType:
+def _import(name: str, kind: str) -> ModuleType:
     """Import a module of the current folder or an installed one."""
     folder = _search_here()
-    try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and error.name != name and not name.startswith(error.name + "."):
-            problem = f"module {name!r} needs {error.name!r}, which is not installed"
-            raise InputError(problem, field=noun, hint=f"install {error.name}") from error
-        problem = f"no module {name!r} (not in {folder} and not installed)"
-        raise InputError(problem, field=noun, hint="check its name and folder") from error
-    except BaseException as error:
-        raise _failed(name, noun, reason_of(error)) from error
+    module = _guarded(functools.partial(importlib.import_module, name), name, kind)
     expected = (folder / f"{name.replace('.', '/')}.py").resolve()
     file = getattr(module, "__file__", None)
     if expected.is_file() and Path(file or "").resolve() != expected:
         problem = f"{expected} is hidden by {file or 'a built-in module'} of the same name"
-        raise InputError(problem, field=noun, hint="give your module another name")
+        raise InputError(problem, field=KINDS[kind].noun, hint="give your module another name")
     return module
 
 
-def _guarded(load: Callable[[], Any], value: str, noun: str) -> Any:
+def _guarded(load: Callable[[], Any], name: str, kind: str) -> Any:
     try:
         return load()
-    except ModuleNotFoundError as error:
-        problem = f"{value} needs {error.name!r}, which is not installed"
-        raise InputError(problem, field=noun, hint=f"install {error.name}") from error
     except BaseException as error:
-        raise _failed(value, noun, reason_of(error)) from error
-
-
-def _failed(name: str, noun: str, reason: str) -> InputError:
-    return InputError(f"importing {name!r} raised {reason}", field=noun, hint="the module must import without errors")
+        lacking = error.name or name if isinstance(error, ModuleNotFoundError) else ""
+        if not lacking:
+            problem, hint = f"importing {name!r} raised {reason_of(error)}", "the module must import without errors"
+        elif f"{name}.".startswith(f"{lacking}."):
+            problem, hint = f"no module {name!r} (not in {Path.cwd()} and not installed)", _hint(kind)
+        else:
+            problem, hint = f"{name!r} needs {lacking!r}, which is not installed", f"install {lacking}"
+        raise InputError(problem, field=KINDS[kind].noun, hint=hint) from error
 
 
 def _digest(file: str | None) -> str:

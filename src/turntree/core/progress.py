@@ -18,10 +18,6 @@ _LOG_EVERY = 30.0  # seconds between two lines of progress where standard error 
 
 
 class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
-    def set_postfix(self, ordered_dict: Any = None, refresh: bool | None = True, **kwargs: Any) -> None:
-        """In a file the figures wait for the next line: tqdm would write one at once."""
-        super().set_postfix(ordered_dict, refresh=bool(refresh) and sys.stderr.isatty(), **kwargs)  # pyright: ignore[reportUnknownMemberType]
-
     def refresh(self, *args: Any, **kwargs: Any) -> Any:
         """Not before the delay: tqdm would draw a bar after every notice, and never end the line of one so young."""
         young = getattr(self, "delay", 0) > 0 and time.time() - self.start_t < self.delay

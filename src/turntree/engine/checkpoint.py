@@ -25,7 +25,7 @@ from transformers import (
 from transformers.integrations import peft as peft_integration
 
 from turntree.core.errors import ConfigError, InputError, first_line
-from turntree.core.foreign import require
+from turntree.core.foreign import package
 from turntree.core.progress import notice
 from turntree.engine.tokenizer import ADAPTER, GET_FOLDER, base_of, checked_folder, quiet
 from turntree.run.files import replacing_folder
@@ -87,7 +87,7 @@ def load_model(path: str | Path, *, dtype: str = "float32", device: str = "cpu")
 def check_peft() -> None:
     """Raise `InputError` where PEFT is missing, `ConfigError` where it is older than Transformers wants, which loads an
     adapter all the same and fails when it is saved."""
-    require("peft", "lora", "device.lora")
+    package("peft", "lora", "device.lora")
     wanted, found = str(getattr(peft_integration, "MIN_PEFT_VERSION", "0")), importlib.metadata.version("peft")
     if Version(found) < Version(wanted):
         problem = f"Transformers {transformers.__version__} wants PEFT {wanted}, and {found} is here"

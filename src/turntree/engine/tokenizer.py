@@ -29,9 +29,7 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     if (folder / ADAPTER).is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
         folder = checked_folder(base_of(folder))
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        inside = folder / "model"
-        hint = f"of a run, name its model: {inside}" if inside.is_dir() else GET_FOLDER
-        raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=hint)
+        raise InputError("has no tokenizer (tokenizer.json)", path=folder, hint=GET_FOLDER)
     try:
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -88,6 +86,8 @@ def checked_folder(path: str | Path) -> Path:
         raise InputError("does not exist", path=folder, hint=GET_FOLDER)
     if not folder.is_dir():
         raise InputError("is not a folder", path=folder, hint=GET_FOLDER)
+    if (inside := folder / "model").is_dir() and not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise InputError("is no model", path=folder, hint=f"of a run, name its model: {inside}")
     return folder
 
 

@@ -128,14 +128,14 @@ def build_rewards(named: Sequence[Part]) -> RewardSum | None:
     """The functions behind the parts; None where there are none. Raises `InputError` or `ConfigError` for a function
     that is asynchronous or cannot be found, for options that it does not have, and for two of one name."""
     built: dict[str, WeightedReward] = {}
-    for part in named:
-        name = part.name.rpartition(":")[2]
+    for number, part in enumerate(named):
+        name, field = part.name.rpartition(":")[2], f"rewards.{number}"
         if name in built:
             hint = "a name tells the figures apart: call one of them by another name in your module"
             raise InputError(f"two functions have the name {name!r}", field="rewards", hint=hint)
         options = {key: value for key, value in part.options.items() if key != WEIGHT}
-        weight = converted(_Weight, part.options.get(WEIGHT, 1.0), field=f"reward.{WEIGHT}")
-        function = parts.build("rewards", Part(part.name, options))
+        weight = converted(_Weight, part.options.get(WEIGHT, 1.0), field=f"{field}.{WEIGHT}")
+        function = parts.build("rewards", Part(part.name, options), field=field)
         _check_function(part.name, function)
         built[name] = WeightedReward(name, weight, function)
     return RewardSum(list(built.values())) if built else None

@@ -59,7 +59,7 @@ class RunInfo:
 def check(named: Sequence[Part]) -> None:
     """Raise `InputError` or `ConfigError` for a logger that cannot be built. Call it before anything is loaded."""
     for number, part in enumerate(named):
-        parts.resolve("loggers", part)
+        parts.resolve("loggers", part, field=f"loggers.{number}")
         if part.name in {other.name for other in named[:number]}:
             raise InputError(f"{part.name!r} is named twice", field="logger", hint="name each logger once")
 

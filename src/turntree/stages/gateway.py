@@ -169,7 +169,7 @@ def run_upstream(config: GatewayConfig, traces: Path) -> dict[str, Any]:
     writer = TraceWriter(traces, Redaction(config.upstream.redact), idle=config.upstream.idle)
     upstream = Upstream(config.upstream.url, writer)
     with listening(config.host, config.served_port) as bound:
-        notice(f"requests to {url_of(bound)}/v1 pass through to {config.upstream.url}; traces of chat completions: {traces}")
+        notice(f"requests to {url_of(bound)}/v1 pass to {config.upstream.url}; traces of chat completions: {traces}")
         serve(upstream.app, bound, most=config.serving.limits.connections)
     return dict(writer.counts)
 

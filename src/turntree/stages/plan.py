@@ -29,10 +29,10 @@ def read_config(model: str) -> PreTrainedConfig:
     """The config.json of a folder, or of a model on the Hub. Raises `InputError`."""
     from transformers import AutoConfig
 
-    from turntree.engine.tokenizer import ADAPTER, base_of, quiet
+    from turntree.engine.tokenizer import ADAPTER, base_of, checked_folder, quiet
     from turntree.stages.policy import resolve
 
-    folder = resolve(model, weights=False)
+    folder = checked_folder(resolve(model, weights=False))
     if (folder / ADAPTER).is_file():
         folder = Path(base_of(folder))
     if not (folder / "config.json").is_file():

@@ -159,11 +159,7 @@ def _open_playing(
 
 
 def _require_steppable(config: TrainOnlineConfig, tasks: Sequence[Environment]) -> None:
-    stepping = {
-        "cluster.workers": config.cluster.workers,
-        "gate": config.gate,
-        "brancher": config.brancher,
-    }
+    stepping = {"cluster.workers": config.cluster.workers, "gate": config.gate, "brancher": config.brancher}
     for key, used in stepping.items():
         if used:
             require_steppable(tasks, key)

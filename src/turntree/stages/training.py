@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turntree.core.errors import ConfigError
-from turntree.core.foreign import require
+from turntree.core.foreign import package
 from turntree.core.progress import notice, progress
 from turntree.run import loggers
 from turntree.run.folder import RunDirectory
@@ -47,9 +47,9 @@ def run_algorithm(
             for warning in (*warnings(row), *(watch.warnings(row) if watch else ())):
                 notice(warning)
             if row["step"]:
-                bar.update(row["step"] - bar.n)
                 figures.update((name, row[key]) for name, key in shown.items() if row.get(key) is not None)
-                bar.set_postfix(figures)
+                bar.set_postfix(figures, refresh=False)  # in a file a line of its own
+                bar.update(row["step"] - bar.n)
 
         trained = train(algorithm, log, check, keep, checkpoints)
     if watch and (warning := watch.at_the_end()):
@@ -68,7 +68,7 @@ def on_ranks(stage: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
     @functools.wraps(stage)
     def run(config: Any, out: Path, *, overwrite: bool = False) -> dict[str, Any]:
         if isinstance(config, ReinforcedTraining) and config.cluster.workers:
-            require("ray", "ray", "cluster.workers")
+            package("ray", "ray", "cluster.workers")
         if config.device.carrier is not None:
             if os.environ.get("WORLD_SIZE", "") not in ("", "1"):
                 problem = "trains on its own machines, and this is one of several ranks"

@@ -265,7 +265,9 @@ def _check_schema(found: Any, expected: str) -> None:
     if found is None:
         hint = "make it with `turntree traces import`"
         raise InputError(f"is missing (this version reads {expected})", field="schema", hint=hint)
-    raise InputError(f"is {found!r}", field="schema", hint=f"this version reads {expected}: import the source again")
+    older = str(found).partition("/")[0] == expected.partition("/")[0]
+    hint = f"this version reads {expected}: {'import the source again' if older else 'name the right file'}"
+    raise InputError(f"is {found!r}", field="schema", hint=hint)
 
 
 def _check_unique(trace_id: str, ids: dict[str, int], line: int, path: str | Path) -> None:
