@@ -200,9 +200,20 @@ def test_a_training_run_named_directly_is_an_arm_of_its_own_name(tmp_path: Path)
     write_training(tmp_path / "mine", "train pivot", [{"step": 1, "reward_mean": 0.5}])
     shown = text_of(build_report(tmp_path / "mine"))
     assert "Run “mine” (train pivot) trained policy “default” for 1 step." in shown
-    assert "No policy of this run was evaluated" in shown
+    assert "says nothing about success" in shown
     assert "0.95" not in shown  # a step is a whole number on the axis, too
     assert "model" not in re.findall(r"train (\w+)", shown)  # the model's own folder is no run
+
+
+@pytest.mark.parametrize("stage", ["train pivot", "sft"])
+def test_a_training_that_looked_at_held_out_tasks_says_what_came_of_them(tmp_path: Path, stage: str) -> None:
+    rows = [{"step": 0, "held_out_success": 0.25}, {"step": 1, "held_out_success": 0.5}]
+    write_training(tmp_path / "mine", stage, rows)
+    played = [{"iteration": i, "task": f"t{n}", "rewards": [float(n <= i)]} for i in (0, 1) for n in range(4)]
+    write_lines(tmp_path / "mine" / "held_out.jsonl", played)
+    shown = text_of(build_report(tmp_path / "mine"))
+    assert "from 25.0% to 50.0% on 4 tasks: a paired gain of +25.0 points" in shown
+    assert "nothing about success" not in shown
 
 
 def test_what_the_summary_says_of_the_whole_run_is_shown(tmp_path: Path) -> None:

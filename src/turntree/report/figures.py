@@ -115,7 +115,7 @@ PIVOT = (
     Curve("held_out_invalid_share", "Impossible commands (held-out)", "share of commands (%)", "share"),
 )
 ACCEPTANCE = "held_out_acceptance"  # by kind of demonstrated action
-SFT = (Curve("loss", "SFT loss", "nats per token"),)
+SFT = (Curve("loss", "SFT loss", "nats per token"), SUCCESS)
 BY_STAGE = {
     "train pivot": PIVOT,
     "sft": SFT,

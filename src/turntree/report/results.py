@@ -131,14 +131,10 @@ def headline(run: Run, compared: Sequence[Difference]) -> list[str]:
         return [_made(run, first), " ".join(_success(arm) for arm in sorted(pair, key=lambda arm: arm is not first))]
     if evaluated:
         return [_made(run, evaluated[-1]), f"{_success(evaluated[-1])} There is no second policy to compare it with."]
-    if len(trained) == 1 and trained[0].stage == "train online":
-        return online_headline(trained[0])
+    if len(trained) == 1:
+        return [_made(run, trained[0]), _held_out(trained[0])]
     if trained:
-        lines = [
-            _made(run, trained[-1]),
-            "No policy of this run was evaluated, so this page says nothing about success.",
-        ]
-        return lines
+        return [_made(run, trained[-1]), "No policy of this run was evaluated: this page says nothing about success."]
     return [_made(run, None), "No policy was trained or evaluated in this run."]
 
 
@@ -155,6 +151,8 @@ def _success(arm: Arm) -> str:
 def _made(run: Run, arm: Arm | None) -> str:
     if arm is None or arm.stage is None:
         return f"This run profiled {_candidates(run)}." if run.profile is not None else ""
+    if arm.stage == "train online":
+        return _played(arm)
     steps = f" for {plural(arm.metrics[-1]['step'], 'step')}" if arm.metrics else ""
     who = label(arm.name) if label(arm.name) != arm.name else f"Run “{arm.name}” ({arm.stage})"
     states = ""
@@ -172,8 +170,8 @@ def _candidates(run: Run) -> str:
     return f"{count(len(run.profile.rows))} candidate turns of {count(traces)} expert traces"
 
 
-def online_headline(arm: Arm) -> list[str]:
-    """What was trained and how the trees grew; held-out success before and after, paired where outcomes were kept."""
+def _played(arm: Arm) -> str:
+    """What was trained on whole episodes, and how the trees grew."""
     config, rows = arm.config or {}, [row for row in arm.metrics if row["step"]]
     groups = sum(row.get("groups", 0) for row in rows)
     made = f"Online training of policy “{config.get('model', '')}”: {plural(len(rows), 'iteration')}, "
@@ -182,10 +180,15 @@ def online_headline(arm: Arm) -> list[str]:
     made += "all of them independent" if brancher is None else f"forked by the brancher “{brancher['name']}”"
     if brancher is not None and train.get("initial_rollouts"):
         made += f"; {train['initial_rollouts']} of {train['group_size']} rollouts begin independently"
+    return f"{made}."
+
+
+def _held_out(arm: Arm) -> str:
+    """Held-out success before and after, paired where outcomes were kept."""
     checks = [row["held_out_success"] for row in arm.metrics if row.get("held_out_success") is not None]
     if len(checks) < 2:
         told = f"Held-out success is {percent(checks[0])}; it was looked at once." if checks else ""
-        return [f"{made}.", told or "No check on held-out tasks was logged, so this page says nothing about success."]
+        return told or "No check on held-out tasks was logged, so this page says nothing about success."
     success = f"Held-out success went from {percent(checks[0])} to {percent(checks[-1])}"
     folder = RunDirectory(arm.folder or Path())
     with reading(folder.path / HELD_OUT):
@@ -193,10 +196,10 @@ def online_headline(arm: Arm) -> list[str]:
     before, after = (outcomes.get(at(outcomes, default=0), {}) for at in (min, max))
     gain = paired({"outcomes": dict(sorted(after.items()))}, {"outcomes": before}) if len(outcomes) > 1 else None
     if gain is None:
-        return [f"{made}.", f"{success}."]
+        return f"{success}."
     verdict = "contains zero" if gain.contains_zero else "lies above zero" if gain.low > 0 else "lies below zero"
     success += f" on {plural(gain.tasks, 'task')}: a paired gain of {points(gain.mean)} points (95% interval "
-    return [f"{made}.", f"{success}{points(gain.low)} to {points(gain.high)}, which {verdict})."]
+    return f"{success}{points(gain.low)} to {points(gain.high)}, which {verdict})."
 
 
 # the ledger
