@@ -137,7 +137,7 @@ def _curves(arms: Sequence[Arm]) -> dict[str, Any]:
     for stage, curves in BY_STAGE.items():
         trained = [arm for arm in arms if arm.stage == stage]
         named = _named(trained) if stage == "train online" else {arm.name: arm for arm in trained}
-        charts += [_curve(what, named) for what in curves]
+        charts += [_curve(what, named, f"{stage} {what.key}".replace(" ", "-")) for what in curves]
         if len(named) > 1:
             legend |= {name: figures.themed(style(name, list(named))[0]) for name in named}
     pivot = {arm.name: arm for arm in arms if arm.stage == "train pivot"}
