@@ -107,10 +107,8 @@ def _profile_lines(result: dict[str, Any], out: Path) -> list[str]:
     if result["miss_rate"] is not None:
         missed = f"exact matching would miss {result['miss_rate']:.1%} of the acceptable actions"
     classes = ", ".join(f"{count} {name}" for name, count in sorted(result["classes"].items()))
-    lines = [
-        f"{result['candidates']} candidates at lambda {result['threshold']:g}: {classes}",
-        f"{missed} -> {out}",
-    ]
+    counted = f"{result['candidates']} candidates at lambda {result['threshold']:g}: {classes}"
+    lines = [counted, f"{missed} -> {out}"]
     if "adaptive" in result:
         found = result["adaptive"]
         lines.append(

@@ -40,24 +40,19 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
 
 def base_of(folder: Path) -> str:
     """The folder of the model that the adapter in `folder` belongs to, fetched where it names one of the Hub."""
-    config = folder / ADAPTER
-    name = read_config(config).get("base_model_name_or_path")
+    config, field = folder / ADAPTER, "base_model_name_or_path"
+    name = read_config(config).get(field)
     if not isinstance(name, str):
-        raise InputError("is missing", path=config, field="base_model_name_or_path", hint="name the base's folder")
+        raise InputError("is missing", path=config, field=field, hint="name the base's folder")
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise InputError(f"has no {ADAPTER_WEIGHTS}", path=folder, hint="save the adapter again, as safetensors")
     try:
         base = str(folder_of(name))
     except InputError as error:
-        problem, field = f"{name!r} {error.problem}", "base_model_name_or_path"
-        raise InputError(problem, path=config, field=field, hint=error.hint) from error
+        raise InputError(f"{name!r} {error.problem}", path=config, field=field, hint=error.hint) from error
     if (Path(base) / ADAPTER).is_file() or not (Path(base) / "config.json").is_file():
-        raise InputError(
-            f"{base!r} is not the folder of a whole model here",
-            path=config,
-            field="base_model_name_or_path",
-            hint="name the folder of the base that the adapter was trained on",
-        )
+        hint = "name the folder of the base that the adapter was trained on"
+        raise InputError(f"{base!r} is not the folder of a whole model here", path=config, field=field, hint=hint)
     return base
 
 

@@ -153,12 +153,8 @@ def _recognise(path: Path) -> str:
         if len(matching) == 1:
             return matching[0]
         known = f"could be {' or '.join(matching)}" if matching else "is not a known rollout log"
-        raise InputError(
-            f"{known} (its fields: {', '.join(sorted(fields)[:8])})",
-            path=path,
-            line=number,
-            hint="give --format, or write the fields group and reward (docs/audit.md)",
-        )
+        hint = "give --format, or write the fields group and reward (docs/audit.md)"
+        raise InputError(f"{known} (its fields: {', '.join(sorted(fields)[:8])})", path=path, line=number, hint=hint)
     raise InputError("is empty", path=path, hint="name the files that hold rollouts")
 
 

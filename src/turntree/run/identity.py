@@ -55,7 +55,7 @@ def require_same(found: Any, wanted: Any, path: Path, *, free: tuple[str, ...] =
     if shown:
         more = [f"{len(shown) - _MOST_KEYS} more"] if len(shown) > _MOST_KEYS else []
         named = ", ".join(shown[:_MOST_KEYS] + more)
-        hint = "give the same settings and inputs to resume, choose another --out, or pass --overwrite to start again"
+        hint = "give the same to resume, choose another --out, or start again with --overwrite where the command has it"
         if all(key.rpartition(".")[2] in ("steps", "iterations") for key in differing):
             hint = f"a run ends where it was meant to; go on from its policy: --model {path / 'model'} --out ANOTHER"
         raise InputError(f"is of another run, which differs in {named}", path=path, hint=hint)

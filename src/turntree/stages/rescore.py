@@ -38,9 +38,7 @@ def run_rescore(config: RescoreConfig, out: Path, *, overwrite: bool = False) ->
     with open_verifier(config.verifier, config.environment) as verifier:
         judge = Judge(verifier, made.profile)
         rollouts, adaptive = made.profile.rollouts, made.profile.adaptive
-        stopping = (
-            None if adaptive is None else StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
-        )
+        stopping = adaptive and StoppingRule(replace(adaptive, confidence=1.0), rollouts, Prior(rollouts))
 
         def judged(states: Sequence[TurnState]) -> Wave:
             kept = [(row, state) for state in states if (row := stored.row(state)) is not None]

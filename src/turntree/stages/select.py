@@ -37,12 +37,9 @@ def run_select(profile: Path, config: SelectConfig, out: Path) -> dict[str, Any]
         unsettled += row.get("stop") == Stop.OPEN
     settled = settled_at(header)
     if settled is not None and settled != config.threshold:
-        raise InputError(
-            f"was made for lambda {settled:g}: its rollouts stopped where that was settled",
-            path=profile,
-            field="threshold",
-            hint=f"select with --threshold {settled:g}, or profile for {config.threshold:g} (see --reuse)",
-        )
+        problem = f"was made for lambda {settled:g}: its rollouts stopped where that was settled"
+        hint = f"select with --threshold {settled:g}, or profile for {config.threshold:g} (see --reuse)"
+        raise InputError(problem, path=profile, field="threshold", hint=hint)
     selection = select(rows, config)
     table = preview(rows, THRESHOLDS if settled is None else (settled,))
     if not selection.rows:

@@ -301,11 +301,9 @@ def _require_verifier(config: TrainPivotConfig, header: dict[str, Any], verifier
     name = rule_name(verifier, config.train.cut_turns)
     baseline = config.verifier is not None and config.verifier.name == "strict"
     if name != header["verifier"] and not baseline and not config.allow_stale:
-        raise InputError(
-            f"were profiled with verifier {header['verifier']!r}, and training would use {name!r}",
-            path=config.pivots,
-            hint="judge the profile's samples again (turntree rescore, then select), or pass --allow-stale",
-        )
+        problem = f"were profiled with verifier {header['verifier']!r}, and training would use {name!r}"
+        hint = "judge the profile's samples again (turntree rescore, then select), or pass --allow-stale"
+        raise InputError(problem, path=config.pivots, hint=hint)
 
 
 def _check(
