@@ -54,6 +54,16 @@ def test_help_and_config_say_the_same_of_every_option(turntree, stage):
         assert [bare(one) for one in said] == [bare(row["shown"])] * bool(row["shown"])
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_example_of_help_fits_80_columns_and_can_be_pasted(turntree, monkeypatch, stage):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = turntree(*stage.split(), "--help").stdout
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    for block in shown.partition("\nOptions:")[0].split("Example: ")[1:]:
+        commands = re.sub(r"\\\n\s+", "", block.partition("\n\n")[0]).splitlines()
+        assert [line for line in commands if not line.strip().startswith("turntree ")] == []
+
+
 @pytest.mark.parametrize("kind", parts.KINDS)
 def test_every_option_of_every_part_that_comes_along_has_a_meaning(kind):
     for name in parts.names(kind):

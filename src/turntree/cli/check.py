@@ -154,8 +154,8 @@ def score_(config: Any, json_path: str | None) -> None:
     episodes (rubric) needs no --gold and judges traces.
 
     \b
-    Example: turntree verifier score --verifier recommended --gold gold.jsonl
-             --candidate sampled.jsonl --json verdicts.json
+    Example: turntree verifier score --verifier recommended --gold gold.jsonl \\
+                 --candidate sampled.jsonl --json verdicts.json
     """
     from turntree.stages.score import score
 
@@ -181,7 +181,7 @@ def audit(config: Any, json_path: str | None) -> None:
     The exit code is 1 where gold is refused or a broken copy is rewarded.
 
     \b
-    Example: turntree verifier audit runs/traces.jsonl --verifier recommended --json audit.json
+    Example: turntree verifier audit runs/traces.jsonl --verifier recommended
     """
     from turntree.stages.score import run_audit
 

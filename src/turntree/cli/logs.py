@@ -44,7 +44,7 @@ def calibrate(config: Any, paths: tuple[Path, ...], json_path: str | None) -> No
     data support no operating point.
 
     \b
-    Example: turntree gate calibrate rollouts.jsonl --floor 0.8 --thresholds .08,.12
+    Example: turntree gate calibrate rollouts.jsonl --thresholds .08,.12
     """
     from turntree.decide.gates.calibrate import run_calibration
 

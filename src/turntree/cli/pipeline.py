@@ -62,8 +62,9 @@ def profile(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
 
     \b
     Example: turntree profile --traces runs/traces.jsonl --out runs/profile.jsonl
-             turntree profile --traces runs/traces.jsonl --out runs/profile.jsonl --endpoint http://localhost:8000/v1
-             --model my-model --tokenizer models/my-model
+             turntree profile --traces runs/traces.jsonl --out profile.jsonl \\
+                 --endpoint http://localhost:8000/v1 --model my-model \\
+                 --tokenizer models/my-model
     """
     from turntree.stages.profile import run_profile
 
@@ -83,7 +84,7 @@ def rescore(config: Any, out: Path, overwrite: bool, json_path: str | None) -> N
     """Judge the samples of a profile with another verifier. The result is that of profiling with it, without sampling.
 
     \b
-    Example: turntree rescore runs/profile.jsonl --verifier my_rules:judge --out runs/rescored.jsonl
+    Example: turntree rescore profile.jsonl --verifier strict --out strict.jsonl
     """
     from turntree.stages.rescore import run_rescore
 
@@ -180,8 +181,8 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
 
     \b
     Example: turntree train pivot runs/pivots.jsonl --out runs/pivotrl
-             turntree train pivot --states own --environment household --teacher household --verifier household
-             --out runs/own
+             turntree train pivot --states own --environment household \\
+                 --teacher household --verifier household --out runs/own
     """
     from turntree.stages.train_pivot import run_train_pivot
 
@@ -260,14 +261,13 @@ def online(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     Run the same command again to continue an interrupted run.
 
     \b
-    Example: turntree train online --out runs/online --learning-rate 3e-4 --max-tokens 24 --gate-turn 6
-
-    \b
-    Example: turntree train online --environment qa --brancher entropy --probe-tokens 2 --out runs/qa \\
-        --learning-rate 3e-4 --max-tokens 48
-
-    \b
-    Example: turntree train online --environment my_game:tasks --model models/mine --out runs/mine
+    Example: turntree train online --out runs/online --learning-rate 3e-4 \\
+                 --max-tokens 24 --gate-turn 6
+             turntree train online --environment qa --out runs/qa \\
+                 --brancher entropy --probe-tokens 2 --max-tokens 48 \\
+                 --learning-rate 3e-4
+             turntree train online --environment my_game:tasks --out runs/mine \\
+                 --model models/mine
     """
     from turntree.report.wording import plural
     from turntree.stages.train_online import run_train_online
@@ -315,7 +315,7 @@ def plan(config: Any, gpus: int, memory: float | None, json_path: str | None) ->
 
     The keys are those of `train online`; `--dry-run` of the commands that train says the same of theirs.
 
-    Example: turntree plan models/my-model --gpus 8 --memory 80 --set device.dtype=bfloat16
+    Example: turntree plan models/my-model --gpus 8 --memory 80
     """
     from turntree.stages.plan import plan_lines
 
@@ -344,7 +344,7 @@ def pivots(config: Any, out: Path, json_path: str | None) -> None:
     that is our verifier.
 
     \b
-    Example: turntree export pivots runs/pivots.jsonl --to trl --model ./my-model --out runs/for-trl
+    Example: turntree export pivots pivots.jsonl --to trl --model mine --out trl
     """
     from turntree.report.wording import plural
     from turntree.stages.export import run_export

@@ -47,7 +47,7 @@ def evaluate(config: EvaluateConfig, out: Path | None, json_path: str | None) ->
     embedded policy has kept of unrelated skills.
 
     \b
-    Example: turntree evaluate --environment household --model runs/pivotrl/model --count 200 --difficulty easy
+    Example: turntree evaluate --environment household --difficulty easy
              turntree evaluate --environment qa --model runs/qa/model
              turntree evaluate --environment my_game:tasks --model runs/mine/model
     """

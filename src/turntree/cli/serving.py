@@ -81,13 +81,10 @@ def gateway(
     in their environment variables. Its reward is its exit code's (0: 1, else 0), or --ask.
 
     \b
-    Example: turntree gateway exec --model Qwen/Qwen3-4B -- claude -p "Fix the failing test"
-
-    \b
-    Example: turntree gateway --out runs/gateway --merge runs/trees.jsonl
-
-    \b
-    Example: turntree gateway --upstream https://api.example.com/v1 --traces traces.jsonl --redact "[0-9]{16}"
+    Example: turntree gateway exec --model Qwen/Qwen3-4B -- claude -p "Fix it"
+             turntree gateway --out runs/gateway --merge runs/trees.jsonl
+             turntree gateway --upstream https://api.example.com/v1 \\
+                 --traces traces.jsonl --redact "[0-9]{16}"
     """
     from turntree.report.wording import plural
     from turntree.stages.gateway import run_command, run_gateway, run_upstream, write_trees
@@ -148,7 +145,8 @@ def serve(config: Any, json_path: str | None) -> None:
 
     \b
     Example: turntree serve --model models/mine --port 8000
-             turntree train online --model models/mine --engine vllm --set device.engine.url=http://127.0.0.1:8000
+             turntree train online --model models/mine --engine vllm \\
+                 --set device.engine.url=http://127.0.0.1:8000
     """
     from turntree.engine.tokenizer import base_of
     from turntree.engine.vllm_server import KEY, command, rank_of, settings

@@ -88,9 +88,10 @@ def record(config: Any, out: Path, overwrite: bool, json_path: str | None) -> No
     Run the same command again to continue an interrupted recording.
 
     \b
-    Example: turntree traces record --environment my_game:tasks --count 200 --out runs/traces.jsonl
-             turntree traces record --environment my_game:tasks --endpoint http://localhost:8000/v1
-             --model my-model --tokenizer models/my-model --only successes --out runs/traces.jsonl
+    Example: turntree traces record --environment my_game:tasks --out traces.jsonl
+             turntree traces record --environment my_game:tasks \\
+                 --endpoint http://localhost:8000/v1 --model my-model \\
+                 --tokenizer models/my-model --only successes --out traces.jsonl
     """
     from turntree.stages.record import record_traces
 
@@ -117,7 +118,7 @@ def import_(config: Any, files: tuple[Path, ...], out: Path, json_path: str | No
 
     \b
     Example: turntree traces import my_agent.jsonl --out runs/traces.jsonl
-             turntree traces import my_agent.jsonl --format my_logs:read --out runs/traces.jsonl
+             turntree traces import logs/ --format my_logs:read --out traces.jsonl
     """
     from turntree.report.wording import plural
     from turntree.stages.import_traces import import_traces

@@ -68,7 +68,7 @@ class Gold(Demonstrations):
     They are played, and an episode that does not end in success is dropped.
 
     \b
-    Example: turntree traces gold --environment terminal --count 200 --out runs/traces.jsonl
+    Example: turntree traces gold --environment terminal --out runs/traces.jsonl
     """
 
     noun: ClassVar[str] = "tasks"

@@ -30,7 +30,8 @@ class HouseholdDemonstrator(Demonstrations):
 
     \b
     Example: turntree traces household --count 300 --out runs/traces.jsonl
-             turntree traces household --games $ALFWORLD_DATA/json_2.1.1/train --count 500 --out runs/real.jsonl
+             turntree traces household --games $ALFWORLD_DATA/json_2.1.1/train \\
+                 --out runs/real.jsonl
     """
 
     noun: ClassVar[str] = "games"
