@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         _fail(_of_own_part(error) or _of_system(error))
     except (KeyboardInterrupt, click.Abort) as error:
-        again = "give the same command again to continue a run after its last checkpoint"
+        again = "give the same command again: sft, train, profile, rescore, record, experiment, quickstart go on"
         print(f"turntree: interrupted; finished files are complete; {again}", file=sys.stderr)
         stopped = isinstance(error.__cause__ or error, Terminated)  # click wraps the interrupt
         sys.exit(128 + (signal.SIGTERM if stopped else signal.SIGINT))
