@@ -141,6 +141,8 @@ def test_what_only_costs_something_is_a_note_said_once_and_no_failure(capsys: py
         (("checked_environments:good", "--time", "2"), "there is no option --time; did you mean 'times'"),
         (("checked_environments:toolless",), "gave Toolless, which has no tools"),
         (("nowhere",), "there is no environment 'nowhere'"),
+        (("pivots",), "field 'environment': names no environment; write pivots:FILE"),
+        (("gateway:python agent.py",), "field 'environment': is an agent that plays by itself"),
     ],
 )
 def test_what_cannot_be_checked_ends_in_one_line(

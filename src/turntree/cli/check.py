@@ -44,6 +44,7 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
     """
     from turntree.env.check import Finding, check_environment, check_splits
     from turntree.env.tasks import open_tasks
+    from turntree.rollout.players import PlayedTask
 
     split, count, turns, seed = config.split, config.count, config.turns, config.seed
     with contextlib.ExitStack() as stack:
@@ -54,6 +55,8 @@ def environment(config: CheckConfig, json_path: str | None) -> None:
                     more = stack.enter_context(open_tasks(config.environment, {other: count}, seed=seed))
                     others[other] = list(more.of(other))[:count]
         tasks = list(opened.of(split))[:count]
+        if isinstance(tasks[0], PlayedTask):
+            raise tasks[0].refusal()
         found = [finding for task in tasks for finding in check_environment(task, seed=seed, turns=turns)]
         found += check_splits({split: tasks, **others})
     grave = [finding for finding in found if finding.grave]

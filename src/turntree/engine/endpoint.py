@@ -233,9 +233,7 @@ def _context_of(tokenizer: PreTrainedTokenizerBase, folder: Path) -> int:
     if length == _UNKNOWN_LENGTH and (folder / "config.json").is_file():
         length = context_of(folder) or _UNKNOWN_LENGTH
     if length == _UNKNOWN_LENGTH:
-        raise ConfigError(
-            "neither the tokenizer nor a config.json beside it says how long the context is",
-            field="endpoint.max_context",
-            hint="give the context length of the server, e.g. --set endpoint.max_context=32768",
-        )
+        problem = "neither the tokenizer nor a config.json beside it says how long the context is"
+        hint = "give the context length of the server, e.g. --set endpoint.max_context=32768"
+        raise ConfigError(problem, field="endpoint.max_context", hint=hint)
     return length

@@ -47,12 +47,9 @@ class RolloutLog:
         yield from self.format.groups(self.paths, self.report)
         if not self.report.groups:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.report.dropped.most_common(3))
-            where = next(iter(self.report.first.values()), None)
-            raise InputError(
-                f"holds no rollout that can be read ({reasons or 'it is empty'})",
-                path=where or self.paths[0],
-                hint=f"it was read as {self.report.format}; change that with --format",
-            )
+            where = next(iter(self.report.first.values()), None) or self.paths[0]
+            problem = f"holds no rollout that can be read ({reasons or 'it is empty'})"
+            raise InputError(problem, path=where, hint=f"it was read as {self.report.format}; --format changes that")
 
 
 def open_log(paths: Sequence[Path], format: Part = AUTO) -> RolloutLog:

@@ -15,6 +15,7 @@ from turntree.core.errors import ConfigError, InputError
 from turntree.core.foreign import EnvironmentFault
 from turntree.core.messages import Message
 from turntree.core.protocols import Environment, Observation, Task, TurnVerifier, task_of
+from turntree.env.adapted import named
 from turntree.env.local import LocalPool
 from turntree.env.tasks import TaskSet, identity, open_tasks
 from turntree.run.files import file_hash
@@ -80,7 +81,7 @@ class Pivots:
     """Selected turns as tasks (`--environment pivots:FILE`, a file of `turntree select`): the policy sees the history,
     says one turn, and is paid by the verifier of the profile."""
 
-    argument: str
+    argument: str | None
     traces: str | None = None
     """Where the traces lie, if not where the profile found them."""
     verifier: Part | None = None
@@ -91,18 +92,19 @@ class Pivots:
         """Whatever is wanted, a tenth of the traces' groups are of the split "test" and a tenth of "dev". Turns are
         drawn by their weights where there are more. Raises `InputError` as `read_selected`, and where a split has no
         turn."""
-        header, states = read_selected(self.argument, self.traces)
+        path = named(self.argument, "pivots:FILE")
+        header, states = read_selected(path, self.traces)
         own = {split: [one for one in states if _split(one) == split] for split in splits}
         if empty := [split for split, found in own.items() if not found]:
             problem = f"holds no turn of split {empty[0]!r}: of {len({one.group for one in states})} groups of traces"
-            raise InputError(problem, path=self.argument, hint="select from more traces")
-        with open_verifier(chosen_verifier(self.verifier, header, self.argument)) as verifier:
+            raise InputError(problem, path=path, hint="select from more traces")
+        with open_verifier(chosen_verifier(self.verifier, header, path)) as verifier:
             tasks: dict[str, list[PivotTask]] = {}
             for split, found in own.items():
                 sampler = PivotSampler([one.row["weight"] for one in found], seed)
                 drawn = sampler.draw(min(splits[split], len(found)), step=0)
                 tasks[split] = [PivotTask(found[place], verifier) for place in drawn]
-            hashes = {"pivots_hash": file_hash(Path(self.argument)), "traces_hash": str(header["traces_hash"])}
+            hashes = {"pivots_hash": file_hash(Path(path)), "traces_hash": str(header["traces_hash"])}
             yield TaskSet(tasks=tasks, contents={**hashes, "verifier": verifier.name})
 
 
