@@ -14,18 +14,7 @@ from typing import Any, ClassVar
 from turntree.logs.generic import Options
 from turntree.logs.grouping import grouped, read_each
 from turntree.logs.groups import LoggedGroup, LoggedRollout
-from turntree.logs.rows import (
-    LoggedRow,
-    ReadReport,
-    count,
-    facts_of,
-    flag,
-    items,
-    needed,
-    parse_row,
-    reward,
-    text,
-)
+from turntree.logs.rows import LoggedRow, ReadReport, count, facts_of, flag, items, needed, parse_row, reward, text
 from turntree.run.jsonl import read_bytes
 
 _LIMITS = frozenset({"max_prompt_length_exceeded", "max_response_length_exceeded", "max_turns_exceeded"})

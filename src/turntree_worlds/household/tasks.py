@@ -38,9 +38,7 @@ _EVERY_ROOM = tuple(ROOMS)
 TASK_KINDS = {
     "pick_and_place_simple": TaskKind(_EVERY_ROOM, ("put a {o} in {r}.", "put some {o} on {r}.")),
     "look_at_obj_in_light": TaskKind(
-        ("bedroom", "livingroom"),
-        ("look at {o} under the {r}.", "examine the {o} with the {r}."),
-        by_lamp=True,
+        ("bedroom", "livingroom"), ("look at {o} under the {r}.", "examine the {o} with the {r}."), by_lamp=True
     ),
     "pick_clean_then_place_in_recep": TaskKind(
         ("kitchen", "bathroom"),
