@@ -75,8 +75,8 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
     for query in (part_of({"": one}, "").get("query") for one in list_of(row, "trajectory", "a list of steps")):
         if isinstance(query, list) and query:
             asked[len(query) - 2 * (part_of({"": query[-1]}, "").get("message_type") == "user")] = told(query)
-    history = list_of(row, "history", "a list of messages")
-    other = {n for n, one in enumerate(history) if role_of(one) == "assistant" and asked.get(n) != told(history[:n])}
+    seen = told(history := list_of(row, "history", "a list of messages") if asked else [])
+    other = {n for n, one in enumerate(history) if role_of(one) == "assistant" and asked.get(n) != seen[:n]}
     marked = [one | {SKIP: ANOTHER_PROMPT} if n in other else one for n, one in enumerate(history)]
     return {"history": marked} if asked else {}
 
