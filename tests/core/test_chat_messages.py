@@ -15,7 +15,8 @@ from turntree.core.messages import ROLES, Message, ToolCall
 # keys of calls and parts that have a meaning, or none for the words (`messages._BESIDE`)
 KNOWN = (
     *("id", "type", "index", "function", "name", "arguments", "text", "cache_control", "cache_prompt", "annotations"),
-    *("logprobs", "citations", "signature", "extra_content", "provider_specific_fields"),
+    *("logprobs", "citations", "signature", "extra_content", "parsed_arguments", "provider_specific_fields"),
+    "prompt_cache_breakpoint",
 )
 values = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4), st.lists, max_leaves=4)
 calls = st.builds(ToolCall, st.text(min_size=1), st.dictionaries(st.text(), values), st.none() | st.text(min_size=1))
@@ -130,6 +131,19 @@ def test_arguments_under_another_key_are_never_empty_arguments(strict: bool, key
     with pytest.raises(InputError) as error:
         Message.from_chat(call_with(arguments=empty, **{key: held}), strict=strict)
     assert error.value.field == f"tool_calls.{key}"
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_a_client_parsed_stands_beside_arguments_not_for_them(strict: bool) -> None:
+    parsed = {"to": "Ann"}
+    read = Message.from_chat(call_with(arguments='{"to": "Ann"}', parsed_arguments=parsed), strict=strict)
+    assert read.tool_calls == (ToolCall("pay", parsed),)
+    for nothing in (None, {}):
+        read = Message.from_chat(call_with(arguments="{}", parsed_arguments=nothing), strict=strict)
+        assert read.tool_calls == (ToolCall("pay", {}),)
+    with pytest.raises(InputError) as error:
+        Message.from_chat(call_with(arguments="{}", parsed_arguments=parsed), strict=strict)
+    assert error.value.field == "tool_calls.parsed_arguments"
 
 
 @given(

@@ -159,12 +159,13 @@ class _Reading:
         for key, value in row.items():
             if key in known or value is None:
                 continue
-            if key not in _BESIDE and (self.strict or lacks):
+            beside = key in _BESIDE and not (lacks and value and key == "parsed_arguments")
+            if not beside and (self.strict or lacks):
                 lacked, hint = _SHAPES[inside == "tool_calls"]
                 problem = f"unknown key, and no {lacked}" if lacks else "unknown key"
                 raise InputError(problem, field=f"{inside}.{key}", hint=hint)
             if value not in ([], {}, ""):
-                self.ignored[f"{'' if key in _BESIDE else 'unknown key '}{inside}[].{key}"] += 1
+                self.ignored[f"{'' if beside else 'unknown key '}{inside}[].{key}"] += 1
 
     def words(self, content: Any, field: str, *, thinks: bool) -> tuple[str, str]:
         """Text and thoughts of a content. `None` is empty; parts are read by their type, and what is neither text nor
