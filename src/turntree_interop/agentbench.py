@@ -13,7 +13,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     each_object,
     list_of,
-    needs,
+    misfit,
     object_of,
     told_by,
     words,
@@ -23,7 +23,7 @@ _RUN_KEYS = words("index error info output time")
 _BASH = re.compile(r"Act(?:ion)?:\s*bash\b|```(?:bash|sh)\b", re.IGNORECASE)
 
 
-@told_by(lambda row: needs(row, output=dict) or needs(row["output"], history=list))
+@told_by(lambda row: misfit(row, output=dict) or misfit(row["output"], history=list))
 def read_agentbench(row: dict[str, Any]) -> ChatRow:
     """A sample of an AgentBench run."""
     output = object_of(row, "output")

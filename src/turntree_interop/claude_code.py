@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
+from turntree.core.messages import as_object
 from turntree.traces.formats.row import (
     FAILED,
     RESPONSE,
@@ -60,7 +61,7 @@ def read_claude_code(row: dict[str, Any]) -> Iterator[ChatRow]:
     owner: dict[str, str] = {}  # line -> its thread
     session = first = None
     for line in list_of(row, "events", "the lines of a session"):
-        raw = cast("dict[str, Any]", line) if isinstance(line, dict) else {}
+        raw = as_object(line)
         session = session or text_of(raw, ("sessionId",))
         uuid, parent = raw.get("uuid"), raw.get("parentUuid")
         if first is None and raw.get("type") in _SAID and not raw.get("isSidechain"):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
 
-from turntree.core.messages import joined_text
+from turntree.core.messages import as_object, joined_text
 from turntree.run.jsonl import placed
 from turntree.traces.formats.responses import read_item
 from turntree.traces.formats.row import (
@@ -26,7 +26,6 @@ from turntree.traces.formats.row import (
     count_unknown,
     failed_exit,
     list_of,
-    part_of,
     role_of,
     said_before,
     text_of,
@@ -61,7 +60,7 @@ def read_codex(row: dict[str, Any]) -> Iterator[ChatRow]:
     for line in list_of(row, "events", "the lines of a session"):
         if not isinstance(line, dict) or not isinstance(line.get("payload"), dict):
             broken = [BrokenMessage("has no payload", field="payload")] if isinstance(line, dict) else [line]
-            chat.messages += at_line(part_of({"": line}, ""), broken)
+            chat.messages += at_line(as_object(line), broken)
             continue
         kind, payload = line.get("type"), cast("dict[str, Any]", line["payload"])
         count_unknown(line, _CODEX_KEYS, "lines[].", chat.ignored)
@@ -114,7 +113,7 @@ def _roll_back(chat: ChatRow, turns: Any) -> list[Any]:
 def _codex_item(item: Any, chat: ChatRow) -> list[Any]:
     """The message of an item. Older versions wrap what a tool returned: `{output, metadata: {exit_code}}`, also as JSON
     text, or `{content, success}`; newer ones tell the exit code in the first lines of the text."""
-    kind, output = str(part_of({"": item}, "").get("type")), part_of({"": item}, "").get("output")
+    kind, output = str(as_object(item).get("type")), as_object(item).get("output")
     if kind in _HIDDEN:
         chat.ignored[f"{kind} items"] += 1
         return [{"role": "assistant" if kind.endswith("_call") else "user", "content": "", UNSEEN: True}]

@@ -25,7 +25,7 @@ from turntree.env.container_shell import KILLED, ContainerShell, Ran
 from turntree.env.container_tasks import ContainerTask, InContainers, Judged
 from turntree.env.tasks import TRAIN
 from turntree.run.files import tree_hash
-from turntree.run.jsonl import read_text, read_toml
+from turntree.run.jsonl import placed, read_text, read_toml
 from turntree.traces.formats.row import (
     FAILED,
     SKIP,
@@ -36,7 +36,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     each_object,
     list_of,
-    needs,
+    misfit,
     object_of,
     reasoning_in,
     told_by,
@@ -146,7 +146,7 @@ _CALLED = ("tool_calls", "tool_call_id", "function_call", "reasoning_content")
 _REFUSED = ("previous response had parsing errors", "error:", "warnings:")
 
 
-@told_by(lambda row: needs({"conversations": turns_of(row)}, conversations=("role", "content")))
+@told_by(lambda row: misfit({"conversations": turns_of(row)}, conversations=("role", "content")))
 def read_terminus(row: dict[str, Any]) -> ChatRow:
     """A Terminus trajectory, whose prompts are messages of the user and whose actions are JSON texts."""
     meta = "task episode run_id agent model"
@@ -223,7 +223,8 @@ def _harbor(folder: Path, strict: bool) -> ContainerTask:
     if told.get("steps"):
         raise InputError("has several steps, which are not played", path=str(path), field="steps")
     tables = ("environment", "verifier", "agent", "metadata")
-    environment, verifier, agent, metadata = (_table(told, key, path) for key in tables)
+    with placed(path=path):
+        environment, verifier, agent, metadata = (object_of(told, key) for key in tables)
     if unused := [key for key in _UNUSED if environment.get(key)] + ["artifacts"] * bool(told.get("artifacts")):
         notice(f"{path}: {', '.join(unused)} not used")
     if verifier.get("environment") or verifier.get("environment_mode") == "separate":
@@ -281,13 +282,6 @@ def _terminal_bench(folder: Path, strict: bool) -> ContainerTask:
     )
 
 
-def _table(told: Mapping[str, Any], key: str, path: Path) -> dict[str, Any]:
-    value = told.get(key, {})
-    if not isinstance(value, dict):
-        raise InputError("is no table", path=str(path), field=key)
-    return value
-
-
 def _positive(told: Mapping[str, Any], key: str, default: float, path: Path) -> float:
     try:
         value = number(told.get(key, default))
@@ -300,7 +294,8 @@ def _positive(told: Mapping[str, Any], key: str, default: float, path: Path) -> 
 
 def _literal(told: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Variables as the task gives them; those of the machine are not handed to a container."""
-    given = {str(name): str(value) for name, value in _table(told, "env", path).items()}
+    with placed(path=path):
+        given = {str(name): str(value) for name, value in object_of(told, "env").items()}
     for name, value in given.items():
         if "${" in value:
             hint = "write its value"

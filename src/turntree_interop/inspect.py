@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from turntree.core.messages import as_object
 from turntree.traces.formats.row import (
     FAILED,
     UNSEEN,
@@ -15,9 +16,8 @@ from turntree.traces.formats.row import (
     count_unknown,
     each_object,
     list_of,
-    needs,
+    misfit,
     object_of,
-    part_of,
     told_by,
     was_cut,
     words,
@@ -34,7 +34,7 @@ _PART_KEYS = words("type text reasoning summary signature redacted refusal inter
 _CALL_KEYS = words("id function arguments type parse_error view internal")
 
 
-@told_by(lambda row: needs(row, epoch=object, target=object, scores=object, messages=object, input=object))
+@told_by(lambda row: misfit(row, epoch=object, target=object, scores=object, messages=object, input=object))
 def read_inspect(row: dict[str, Any]) -> ChatRow:
     """A sample. One that ended with an error is no demonstration. It holds no declared tools."""
     chat = ChatRow.of(row, _SAMPLE_KEYS, id="uuid", group="id")
@@ -73,7 +73,7 @@ def _message(raw: dict[str, Any], chat: ChatRow, cut: set[str]) -> dict[str, Any
         return message | {"content": said, "tool_call_id": raw.get("tool_call_id"), FAILED: bool(error)}
     if calls := raw.get("tool_calls"):
         message["tool_calls"] = calls_in(calls, _CALL_KEYS, "tool_calls[].", chat.ignored, "function id")
-    if isinstance(calls, list) and any(part_of({"": one}, "").get("parse_error") for one in cast("list[Any]", calls)):
+    if isinstance(calls, list) and any(as_object(one).get("parse_error") for one in cast("list[Any]", calls)):
         message["weight"] = 0  # the arguments that could not be read are not recorded
     return message
 

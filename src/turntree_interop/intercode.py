@@ -14,7 +14,7 @@ from turntree.traces.formats.row import (
     BrokenMessage,
     ChatRow,
     list_of,
-    needs,
+    misfit,
     object_of,
     text_of,
     told_by,
@@ -24,7 +24,7 @@ from turntree.traces.formats.row import (
 _INTERCODE_KEYS = words("environment dataset task_id query turn_history summary info hardness")
 
 
-@told_by(lambda row: needs(row, query=str, turn_history=dict))
+@told_by(lambda row: misfit(row, query=str, turn_history=dict))
 def read_intercode(row: dict[str, Any]) -> ChatRow:
     """An episode of InterCode: the query, then each action with what it printed. Its system prompt is not recorded."""
     turns = object_of(row, "turn_history")

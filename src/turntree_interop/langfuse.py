@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from turntree.traces.formats.row import BrokenMessage, ChatRow, count_unknown, list_of, part_of, text_of, told_by, words
+from turntree.core.messages import as_object
+from turntree.traces.formats.row import BrokenMessage, ChatRow, count_unknown, list_of, text_of, told_by, words
 from turntree_interop.observed import Observed, from_text
 
 _KEYS = words(
@@ -56,7 +57,7 @@ def _take(raw: Any, observed: Observed, session: Any = None) -> None:
         observed.ignored[f"observations of type {one.get('type')}"] += 1
         return
     asked, said = from_text(one.get("input")), from_text(one.get("output"))
-    given = part_of({"input": asked}, "input")
+    given = as_object(asked)
     failed = one.get("level") == "ERROR"
     if not isinstance(said, dict) and not failed:
         said = {"role": "assistant", "content": said} if isinstance(said, str) else said

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
+from turntree.core.messages import as_object
 from turntree.traces.formats.row import (
     BrokenMessage,
     ChatRow,
     count_unknown,
     first_object,
     list_of,
-    needs,
+    misfit,
     part_of,
     text_of,
     told_by,
@@ -32,7 +33,7 @@ _KEYS = words(
 )
 
 
-@told_by(session=lambda first: needs(first, run_type=object, trace_id=object, inputs=object))
+@told_by(session=lambda first: misfit(first, run_type=object, trace_id=object, inputs=object))
 def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
     """The conversations of each thread, of runs without one of each trace."""
     observed = Observed()
@@ -46,9 +47,9 @@ def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
             observed.ignored[f"runs of type {run.get('run_type')}"] += 1
             continue
         asked, said = from_text(run.get("inputs")), from_text(run.get("outputs"))
-        given = part_of({"extra": from_text(run.get("extra"))}, "extra")
-        messages = part_of({"inputs": asked}, "inputs").get("messages")
-        tools = part_of({"inputs": asked}, "inputs").get("tools") or part_of(given, "invocation_params").get("tools")
+        given = as_object(from_text(run.get("extra")))
+        messages = as_object(asked).get("messages")
+        tools = as_object(asked).get("tools") or part_of(given, "invocation_params").get("tools")
         if isinstance(messages, list) and messages and isinstance(messages[0], list):
             messages = messages[0]  # LangChain's batches of one
         answer = None if run.get("error") else _said(said)
@@ -59,7 +60,7 @@ def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
 
 def _said(outputs: Any) -> Any:
     """The message of a chat completion, or of LangChain's generations."""
-    answer = cast("dict[str, Any]", outputs) if isinstance(outputs, dict) else {}
+    answer = as_object(outputs)
     batch = answer.get("generations")
     first = first_object(batch[0] if isinstance(batch, list) and batch and isinstance(batch[0], list) else batch)
     first = first or first_object(answer.get("choices"))

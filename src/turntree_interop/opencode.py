@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from turntree.core.messages import as_object
 from turntree.traces.formats.row import (
     ANOTHER_PROMPT,
     FAILED,
@@ -18,7 +19,7 @@ from turntree.traces.formats.row import (
     call_of,
     count_unknown,
     list_of,
-    needs,
+    misfit,
     object_of,
     part_of,
     role_of,
@@ -35,7 +36,7 @@ _ASKED = {"compaction": "What did we do so far?", "subtask": "The following tool
 _STATE_KEYS = words("status input output title metadata time error attachments raw")
 
 
-@told_by(lambda row: needs(row, info=object, messages=("info", "parts")))
+@told_by(lambda row: misfit(row, info=object, messages=("info", "parts")))
 def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
     """An exported OpenCode session, one trace for each context: where it was compacted, a question, the summary that
     answered it and the last turns stand in place of all before. It holds no system prompt and no tool schemas."""
@@ -60,7 +61,7 @@ def read_opencode(row: dict[str, Any]) -> Iterator[ChatRow]:
         places[str(info.get("id"))] = len(chat.messages)
         made = part_of(info, "time").get("created")
         stale = isinstance(made, int) and any(at < made for at in cleared)  # it was sent less of a result
-        for part in (part_of({"": part}, "") for part in raw["parts"]):
+        for part in map(as_object, raw["parts"]):
             if part.get("type") == "compaction":
                 asked = len(chat.messages), str(part.get("tail_start_id") or "")
             at = part_of(part_of(part, "state"), "time").get("compacted")

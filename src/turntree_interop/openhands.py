@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from turntree.core.messages import joined_text
+from turntree.core.messages import as_object, joined_text
 from turntree.traces.formats.row import (
     ANOTHER_PROMPT,
     FAILED,
@@ -23,7 +23,7 @@ from turntree.traces.formats.row import (
     failed_exit,
     first_object,
     list_of,
-    needs,
+    misfit,
     object_of,
     part_of,
     reasoning_in,
@@ -37,7 +37,7 @@ from turntree_interop.observed import calls_in, one_turn_a_response
 from turntree_interop.sweagent import chat_row
 
 
-@told_by(lambda row: needs(row, trajectory=("role", "content")))
+@told_by(lambda row: misfit(row, trajectory=("role", "content")))
 def read_openhands(row: dict[str, Any]) -> ChatRow:
     """OpenHands trajectories in chat form."""
     return chat_row(row, "trajectory")
@@ -83,7 +83,7 @@ def read_openhands_events(row: dict[str, Any]) -> Iterator[ChatRow]:
         view.append(("", {"role": "user", "content": instruction}))
     for event, said in told:
         if not _condenses(event):
-            view += [(str(part_of({"": event}, "").get("id")), message) for message in said]
+            view += [(str(as_object(event).get("id")), message) for message in said]
             continue
         yield replace(chat, messages=one_turn_a_response([message for _, message in view]))
         chat = chat.compacted()

@@ -22,7 +22,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     each_object,
     list_of,
-    needs,
+    misfit,
     told_by,
     words,
 )
@@ -48,7 +48,7 @@ def turns_of(row: dict[str, Any]) -> Any:
     return row.get("conversations", row.get("conversation"))
 
 
-@told_by(lambda row: needs({"conversations": turns_of(row)}, conversations=("from", "value")))
+@told_by(lambda row: misfit({"conversations": turns_of(row)}, conversations=("from", "value")))
 def read_sharegpt(row: dict[str, Any]) -> ChatRow:
     """Calls are messages from "function_call" (JSON), or `<tool_call>` in the text, results likewise."""
     chat = ChatRow.of(row, _SHAREGPT_KEYS, id="id", group="task_id", told=row)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from turntree.core.messages import as_object
 from turntree.run.identity import fingerprint
 from turntree.traces.formats.row import (
     ACT,
@@ -20,7 +21,7 @@ from turntree.traces.formats.row import (
     each_object,
     first_object,
     list_of,
-    needs,
+    misfit,
     object_of,
     part_of,
     role_of,
@@ -40,7 +41,7 @@ _CALL_KEYS = words("id type function name arguments description")
 _ROLES = {"tool-call": "assistant", "tool-response": "user"}  # as what the library sends its own
 
 
-@told_by(lambda row: needs(row, steps=("task",)))
+@told_by(lambda row: misfit(row, steps=("task",)))
 def read_smolagents(row: dict[str, Any]) -> Iterator[ChatRow]:
     """A run, one trace for each call of the model: its prompt tells the calls before, and their results, as texts. That
     it came to an answer (`state`) does not say that the answer is right."""
@@ -71,7 +72,7 @@ def _called(step: dict[str, Any], chat: ChatRow) -> list[list[Any]]:
     result = answers(ids, told) if ids else [{"role": "user", "content": told}] if told else []
     asked = list_of(step, "model_input_messages", "a list of messages")
     alike = groupby(asked, lambda one: _ROLES.get(str(role_of(one)), role_of(one)))
-    prompt = [_asked(role, [part_of({"": one}, "") for one in messages], chat) for role, messages in alike]
+    prompt = [_asked(role, [as_object(one) for one in messages], chat) for role, messages in alike]
     return [[*map(said_before, prompt), turn, *(one | {FAILED: bool(error)} for one in result)]]
 
 

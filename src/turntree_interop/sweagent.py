@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from turntree.core.messages import joined_text
+from turntree.core.messages import as_object, joined_text
 from turntree.run.identity import fingerprint
 from turntree.traces.formats.row import (
     ACT,
@@ -22,7 +22,7 @@ from turntree.traces.formats.row import (
     count_unknown,
     each_object,
     list_of,
-    needs,
+    misfit,
     of_today,
     part_of,
     reasoning_in,
@@ -49,7 +49,7 @@ _PATCHES = ("test_result", "run_id", "model_patch", "patch", "traj_id")
 
 def _is_traj(row: dict[str, Any]) -> str:
     told = (("history", "agent"), ("history", "message_type"), ("trajectory", "text"), ("trajectory", "system_prompt"))
-    known = any(not needs(row, **{key: ("role", name)}) for key, name in told)
+    known = any(not misfit(row, **{key: ("role", name)}) for key, name in told)
     return "" if known else "neither 'history' of messages with 'agent' nor 'trajectory' of messages with 'text'"
 
 
@@ -69,12 +69,12 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
     answer was asked for again with what was wrong with it."""
 
     def told(messages: list[Any]) -> list[Any]:
-        return [(role_of(one), joined_text(part_of({"": one}, "").get("content"), Counter())) for one in messages]
+        return [(role_of(one), joined_text(as_object(one).get("content"), Counter())) for one in messages]
 
     asked: dict[int, Any] = {}  # by the number of messages before the turn
-    for query in (part_of({"": one}, "").get("query") for one in list_of(row, "trajectory", "a list of steps")):
+    for query in (as_object(one).get("query") for one in list_of(row, "trajectory", "a list of steps")):
         if isinstance(query, list) and query:
-            asked[len(query) - 2 * (part_of({"": query[-1]}, "").get("message_type") == "user")] = told(query)
+            asked[len(query) - 2 * (as_object(query[-1]).get("message_type") == "user")] = told(query)
     seen = told(history := list_of(row, "history", "a list of messages") if asked else [])
     other = {n for n, one in enumerate(history) if role_of(one) == "assistant" and asked.get(n) != seen[:n]}
     marked = [one | {SKIP: ANOTHER_PROMPT} if n in other else one for n, one in enumerate(history)]

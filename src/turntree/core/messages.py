@@ -29,6 +29,11 @@ _CALL_HINT = "each call is {id?, type?, function: {name, arguments}}"
 _SHAPES = (("text", "each part is {type: 'text', text}"), ("arguments", _CALL_HINT))
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """A value of JSON that may be anything, where it is an object; else an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 @dataclass(frozen=True)
 class ToolCall:
     """One call of a declared tool. `arguments` is the parsed JSON object."""
@@ -177,7 +182,7 @@ class _Reading:
         texts: list[str] = []
         thoughts: list[str] = []
         for part in cast("list[Any]", content):
-            row = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+            row = as_object(part)
             kind: Any = row.get("type")
             thought = thinks and kind in _THOUGHT_PARTS
             key = str(kind) if thought and "text" not in row else "text"
@@ -199,7 +204,7 @@ class _Reading:
         return "" if key is None else "\n".join(filter(None, self.words(row[key], key, thinks=True)))
 
     def call(self, call: Any) -> ToolCall:
-        row = cast("dict[str, Any]", call) if isinstance(call, dict) else {}
+        row = as_object(call)
         nested = row.get("function") is not None
         function: Any = row["function"] if nested else row
         if row.get("type") not in (None, "", "function", "tool_call", "function_call"):

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from turntree.core import seeds
 from turntree.core.config import Bounded, Part, Positive
 from turntree.core.foreign import EnvironmentFault, call_foreign, reason_of
-from turntree.core.messages import Message, ToolCall
+from turntree.core.messages import Message, ToolCall, as_object
 from turntree.core.protocols import Environment, Observation, task_of
 from turntree.env.pool import checked, start
 from turntree.env.tasks import same_tasks
@@ -168,8 +168,7 @@ def _tools(environment: Environment, task_id: str) -> Iterator[Finding]:
 
     names: set[str] = set()
     for tool in environment.tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        function = function if isinstance(function, dict) else {}
+        function = as_object(as_object(tool).get("function"))
         name, parameters = function.get("name"), function.get("parameters") or {"type": "object"}
         if not isinstance(name, str) or name in names:
             yield Finding("every tool has a name of its own", task_id, None, json.dumps(tool, default=str)[:200])

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, cast
 from turntree.core import parts
 from turntree.core.config import Count, Part
 from turntree.core.errors import ConfigError, InputError
-from turntree.core.messages import Message, ToolCall, action_kind
+from turntree.core.messages import Message, ToolCall, action_kind, as_object
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.rollout.local import judge_turns
@@ -170,7 +170,7 @@ def _rows(path: Path) -> Iterator[tuple[Path, int, Any]]:
 
 
 def _line(value: Any) -> Line:
-    row = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    row = as_object(value)
     tools = tuple(declared_tools(row["tools"])) if row.get("tools") else ()
     messages: Any = row.get("messages")
     if isinstance(messages, list) and messages:
@@ -188,7 +188,7 @@ def _message(row: Any) -> Message:
 def _action(value: Any) -> Message:
     if isinstance(value, list):
         return _of_items(cast("list[Any]", value))
-    row = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    row = as_object(value)
     if isinstance(row.get("output"), list):
         status = row.get("status", "completed")
         if status != "completed" or row.get("error"):  # a server's failure, or a turn that was cut, is no action

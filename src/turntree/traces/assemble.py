@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import REASONING_KEYS, Message, ToolCall
+from turntree.core.messages import REASONING_KEYS, Message, ToolCall, as_object
 from turntree.run.identity import fingerprint
 from turntree.run.jsonl import located, parse_json, parse_object, placed, read_text
 from turntree.traces.candidates import rule_reason, skipped_turns
@@ -34,7 +34,6 @@ from turntree.traces.formats.row import (
     count_unknown,
     failed_exit,
     of_today,
-    part_of,
 )
 from turntree.traces.schema import MESSAGE_KEYS, Trace, check_schemas, check_tools
 
@@ -260,7 +259,7 @@ def _is_assistant(message: Any) -> bool:
     """Whether a raw message is a turn of the agent, or would be if it could be read."""
     if isinstance(message, BrokenMessage):
         return message.turn
-    return isinstance(message, dict) and cast("dict[str, Any]", message).get("role") == "assistant"
+    return as_object(message).get("role") == "assistant"
 
 
 def _parse(turn: _Turn, row: ChatRow) -> Message:
@@ -281,7 +280,7 @@ def _parse_one(raw: Any, inside: str, row: ChatRow) -> Message:
         _check_arguments(raw)
         message = Message.from_chat(raw, row.ignored, strict=row.strict)
     except InputError as error:
-        raise located(_advised(error, row), line=part_of({"": raw}, "").get(LINE), inside=inside) from error
+        raise located(_advised(error, row), line=as_object(raw).get(LINE), inside=inside) from error
     count_unknown(raw, _READ, "messages[].", row.ignored)
     return message
 
@@ -319,10 +318,10 @@ def _is_among(text: str, calls: Sequence[ToolCall]) -> bool:
 
 def _check_arguments(raw: Any) -> None:
     """Arguments written as text must be strict JSON: `Message.from_chat` would let half characters pass."""
-    calls = raw.get("tool_calls") if isinstance(raw, dict) else None
+    calls = as_object(raw).get("tool_calls")
     for call in cast("list[Any]", calls) if isinstance(calls, list) else []:
-        function: Any = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        function = as_object(as_object(call).get("function", call))
+        if not isinstance(function.get("arguments"), str):
             continue
         try:
             parse_json(function["arguments"] or "{}")

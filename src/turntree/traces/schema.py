@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import Message, as_object
 from turntree.run.jsonl import parse_json, placed, read_lines, write_lines
 
 FILE_SCHEMA = "turntree.traces/1"
@@ -170,8 +170,7 @@ def tool_names(tools: Iterable[dict[str, Any]]) -> frozenset[str]:
     """The declared names. Raises `InputError` for a declaration without a name or a name declared twice."""
     names: set[str] = set()
     for i, tool in enumerate(tools):
-        function: Any = tool.get("function")
-        name: Any = cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
+        name = as_object(tool.get("function")).get("name")
         if not isinstance(name, str):
             raise InputError(
                 "has no function name", field=f"tools[{i}]", hint="declare {type: 'function', function: {name, ...}}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turntree.core.errors import InputError
+from turntree.core.messages import as_object
 from turntree.run.jsonl import decode, read_chunks, read_lines
 from turntree.run.opening import members_of, most_unpacked, opened, parquet_lines, unpacks_too_far
 from turntree.traces.documents import document_info, document_rows, parsed
@@ -180,12 +181,11 @@ def _environment(info: Any) -> dict[str, Any] | None:
     """The `environment_info` of a tau2 document's `info`, and which of the benchmark's agents spoke."""
     if info is None:
         return None
-    whole = cast("dict[str, Any]", info) if isinstance(info, dict) else {}
+    whole = as_object(info)
     environment = whole.get("environment_info") or {}
     if not isinstance(environment, dict):
         raise InputError(f"is {type(environment).__name__}, not an object", field="info.environment_info")
-    agent: Any = whole.get("agent_info")
-    spoke: Any = cast("dict[str, Any]", agent).get("implementation") if isinstance(agent, dict) else None
+    spoke = as_object(whole.get("agent_info")).get("implementation")
     return cast("dict[str, Any]", environment) | ({"agent": spoke} if spoke else {})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from turntree.core.config import Positive, converted
 from turntree.core.errors import InputError
-from turntree.core.messages import REASONING_KEYS, Message
+from turntree.core.messages import REASONING_KEYS, Message, as_object
 from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused
 from turntree.gateway.dialects import common
@@ -63,8 +63,7 @@ def read(body: Body, before: Before) -> Ask:
 def choice_of(choice: str | dict[str, Any] | None) -> str:
     """OpenAI's choice of tools as `form_of` takes it; some clients write a word as an object."""
     row = choice if isinstance(choice, dict) else {"type": choice or "auto"}
-    function = row.get("function")
-    name = function.get("name") if isinstance(function, dict) else row.get("name")
+    name = as_object(row.get("function")).get("name", row.get("name"))
     if row.get("type") == "function" and isinstance(name, str):
         return f":{name}"
     words = {"auto": "auto", "none": "none", "required": "any", "any": "any"}

@@ -14,7 +14,7 @@ from typing import Annotated, Any, cast
 
 from turntree.core.config import UNKNOWN, Between, converted
 from turntree.core.errors import InputError
-from turntree.core.messages import REASONING_KEYS, Message
+from turntree.core.messages import REASONING_KEYS, Message, as_object
 from turntree.gateway.calls import Call, Tools
 from turntree.gateway.config import Refused
 from turntree.gateway.sampling import Ask, Form
@@ -149,7 +149,7 @@ def flat_tools(
     would run."""
     tools, hosted, namespaces = list[Any](), list[str](), set[str]()
     for i, tool in enumerate(bounded(given, "tools")):
-        row = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+        row = as_object(tool)
         kind = row.get("type", "function")
         if isinstance(kind, str) and kind.startswith(_HOSTED):
             hosted.append(kind)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from turntree.core.config import Positive, converted
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import Message, as_object
 from turntree.gateway.calls import Call
 from turntree.gateway.config import CONTEXT, Refused
 from turntree.gateway.dialects import common
@@ -91,7 +91,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 def _messages(given: Any, where: str) -> list[Message]:
     """What one of their messages says, in messages of one role each: the results of tools come before the text."""
-    row = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    row = as_object(given)
     role, content = row.get("role"), row.get("content")
     if role not in ("user", "assistant", "system"):
         raise InputError(f"unknown role {role!r}", field=f"{where}.role", hint="use user, assistant or system")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from turntree.core.config import Positive, converted
 from turntree.core.errors import InputError
-from turntree.core.messages import Message
+from turntree.core.messages import Message, as_object
 from turntree.gateway.calls import Call
 from turntree.gateway.config import Refused
 from turntree.gateway.dialects import chat, common
@@ -78,7 +78,7 @@ def _messages(given: str | list[Any] | None) -> list[Message]:
 
 
 def _as_chat(item: Any, index: int) -> dict[str, Any]:
-    row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+    row = as_object(item)
     kind = row.get("type") or "message"
     if isinstance(kind, str) and kind in _NEEDED and not (kind == "reasoning" and "content" in row):
         common.needed(row, _NEEDED[kind], f"input[{index}]", _CALL_KEYS)

@@ -11,10 +11,10 @@ the agent's configuration (`instance_config.agent_kwargs.system_prompt`).
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, cast
+from typing import Any
 
 from turntree.core.errors import InputError
-from turntree.core.messages import joined_text
+from turntree.core.messages import as_object, joined_text
 from turntree.traces.formats.row import (
     ACT,
     BrokenMessage,
@@ -23,7 +23,7 @@ from turntree.traces.formats.row import (
     call_of,
     count_unknown,
     list_of,
-    needs,
+    misfit,
     object_of,
     part_of,
     role_of,
@@ -61,7 +61,7 @@ _META_KEYS = (
 )
 
 
-@told_by(lambda row: needs(row, responses_create_params=dict))
+@told_by(lambda row: misfit(row, responses_create_params=dict))
 def read_responses_row(row: dict[str, Any]) -> ChatRow:
     """Items other than messages, calls, outputs and reasoning are broken messages. Raises `InputError`."""
     request = object_of(row, "responses_create_params")
@@ -160,7 +160,7 @@ def _expected_items(row: dict[str, Any]) -> list[Any] | None:
 def read_item(item: Any, ignored: Counter[str]) -> Any:
     """One item as a chat message, None for what a trace has no place for (counted); consecutive assistant items become
     one turn later, in the importer."""
-    row = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+    row = as_object(item)
     kind = row.get("type") or ("message" if "role" in row else None)
     unread = count_unknown(row, EVERY_ITEM | _ITEM_KEYS.get(str(kind), frozenset()), "items[].", ignored)
     place = "output" if str(kind).endswith("_output") else "content"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast
 
 from turntree.core.errors import InputError
-from turntree.core.messages import read_arguments
+from turntree.core.messages import as_object, read_arguments
 from turntree.run.jsonl import parse_json, parse_object
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -143,7 +143,7 @@ def told(reader: Any) -> Told | None:
     return getattr(reader, _TOLD, None)
 
 
-def needs(row: Mapping[str, Any], **kinds: type | tuple[str, ...]) -> str:
+def misfit(row: Mapping[str, Any], **kinds: type | tuple[str, ...]) -> str:
     """ "" where the row has all these keys with values of these types (`object`: any), or with lists whose first object
     has these keys; else the first mismatch."""
     names = {list: "a list", dict: "an object", str: "text"}
@@ -159,13 +159,12 @@ def needs(row: Mapping[str, Any], **kinds: type | tuple[str, ...]) -> str:
 
 
 def first_object(items: Any) -> dict[str, Any]:
-    """The first object of a list; {} where there is none."""
-    found = (item for item in cast("list[Any]", items) if isinstance(item, dict)) if isinstance(items, list) else ()
-    return cast("dict[str, Any]", next(iter(found), {}))
+    """The first object of a list that holds something; {} where there is none."""
+    return next(filter(None, map(as_object, cast("list[Any]", items))), {}) if isinstance(items, list) else {}
 
 
 def role_of(message: Any) -> Any:
-    return cast("dict[str, Any]", message).get("role") if isinstance(message, dict) else None
+    return as_object(message).get("role")
 
 
 def at_line(row: dict[str, Any], messages: list[Any]) -> list[Any]:
@@ -208,8 +207,7 @@ def object_of(row: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def part_of(row: Any, key: str) -> dict[str, Any]:
     """The object at a key; empty where there is none, or something else."""
-    value: Any = cast("dict[str, Any]", row).get(key) if isinstance(row, dict) else None
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    return as_object(as_object(row).get(key))
 
 
 def each_object(items: Iterable[Any], read: Callable[[dict[str, Any]], list[Any]]) -> list[Any]:
@@ -250,7 +248,7 @@ def text_of(row: Mapping[str, Any], keys: Iterable[str]) -> str | None:
 
 def was_cut(told: Any) -> bool:
     """Whether an object tells, in the words of some provider, that the token limit ended an answer."""
-    row = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    row = as_object(told)
     reasons = [row.get(key) for key in ("finish_reason", "stop_reason", "stopReason", "done_reason")]
     reasons.append(part_of(row, "incomplete_details").get("reason"))
     return any(str(reason).lower() in _LIMITS for reason in reasons)
@@ -259,7 +257,7 @@ def was_cut(told: Any) -> bool:
 def failed_exit(told: Any) -> bool | None:
     """Whether a command ended with an exit code above 0, which `told` or its `metadata` has; None without a code."""
     for place in (told, part_of(told, "metadata")):
-        code: Any = cast("dict[str, Any]", place).get("exit_code") if isinstance(place, dict) else None
+        code = as_object(place).get("exit_code")
         if isinstance(code, int):
             return code > 0
     return None
@@ -285,7 +283,7 @@ def chat_tools(declarations: list[Any], ignored: Counter[str]) -> list[Any]:
     MCP is nested, a schema that is JSON text is parsed, built-in tools without a name are counted."""
     tools: list[Any] = []
     for i, tool in enumerate(declarations):
-        declared = cast("dict[str, Any]", tool) if isinstance(tool, dict) else {}
+        declared = as_object(tool)
         if declared and "function" not in declared:
             if declared.get("type") not in ("function", None) and "input_schema" not in declared:
                 ignored[f"tools[] of type {declared['type']!r}"] += 1
