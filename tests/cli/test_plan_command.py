@@ -79,8 +79,8 @@ def test_a_dry_run_tells_the_plan_of_a_named_model(turntree, folder, tmp_path, m
     monkeypatch.setattr("turntree.train.plan.memory", lambda config, plan: needing(plan))
     command = ("train", "online", "--environment", "household", "--out", tmp_path / "run", "--dry-run", *SMALL)
     told = turntree(*command, "--model", folder).stderr
-    assert "B parameters, all weights, one process, passes of 256 tokens" in told
-    assert "B parameters" not in turntree(*command).stderr, "the embedded policies are small"
+    assert "M parameters, all weights, one process, passes of 256 tokens" in told
+    assert "M parameters, " not in turntree(*command).stderr, "the embedded policies are small"
 
 
 def test_a_folder_without_a_config_is_refused_in_one_line(turntree, tmp_path) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from turntree.logs.rows import ReadReport
 
 REFUSED = 3  # exit code: the data were read, but support no operating point
-HEAD = ("threshold", "cut", "TP", "FP", "precision", "recall", "safe", "raw", "L2")
-WIDTHS = (9, 10, 10, 8, 15, 15, 15, 15, 15)
+HEAD = ("threshold", "groups", "cut", "TP", "FP", "precision", "recall", "safe", "raw", "L2")
+WIDTHS = (9, 7, 6, 6, 6, 9, 6, 6, 6, 6)
 PROGRESS_SECONDS = 5.0
 
 
@@ -62,11 +62,13 @@ def _table(result: dict[str, Any]) -> list[str]:
         rule += f" or termination_fraction <= {result['unended']:g}"
     lines = [
         f"{result['groups']} groups of {result['tasks']} tasks, {result['zero_variance']} without variance; cuts by "
-        f"{rule}; in brackets: of the groups still running then"
+        f"{rule}; running: of the groups still running then"
     ]
     for turn in result["turns"]:
         lines += [f"turn {turn} of {result['max_turns']}", _line(HEAD)]
-        lines += [_line([f"{row['threshold']:g}", *_cells(row)]) for row in result["rows"] if row["turn"] == turn]
+        for row in (row for row in result["rows"] if row["turn"] == turn):
+            lines.append(_line([f"{row['threshold']:g}", "all", *_cells(row)]))
+            lines.append(_line(["", "running", *_cells(row["actionable"])]))
     return lines
 
 
@@ -75,8 +77,7 @@ def _line(cells: Any) -> str:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    keys = ("cut", "tp", "fp", "precision", "recall", "safe", "raw", "l2_preserved")
-    return [f"{_shown(row[key])} [{_shown(row['actionable'][key])}]" for key in keys]
+    return [_shown(row[key]) for key in ("cut", "tp", "fp", "precision", "recall", "safe", "raw", "l2_preserved")]
 
 
 def _shown(value: float | None) -> str:

@@ -147,7 +147,7 @@ def plan_lines(config: Any, ranks: int | None = None, gigabytes: float | None = 
 def shown(need: Memory, plan: Planned) -> Iterator[str]:
     kind = f"LoRA of rank {plan.lora.rank}" if plan.lora else "all weights"
     ranks = f"{plan.ranks} ranks" if plan.ranks > 1 else "one process"
-    yield f"{need.parameters / 1e9:.2f} B parameters, {kind}, {ranks}, passes of {plan.tokens:,} tokens; GB on each:"
+    yield f"{need.parameters / 1e6:,.1f} M parameters, {kind}, {ranks}, passes of {plan.tokens:,} tokens; GB on each:"
     names = ("weights", "masters", "moments", "gradients", "reference", "passes")
     yield "  " + ", ".join(f"{name} {getattr(need, name) / GB:.2f}" for name in names)
     yield f"  together {need.peak / GB:.2f}"
