@@ -54,10 +54,12 @@ def test_pivots_of_earlier_searches_may_keep_a_share_of_the_draws(trained, turnt
 
 
 def test_a_search_may_profile_a_part_of_the_states(trained, turntree, tmp_path) -> None:
-    turntree(*OWN, "--set", "own.candidates=7", "--steps", 1, "--out", tmp_path / "run")
+    ended = turntree(*OWN, "--set", "own.candidates=7", "--steps", 1, "--out", tmp_path / "run")
     (found,), whole = [row["own_path"] for row in metrics(tmp_path / "run") if row["step"]], metrics(trained)[0]
     assert found["profiled"] == 7 < found["states"] == whole["own_path"]["states"] == whole["own_path"]["profiled"]
     assert 0 < found["pivots"] <= 7 >= found["mixed"]
+    told = f"3 episodes, {found['successes']} with success; {found['pivots']} of 7 profiled states are pivots"
+    assert f"own states: {told}" in ended.stdout
     assert "candidates" in turntree.error(*OWN, "--set", "own.candidates=0", "--out", tmp_path / "other")
 
 

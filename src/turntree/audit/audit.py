@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from turntree.audit.played import CHARACTERS, TOKENS, TURNS, play
 from turntree.core.errors import InputError
 from turntree.logs.groups import LoggedGroup
 from turntree.logs.read import open_log
-from turntree.logs.rows import ReadReport
 
 SCHEMA = "turntree.audit/3"
 ASSUMPTIONS = (
@@ -34,12 +33,9 @@ ASSUMPTIONS = (
 )
 
 
-def run_audit(
-    paths: Sequence[Path], config: AuditConfig, watch: Callable[[ReadReport], None] | None = None
-) -> dict[str, Any]:
-    """The audit, with the `log`: what was read and dropped, and its framework's filter. `watch` sees the counts."""
+def run_audit(paths: Sequence[Path], config: AuditConfig) -> dict[str, Any]:
+    """The audit, with the `log`: what was read and dropped, and its framework's filter."""
     log = open_log(paths, config.log_format)
-    log.report.watch = watch
     try:
         result = audit(log, config)
     except InputError as error:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,13 +12,9 @@ from turntree.cli.common import LOG_OPTIONS, counted, finish
 from turntree.cli.options import StageCommand, short
 from turntree.run.files import require_replaceable
 
-if TYPE_CHECKING:
-    from turntree.logs.rows import ReadReport
-
 REFUSED = 3  # exit code: the data were read, but support no operating point
 HEAD = ("threshold", "groups", "cut", "TP", "FP", "precision", "recall", "safe", "raw", "L2")
 WIDTHS = (9, 7, 6, 6, 6, 9, 6, 6, 6, 6)
-PROGRESS_SECONDS = 5.0
 
 
 @click.group(short_help="What a mid-rollout gate would have cut.")
@@ -119,20 +113,7 @@ def audit(config: Any, logs: tuple[Path, ...], out: Path | None, json_path: str 
     out = out or (None if json_path == "-" else Path("audit.html"))
     if out is not None:
         require_replaceable(out, "<!doctype html>")
-    result = run_audit(logs, config, _progress())
+    result = run_audit(logs, config)
     page = [] if out is None else [f"-> {build_audit_page(result, out)}"]
     lines = [result["headline"], *sentences(result), *filter(None, [suspicion(result)]), *counted(result["log"]), *page]
     finish(result, json_path, lines)
-
-
-def _progress() -> Callable[[ReadReport], None]:
-    """A line on standard error every five seconds; a log that is read faster prints none."""
-    last = time.monotonic()
-
-    def show(report: ReadReport) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PROGRESS_SECONDS:
-            last = time.monotonic()
-            print(f"{report.lines:,} lines read, {report.groups:,} groups taken in", file=sys.stderr, flush=True)
-
-    return show

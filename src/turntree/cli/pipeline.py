@@ -189,8 +189,13 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
     result = run_train_pivot(config, out, overwrite=overwrite)
     figures = [("reward", result["reward_mean"], ".2f"), ("KL", result["kl"], ".3f")]
     told = [f"{name} not measured" if value is None else f"{name} {value:{form}}" for name, value, form in figures]
-    line = f"{', '.join(told)} on {result['states']} states -> {result['model']}"
-    finish(result, json_path, [*_success(result), line, *censored("rollouts", result["censored"], result["rollouts"])])
+    lines = [f"{', '.join(told)} on {result['states']} states -> {result['model']}"]
+    if searches := result["searches"]:
+        names = ("successes", "tasks", "pivots", "profiled")
+        won, played, kept, seen = (sum(search[name] for search in searches) for name in names)
+        lines.append(f"own states: {played} episodes, {won} with success; {kept} of {seen} profiled states are pivots")
+    lines += censored("rollouts", result["censored"], result["rollouts"])
+    finish(result, json_path, [*_success(result), *lines])
 
 
 def _success(result: dict[str, Any]) -> list[str]:

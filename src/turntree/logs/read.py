@@ -22,6 +22,7 @@ from typing import Any
 from turntree.core import parts
 from turntree.core.config import Part
 from turntree.core.errors import InputError
+from turntree.core.progress import progress
 from turntree.logs import rollouts, trees
 from turntree.logs.generic import LogFormat, TextOptions
 from turntree.logs.groups import LoggedGroup
@@ -44,7 +45,8 @@ class RolloutLog:
             self.report.format = _recognise(self.paths[0])
             given = {name: value for name, value in vars(self.format).items() if value}
             self.format = _built(Part(self.report.format, given))
-        yield from self.format.groups(self.paths, self.report)
+        with progress(iter(()), "lines") as self.report.bar:
+            yield from self.format.groups(self.paths, self.report)
         if not self.report.groups:
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.report.dropped.most_common(3))
             where = next(iter(self.report.first.values()), None) or self.paths[0]

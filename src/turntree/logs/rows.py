@@ -7,10 +7,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import each_key_once
@@ -18,6 +18,9 @@ from turntree.logs.groups import LARGEST, LoggedRollout
 from turntree.run.identity import digest
 from turntree.run.jsonl import read_lines
 from turntree.run.opening import parquet_lines
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 class RowRefused(Exception):
@@ -241,8 +244,7 @@ def named_prompt(prompt: str) -> str:
 
 @dataclass
 class ReadReport:
-    """Complete once the groups are read. `first` shows where each reason was met first, as "file:line". `watch` is
-    called now and then while lines are read and groups are made: long logs show that they move."""
+    """Complete once the groups are read. `first` shows where each reason was met first, as "file:line"."""
 
     format: str
     files: int = 0
@@ -254,18 +256,16 @@ class ReadReport:
     notes: dict[str, None] = field(default_factory=dict)  # in order, each once
     apart: Counter[str] = field(default_factory=Counter)  # what names stood for several of
     tasks: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)  # the facts of those of one name
-    watch: Callable[[ReadReport], None] | None = field(default=None, repr=False, compare=False)
+    bar: tqdm[Any] | None = field(default=None, repr=False, compare=False)
 
     def saw_line(self) -> None:
         self.lines += 1
-        if self.watch is not None and self.lines % 1024 == 0:
-            self.watch(self)
+        if self.bar is not None:
+            self.bar.update()
 
     def saw_group(self, rollouts: int) -> None:
         self.groups += 1
         self.rollouts += rollouts
-        if self.watch is not None and self.groups % 128 == 0:
-            self.watch(self)
 
     def drop(self, reason: str, path: Path, line: int | None = None, count: int = 1, detail: str = "") -> None:
         """`reason` is one of few fixed texts; `detail` says more about the first line that was dropped for it."""
