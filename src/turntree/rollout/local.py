@@ -14,6 +14,7 @@ from turntree.core.errors import InputError, TurntreeError
 from turntree.core.foreign import reason_of
 from turntree.core.labels import Rewards
 from turntree.core.messages import Message, action_kind
+from turntree.core.progress import progress
 from turntree.core.protocols import Engine, Renderer, TurnState, TurnVerifier
 from turntree.core.tree import NodeKind, RolloutTree, StopReason
 from turntree.core.verdict import Verdict
@@ -170,10 +171,15 @@ def judge_demonstrated(verifier: TurnVerifier, states: Sequence[TurnState], seed
 
 
 def judge_turns(
-    verifier: TurnVerifier, pairs: Sequence[tuple[TurnState, Message]], *, cut_turns: CutTurns = "fail", seed: int = 0
+    verifier: TurnVerifier,
+    pairs: Sequence[tuple[TurnState, Message]],
+    *,
+    cut_turns: CutTurns = "fail",
+    seed: int = 0,
+    quiet: bool = True,
 ) -> list[Verdict]:
     """`judge_turn` on all pairs, in order: together, side by side or one by one, as the verifier says (`batches`,
-    `concurrency`). `seed`: of what it draws."""
+    `concurrency`). `seed`: of what it draws. Unless `quiet`, with a bar for what is not judged together."""
     if verifier.batches:
         failed = [cut_turns == "fail" and action.cut for _, action in pairs]
         open_ = [pair for pair, cut in zip(pairs, failed, strict=True) if not cut]
@@ -184,11 +190,16 @@ def judge_turns(
         return judge_turn(verifier, *pair, cut_turns=cut_turns)
 
     told: list[Verdict] = []
-    while len(told) < len(pairs) and verifier.concurrency <= 1:  # it may be known after some
-        told.append(judged(pairs[len(told)]))
-    rest = pairs[len(told) :]
-    with ThreadPoolExecutor(min(verifier.concurrency, len(rest)) or 1, thread_name_prefix="turntree-verdicts") as pool:
-        return told + list(pool.map(judged, rest))
+    with progress((), "verdicts", total=len(pairs), quiet=quiet) as bar:
+        while len(told) < len(pairs) and verifier.concurrency <= 1:  # it may be known after some
+            told.append(judged(pairs[len(told)]))
+            bar.update()
+        rest = pairs[len(told) :]
+        with ThreadPoolExecutor(min(verifier.concurrency, len(rest)) or 1, "turntree-verdicts") as pool:
+            for verdict in pool.map(judged, rest):
+                told.append(verdict)
+                bar.update()
+    return told
 
 
 def rule_name(verifier: TurnVerifier, cut_turns: CutTurns) -> str:

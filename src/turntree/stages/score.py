@@ -14,6 +14,7 @@ from turntree.core import parts
 from turntree.core.config import Count, Part
 from turntree.core.errors import ConfigError, InputError
 from turntree.core.messages import Message, ToolCall, action_kind, as_object
+from turntree.core.progress import progress
 from turntree.core.protocols import TurnState, TurnVerifier
 from turntree.core.verdict import Verdict
 from turntree.rollout.local import judge_turns
@@ -93,7 +94,7 @@ def score(config: ScoreConfig) -> dict[str, Any]:
     verdicts = [_unreadable(*pair) for pair in pairs]
     readable = [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict is None]
     with open_verifier(config.verifier, config.environment) as verifier:
-        judged = iter(judge_turns(verifier, readable, cut_turns="judge"))
+        judged = iter(judge_turns(verifier, readable, cut_turns="judge", quiet=False))
         return _scored(verifier.name, [verdict or next(judged) for verdict in verdicts], config)
 
 
@@ -127,7 +128,8 @@ def _episodes(config: ScoreConfig) -> tuple[str, list[Verdict]]:
             if not (isinstance(row, dict) and row.get("schema") == FILE_SCHEMA)  # the first line of traces
         ]
         with ThreadPoolExecutor(verifier.concurrency, thread_name_prefix="turntree-verdicts") as pool:
-            return verifier.name, list(pool.map(lambda each: verifier.grade(*each), told))
+            graded = pool.map(lambda each: verifier.grade(*each), told)
+            return verifier.name, list(progress(graded, "verdicts", total=len(told)))
 
 
 def _episode(
@@ -149,7 +151,7 @@ def run_audit(config: AuditConfig) -> dict[str, Any]:
     chosen = survey(config.traces, config.split).draw(config.limit, seed=0)
     states = stream_candidates(config.traces, config.split, chosen)
     with open_verifier(config.verifier, config.environment) as verifier:
-        audit = audit_verifier(verifier, states)
+        audit = audit_verifier(verifier, progress(states, "demonstrations", total=len(chosen)))
     if not audit.states:
         raise InputError("hold no turn to judge", path=config.traces, hint="name another split, or other traces")
     return audit.to_json()
