@@ -185,7 +185,7 @@ def test_a_gate_that_never_looks_is_refused(gate: Part, refused: str | None, tmp
         assert config.build_gate() is not None
         return
     with pytest.raises(ConfigError, match=rf"'gate': {refused}"):
-        run_train_online(config, tmp_path / "run")
+        run_train_online(replace(config, model=str(tmp_path / "absent")), tmp_path / "run")  # no model is loaded for it
     assert not (tmp_path / "run").exists()
 
 

@@ -72,6 +72,7 @@ def run_train_online(
     config = replace(config, filters=tuple(named))
     loggers.check(config.loggers)
     filters, estimator = config.build_filters(), config.build_estimator()
+    config.build_gate()  # one that could never cut is refused before the model is loaded
     policy = load_policy(policy_name(config.model, config.environment), config.device)
     reference, pulls = open_reference(config, policy)
     # what cannot be is refused before there is a folder of the run, which the corrected command would not take
