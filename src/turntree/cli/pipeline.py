@@ -191,8 +191,8 @@ def pivot(config: Any, out: Path, overwrite: bool, json_path: str | None) -> Non
     told = [f"{name} not measured" if value is None else f"{name} {value:{form}}" for name, value, form in figures]
     lines = [f"{', '.join(told)} on {result['states']} states -> {result['model']}"]
     if searches := result["searches"]:
-        names = ("successes", "tasks", "pivots", "profiled")
-        won, played, kept, seen = (sum(search[name] for search in searches) for name in names)
+        keys = ("successes", "tasks", "pivots", "profiled")
+        won, played, kept, seen = (sum(search[key] for search in searches) for key in keys)
         lines.append(f"own states: {played} episodes, {won} with success; {kept} of {seen} profiled states are pivots")
     lines += censored("rollouts", result["censored"], result["rollouts"])
     finish(result, json_path, [*_success(result), *lines])

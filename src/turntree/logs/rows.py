@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from turntree.core.errors import ConfigError
 from turntree.core.messages import each_key_once
@@ -18,9 +18,6 @@ from turntree.logs.groups import LARGEST, LoggedRollout
 from turntree.run.identity import digest
 from turntree.run.jsonl import read_lines
 from turntree.run.opening import parquet_lines
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 
 class RowRefused(Exception):
@@ -104,16 +101,16 @@ def parse_row(line: bytes | str) -> dict[str, Any]:
 
 def text(row: dict[str, Any], *names: str) -> str | None:
     """The first of the fields that is not null, text or a whole number, as text that every file can hold."""
-    for name in names:
-        value = row.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, str | int) or isinstance(value, bool):
-            raise RowRefused(f"field {name!r} is not text")
-        if isinstance(value, int) and abs(value) > LARGEST:
-            raise RowRefused(f"field {name!r} is too large")
-        return writable(str(value))
-    return None
+    name, value = _first(row, names)
+    if not isinstance(value, str | int | None) or isinstance(value, bool):
+        raise RowRefused(f"field {name!r} is not text")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise RowRefused(f"field {name!r} is too large")
+    return None if value is None else writable(str(value))
+
+
+def _first(row: dict[str, Any], names: tuple[str, ...]) -> tuple[str, Any]:
+    return next(((name, row[name]) for name in names if row.get(name) is not None), ("", None))
 
 
 def writable(text: str) -> str:
@@ -134,8 +131,7 @@ def text_within(content: Any) -> str:
 
 
 def needed(row: dict[str, Any], name: str) -> str:
-    found = text(row, name)
-    if found is None:
+    if (found := text(row, name)) is None:
         raise RowRefused(f"no text in field {name!r}")
     return found
 
@@ -166,18 +162,14 @@ def reward(row: dict[str, Any], names: tuple[str, ...]) -> float | None:
 
 def count(row: dict[str, Any], *names: str) -> int | None:
     """The first of the fields that is not null, as a whole number from 0. Raises `RowRefused` for anything else."""
-    for name in names:
-        value = row.get(name)
-        if value is None:
-            continue
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise RowRefused(f"field {name!r} is not a whole number from 0")
-        if value > LARGEST:
-            raise RowRefused(f"field {name!r} is too large")
-        return value
-    return None
+    name, value = _first(row, names)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int | None) or isinstance(value, bool) or (value is not None and value < 0):
+        raise RowRefused(f"field {name!r} is not a whole number from 0")
+    if value is not None and value > LARGEST:
+        raise RowRefused(f"field {name!r} is too large")
+    return value
 
 
 def flag(row: dict[str, Any], name: str) -> bool | None:
@@ -256,7 +248,7 @@ class ReadReport:
     notes: dict[str, None] = field(default_factory=dict)  # in order, each once
     apart: Counter[str] = field(default_factory=Counter)  # what names stood for several of
     tasks: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)  # the facts of those of one name
-    bar: tqdm[Any] | None = field(default=None, repr=False, compare=False)
+    bar: Any = field(default=None, repr=False, compare=False)
 
     def saw_line(self) -> None:
         self.lines += 1

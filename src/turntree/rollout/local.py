@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -189,17 +189,16 @@ def judge_turns(
     def judged(pair: tuple[TurnState, Message]) -> Verdict:
         return judge_turn(verifier, *pair, cut_turns=cut_turns)
 
-    told: list[Verdict] = []
-    with progress((), "verdicts", total=len(pairs), quiet=quiet) as bar:
-        while len(told) < len(pairs) and verifier.concurrency <= 1:  # it may be known after some
-            told.append(judged(pairs[len(told)]))
-            bar.update()
-        rest = pairs[len(told) :]
-        with ThreadPoolExecutor(min(verifier.concurrency, len(rest)) or 1, "turntree-verdicts") as pool:
-            for verdict in pool.map(judged, rest):
-                told.append(verdict)
-                bar.update()
-    return told
+    def verdicts() -> Iterator[Verdict]:
+        done = 0
+        while done < len(pairs) and verifier.concurrency <= 1:  # it may be known after some
+            yield judged(pairs[done])
+            done += 1
+        places = min(verifier.concurrency, len(pairs) - done) or 1
+        with ThreadPoolExecutor(places, thread_name_prefix="turntree-verdicts") as pool:
+            yield from pool.map(judged, pairs[done:])
+
+    return list(progress(verdicts(), "verdicts", total=len(pairs), quiet=quiet))
 
 
 def rule_name(verifier: TurnVerifier, cut_turns: CutTurns) -> str:

@@ -128,8 +128,7 @@ def _episodes(config: ScoreConfig) -> tuple[str, list[Verdict]]:
             if not (isinstance(row, dict) and row.get("schema") == FILE_SCHEMA)  # the first line of traces
         ]
         with ThreadPoolExecutor(verifier.concurrency, thread_name_prefix="turntree-verdicts") as pool:
-            graded = pool.map(lambda each: verifier.grade(*each), told)
-            return verifier.name, list(progress(graded, "verdicts", total=len(told)))
+            return verifier.name, [*progress(pool.map(lambda each: verifier.grade(*each), told), "verdicts", len(told))]
 
 
 def _episode(

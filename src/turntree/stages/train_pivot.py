@@ -111,12 +111,12 @@ def run_train_pivot(
         )
         rows = run.metrics()
         require_rewards(rows)
-    last, searched = rows[-1], [row["own_path"] for row in rows if "own_path" in row]
+    last = rows[-1]
     return {
         "model": str(run.model),
         "states": len(algorithm.pivots),
         "dropped": dict(sorted(given.dropped.items())),
-        "searches": [{name: value for name, value in row.items() if name != "cost"} for row in searched],
+        "searches": [row["own_path"] for row in rows if "own_path" in row],
         "steps": last["step"],
         "reward_mean": last["reward_mean"],
         "kl": last.get("kl"),
