@@ -235,7 +235,7 @@ class LadderConfig(Playing):
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5)
     """Of the rollouts; the tasks are the same."""
     arms: tuple[LadderArm, ...] = ("coin", "entropy", "oracle", "oracle_pooled", "worst", "foresight")
-    """Where rollouts fork. coin and entropy: as in `experiment branching`; oracle: where the measured variance is
+    """Where rollouts fork. coin and entropy: as those branchers do; oracle: where the measured variance is
     highest among the moments of a turn, oracle_pooled: of all turns; worst: lowest; foresight: once a rollout, at its
     best moment; none: nowhere, so that all leaves are independent."""
     iterations: int = 5

@@ -97,7 +97,7 @@ def ladder_experiment(config: Any, out: Path, json_path: str | None) -> None:
 @out_option("The experiment's folder.", folder=True)
 def compose_experiment(config: Any, out: Path, json_path: str | None) -> None:
     """Success on held-out tasks over everything that was spent, for chains of stages: grpo (with dapo, greso,
-    gate, branching, local), pivot (on an expert's states), own (on the policy's own states).
+    gate, branching), pivot (on an expert's states), own (on the policy's own states).
 
     \b
     Example: python studies/run.py compose --out runs/compose --arms grpo,pivot/grpo,own/grpo+greso --seeds 0,1,2

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 from turntree.core.errors import InputError
 from turntree.core.foreign import EnvironmentFault
-from turntree.core.messages import joined_text
+from turntree.core.messages import as_object, joined_text
 from turntree.core.progress import notice
 from turntree.core.scalars import number
 from turntree.env.adapted import HELD_OUT, named, of_split
@@ -211,8 +211,7 @@ class HarborTasks(InContainers):
 def folders(root: str) -> list[Path]:
     """The task folders below a folder, or itself. Raises `InputError` where there is none."""
     top = Path(root).expanduser()
-    found = sorted({path.parent for form in _FORMS for path in [*top.glob(form), *top.glob(f"**/{form}")]})
-    if not found:
+    if not (found := sorted({path.parent for form in _FORMS for path in [*top.glob(form), *top.glob(f"**/{form}")]})):
         raise InputError("holds no task (task.toml, or task.yaml)", path=root, hint="name a folder of Harbor tasks")
     return found
 
@@ -228,8 +227,7 @@ def _harbor(folder: Path, strict: bool) -> ContainerTask:
     if unused := [key for key in _UNUSED if environment.get(key)] + ["artifacts"] * bool(told.get("artifacts")):
         notice(f"{path}: {', '.join(unused)} not used")
     if verifier.get("environment") or verifier.get("environment_mode") == "separate":
-        problem = "has a verifier in a container of its own, which is not made"
-        raise InputError(problem, path=str(path), field="verifier")
+        raise InputError("has a verifier in a container of its own, which is not made", path=path, field="verifier")
     commands = metadata.get("commands")
     tests = Tests(
         files=lambda: test_files(folder / "tests", "test.sh"),
@@ -254,20 +252,14 @@ def _harbor(folder: Path, strict: bool) -> ContainerTask:
 
 def _terminal_bench(folder: Path, strict: bool) -> ContainerTask:
     """The first layout: task.yaml, a Dockerfile beside it, run-tests.sh, whose exit code says whether all passed."""
-    import yaml
-
     path = folder / "task.yaml"
-    try:
-        told = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise InputError(f"is no YAML: {' '.join(str(error).split())}", path=str(path)) from error
-    if not isinstance(told, dict) or not isinstance(told.get("instruction"), str):
+    told = _yaml(path)
+    if not isinstance(told.get("instruction"), str):
         raise InputError("is missing", path=str(path), field="instruction")
-    seconds = _positive(told, "max_test_timeout_sec", 60.0, path)
     tests = Tests(
         files=lambda: test_files(folder / "tests", "run-tests.sh", folder / "run-tests.sh"),
         script="run-tests.sh",
-        seconds=seconds,
+        seconds=_positive(told, "max_test_timeout_sec", 60.0, path),
         environment={"TEST_DIR": _TESTS},
         strict=strict,
         by_exit_code=True,
@@ -280,6 +272,15 @@ def _terminal_bench(folder: Path, strict: bool) -> ContainerTask:
         judge=tests.judge,
         gold=_solution(folder / "solution.sh"),
     )
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        return as_object(yaml.safe_load(read_text(path)))
+    except yaml.YAMLError as error:
+        raise InputError(f"is no YAML: {' '.join(str(error).split())}", path=str(path)) from error
 
 
 def _positive(told: Mapping[str, Any], key: str, default: float, path: Path) -> float:
@@ -298,8 +299,8 @@ def _literal(told: Mapping[str, Any], path: Path) -> dict[str, str]:
         given = {str(name): str(value) for name, value in object_of(told, "env").items()}
     for name, value in given.items():
         if "${" in value:
-            hint = "write its value"
-            raise InputError("takes a variable of this machine", path=str(path), field=f"env.{name}", hint=hint)
+            problem = "takes a variable of this machine"
+            raise InputError(problem, path=path, field=f"env.{name}", hint="write its value")
     return given
 
 
@@ -309,11 +310,13 @@ def _solution(path: Path) -> tuple[str, ...]:
 
 def _image(folder: Path, name: str | None) -> Any:
     """How the image of a task is found: by name, or built of a folder with a Dockerfile."""
+    for path in folder.glob("docker-compose.y*ml"):
+        if others := sorted(as_object(_yaml(path).get("services")).keys() - {"main", "client"}):
+            raise InputError("are not started", path=str(path), field=f"services.{others[0]}")
     if name is not None:
         return lambda host: host.image(name)
     if not (folder / "Dockerfile").is_file():
-        hint = "give it a Dockerfile, or a docker_image in task.toml"
-        raise InputError("has no image: services of a docker-compose.yaml are not started", path=str(folder), hint=hint)
+        raise InputError("has no image", path=str(folder), hint="give it a Dockerfile, or a docker_image in task.toml")
     return lambda host: host.build(folder, f"localhost/turntree-harbor:{tree_hash(folder)}")
 
 

@@ -145,12 +145,10 @@ def _nemo_row(row: dict[str, Any], *, rewards: tuple[str, ...], iteration: int) 
     Masked and failed rollouts are censored, whatever reward they carry. Raises `RowRefused` where nothing says which
     rollouts belong together."""
     masked = row.get("mask_sample") or part_of(row, "instance_config").get("mask_sample")
-    failed = part_of(row, "response").get("status") == "failed"
+    response = part_of(row, "response")
+    failed = response.get("status") == "failed"
     stop = text(row, "_ng_failure_class") or ("masked" if masked else "failed" if failed else None)
-    response: Any = row.get("response")
-    if response is None and stop:
-        response = {"output": []}  # a failure beside the collection may have none
-    items = response.get("output") if isinstance(response, dict) else None
+    items = [] if stop and row.get("response") is None else response.get("output")  # a failure may have none
     if not isinstance(items, list):
         raise RowRefused("no list in field 'response.output'")
     index, task, asked = text(row, "_ng_task_index"), text(row, "instance_id"), _asked(row)

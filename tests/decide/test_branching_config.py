@@ -51,7 +51,7 @@ def test_what_works_survives_its_file() -> None:
         (
             lambda: config(Part("arpo"), credit=UNBIASED, loss=CONSTANT),
             "train.credit.leaf_weights",
-            "biases path weights",
+            "path weights are biased",
         ),
     ],
 )

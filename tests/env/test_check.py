@@ -65,6 +65,13 @@ class Shared(Good):
         return Observation((Message("user", str(len(self.log))),), done=False)
 
 
+class Early(Good):
+    """A reward at every step, which ends the rollout unless it is said to be the sum so far."""
+
+    def step(self, action: Message) -> Observation:
+        return replace(super().step(action), reward=float(len(self.said)))
+
+
 class Untold(Good):
     def step(self, action: Message) -> Observation:
         return Observation((Message("user", "over"),), done=True)
@@ -111,6 +118,7 @@ def test_an_environment_that_keeps_the_laws_is_found_without_fault() -> None:
         (Exits(), "an action that a policy may sample is answered"),
         (Shared(), "a fork answers as the original"),
         (Surrogate(), "JSON carries every message"),
+        (Early(), "a reward is 0 until the end, or the sum so far (total_reward)"),
         (BadTools(), "parameters are a JSON schema"),
         (Beyond(), "progress is from 0 to 1"),
     ],
@@ -152,6 +160,12 @@ def test_what_only_costs_something_is_a_note() -> None:
     assert [finding.law for finding in check_environment(Replayed(Locked()))] == [
         "a task can be sent to a worker process"
     ]
+
+
+def test_a_reward_at_every_step_is_lawful_where_it_is_the_sum_so_far() -> None:
+    task = Early()
+    task.total_reward = True
+    assert check_environment(Replayed(task)) == []
 
 
 def test_gold_that_does_not_solve_its_task_is_a_note() -> None:

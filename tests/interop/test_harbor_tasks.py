@@ -35,6 +35,12 @@ def task(folder, **options):
     return HarborTasks(argument=str(folder), **options).of_split("train", 1, 0)[0]
 
 
+def compose(folder, more):
+    """The file that comes with tasks of Terminal-Bench, with `more` services."""
+    text = f"services:\n  client:\n    build:\n      dockerfile: Dockerfile\n{more}"
+    (folder / "environment/docker-compose.yaml").write_text(text)
+
+
 # without a container
 
 
@@ -57,6 +63,8 @@ def test_a_task_says_what_its_folder_says(root):
         (lambda f: (f / "task.toml").write_text("[environment]\nenv = {KEY = '${HOME}'}"), "task.toml"),
         (lambda f: (f / "instruction.md").unlink(), "instruction.md"),
         (lambda f: (f / "environment/Dockerfile").unlink(), "environment"),
+        (lambda f: compose(f, "  db:\n    image: postgres"), "docker-compose.yaml"),
+        (lambda f: compose(f, "\t"), "docker-compose.yaml"),
         (lambda f: (f / "task.toml").rename(f / "other.toml"), ""),
     ],
 )
@@ -66,6 +74,12 @@ def test_a_folder_that_is_no_task_is_refused_by_its_file(tmp_path, change, name)
     with pytest.raises(InputError) as error:
         [task(each) for each in folders(str(folder))]
     assert Path(error.value.path or "").name == name or not name
+
+
+def test_the_service_that_is_the_task_itself_is_played(tmp_path):
+    folder = container_tasks.write(0, tmp_path)
+    compose(folder, "")
+    assert task(folder).id == folder.name
 
 
 def test_variables_of_this_machine_are_not_handed_to_a_container(tmp_path):

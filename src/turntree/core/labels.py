@@ -15,8 +15,8 @@ class Rewards:
     """The verdict on every rollout of one tree, by the leaf at which it ended (`RolloutTree.ends`). A censored leaf has
     no reward (None is not zero).
 
-    `completions` are rewards of single completions, which hold there instead of their rollout's (a candidate that lost,
-    a sub-agent that failed in a session that succeeded).
+    `completions` are rewards of single completions, which hold there instead of their rollout's (a sub-agent that
+    failed in a session that succeeded).
     """
 
     verdicts: Mapping[int, Verdict]

@@ -112,8 +112,8 @@ class Observation:
     """What an environment answers to an assistant message.
 
     `reward` is the reward of the episode if it ends here, by itself or at a limit (None: 1 for success, 0 for a
-    failure; an end with neither is censored). Rewards are not added up: one that is not 0 and comes before the end is
-    refused, unless the environment says with its attribute `total_reward` that it counts everything so far.
+    failure; an end with neither is censored). Rewards are not added up: one that is not 0 before the end censors
+    the rollout, unless the environment says with its attribute `total_reward` that it counts everything so far.
     `metrics` are the environment's own numbers about this step (for example 1.0 for an impossible command); evaluations
     report their mean over all steps as `NAME_share`, where a step without the number counts as 0. `progress` and these
     numbers can be rewards of the turn (`credit.comparisons.turn_advantages`).

@@ -79,8 +79,7 @@ def check_environment(task: Environment, *, seed: int = 0, turns: int = 8) -> li
     except BaseException as error:
         return [Finding("a copy of a task can be reset", task_id, None, reason_of(error))]
     found += _carried(told, task_id, 0)
-    problem = task_of(first).state_problem()
-    if problem is not None:
+    if (problem := task_of(first).state_problem()) is not None:
         said = f"{problem}; the verifier `executed` compares answers only"
         found.append(Finding("the states of two copies can be compared", task_id, 0, said, grave=False))
     if told != again:
@@ -111,7 +110,7 @@ def _play(
         if twin is None:
             said = f"{cannot}; it trains, but without branching"
             yield Finding("a fork stands where the original stood", task_id, turn, said, grave=False)
-        answer, raised = _tried(_stepped, environment, action)
+        answer, raised = _tried(lambda act=action: checked(environment.step(act)))
         if answer is None:
             said = f"{raised} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, turn, said)
@@ -121,6 +120,9 @@ def _play(
         if twin is not None:
             yield from _same(twin, action, answer, task_id, turn)
         yield from _carried(answer, task_id, turn)
+        if answer.reward and not answer.done and not task_of(environment).total_reward:
+            said = f"it is {answer.reward:g}, and the episode goes on: the rollout would be censored"
+            yield Finding("a reward is 0 until the end, or the sum so far (total_reward)", task_id, turn, said)
         if answer.done:
             if answer.success is None and answer.reward is None:
                 said = "the episode is over with neither success nor reward: only a reward function could judge it"
@@ -137,16 +139,10 @@ def _tried(call: Callable[..., T], *given: Any) -> tuple[T | None, str]:
         return None, reason_of(error)
 
 
-def _stepped(environment: Environment, action: Message) -> Observation:
-    return checked(environment.step(action))
-
-
 def _same(twin: Environment, action: Message, answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
-    again, raised = _tried(_stepped, twin, action)
+    again, raised = _tried(lambda: checked(twin.step(action)))
     if again != answer:
-        differs = (
-            again and f"{_shown(action)} was answered {_short(again)} in a fork and {_short(answer)} in the original"
-        )
+        differs = again and f"{_shown(action)} was answered {_short(again)} in a fork, and not {_short(answer)}"
         yield Finding("a fork answers as the original", task_id, turn, differs or f"the fork raised {raised}")
 
 

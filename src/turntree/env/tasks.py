@@ -98,7 +98,7 @@ def must_be_held_out(splits: Mapping[str, int], source: str, held_out: str | Non
 
 
 def shared_out(found: Sequence[T], splits: Mapping[str, int], path: str) -> dict[str, Sequence[T]]:
-    """The first tasks of a file for the split that is trained on, the next ones for the others."""
+    """The first of these tasks for the split that is trained on, the next ones for the others."""
     made: dict[str, Sequence[T]] = {}
     start = 0
     for split in sorted(splits, key=lambda name: name != TRAIN):

@@ -31,7 +31,7 @@ class GatewayLimits(Bounded):
     sessions: Positive = 1024
     """Open sessions."""
     calls: Positive = 512
-    """Calls of one session, candidates counted one by one."""
+    """Calls of one session."""
     tokens: Positive = 1_000_000
     """New tokens of one session: those of prompts that no earlier call had, and sampled ones."""
     seconds: Above0 = 3600.0

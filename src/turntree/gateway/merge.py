@@ -1,9 +1,9 @@
 """The calls of agents' sessions become one rollout tree (docs/design/gateway.md).
 
 All sessions of one task share a tree. A call continues the longest path of its session that its prompt begins with,
-token by token; what the prompt adds there is a given node, what was sampled is a completion below it. So a retry and
-the candidates of one request are siblings, and a sub-agent or a rewritten history is a branch of its own, from the
-root where no whole prompt is shared. (The packer merges equal prefixes anyway, wherever in the tree they lie.)
+token by token; what the prompt adds there is a given node, what was sampled is a completion below it. So retries
+are siblings, and a sub-agent or a rewritten history is a branch of its own, from the root where no whole prompt is
+shared. (The packer merges equal prefixes anyway, wherever in the tree they lie.)
 
 Laws (tests/gateway/test_merge.py): the path to a completion holds exactly the tokens that the engine saw and sampled;
 each kept call is one completion; a session is one rollout, which ends at the leaf of its last call and owns the other

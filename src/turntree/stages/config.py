@@ -429,8 +429,11 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
             hint = "use ratio 'token', or brancher.probe_tokens 1"
             raise ConfigError(problem, field="train.loss.ratio", hint=hint)
         rule = self.build_estimator() or self.train.estimator
-        if brancher.biased and isinstance(rule, CreditRule) and rule.leaf_weights is path_weighted:
-            problem = f"forks of {self.brancher.name!r} are chosen by what came after them, which biases path weights"
+        chosen = brancher.biased or brancher.prompt_wide
+        if chosen and isinstance(rule, CreditRule) and rule.leaf_weights is path_weighted:
+            problem = (
+                f"forks of {self.brancher.name!r} depend on other rollouts, or what came after: path weights are biased"
+            )
             raise ConfigError(problem, field="train.credit.leaf_weights", hint="use 'unit'")
         return brancher
 

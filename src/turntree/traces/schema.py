@@ -33,8 +33,8 @@ class Trace:
 
     `tools` are declarations in the OpenAI chat form, `{"type": "function", "function": {"name", "parameters"}}`;
     empty means that the source did not record them. `environment` says how to rebuild the environment and is opaque
-    here. `meta` holds JSON values; three keys have a meaning: "group" (traces of one group share a split),
-    "skip_turns" (assistant turn index as text -> why it must not become a candidate) and "reward".
+    here. `meta` holds JSON values; some keys have a meaning (docs/traces.md): "group" (traces of one group share a
+    split), "skip_turns" (assistant turn index as text -> why it must not become a candidate), "reward".
 
     `labels` (assistant turn index -> message) is what a teacher would say there. A label is the demonstration of its
     turn in place of what was played; the history keeps what was played. An empty `labels` is an episode of the

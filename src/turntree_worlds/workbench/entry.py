@@ -28,9 +28,9 @@ GENERATED = "generated"
 class Terminal(Bounded):
     """Tasks at a shell.
 
-    Generated tasks have splits. Of a file (docs/environments.md) the first are the split "train"; a command that trains
-    on them checks on the next ones, or on the first of `held_out`. A command that plays only held-out tasks needs
-    `held_out`.
+    Generated tasks have splits. Of a file (docs/environments.md) those that are drawn first are the split "train"; a
+    command that trains on them checks on the next ones, or on those of `held_out`, which a command that plays only
+    held-out tasks needs.
     """
 
     tasks: str = GENERATED
