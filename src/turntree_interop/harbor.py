@@ -312,7 +312,7 @@ def _image(folder: Path, name: str | None) -> Any:
     """How the image of a task is found: by name, or built of a folder with a Dockerfile."""
     for path in folder.glob("docker-compose.y*ml"):
         if others := sorted(as_object(_yaml(path).get("services")).keys() - {"main", "client"}):
-            raise InputError("are not started", path=str(path), field=f"services.{others[0]}")
+            raise InputError("is not started: a task is one container", path=path, field=f"services.{others[0]}")
     if name is not None:
         return lambda host: host.image(name)
     if not (folder / "Dockerfile").is_file():

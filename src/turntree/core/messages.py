@@ -164,6 +164,7 @@ class _Reading:
         for key, value in row.items():
             if key in known or value is None:
                 continue
+            # a client's SDK repeats the arguments as it parsed them, which is beside them only where there are any
             beside = key in _BESIDE and not (lacks and value and key == "parsed_arguments")
             if not beside and (self.strict or lacks):
                 lacked, hint = _SHAPES[inside == "tool_calls"]

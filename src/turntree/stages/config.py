@@ -432,7 +432,7 @@ class TrainOnlineConfig(ReinforcedTraining, Playing):
         chosen = brancher.biased or brancher.prompt_wide
         if chosen and isinstance(rule, CreditRule) and rule.leaf_weights is path_weighted:
             problem = (
-                f"forks of {self.brancher.name!r} depend on other rollouts, or what came after: path weights are biased"
+                f"forks of {self.brancher.name!r} depend on other rollouts or later tokens: path weights are biased"
             )
             raise ConfigError(problem, field="train.credit.leaf_weights", hint="use 'unit'")
         return brancher
