@@ -46,10 +46,10 @@ def read_langsmith(row: dict[str, Any]) -> Iterator[ChatRow]:
         if run.get("run_type") != "llm":
             observed.ignored[f"runs of type {run.get('run_type')}"] += 1
             continue
-        asked, said = from_text(run.get("inputs")), from_text(run.get("outputs"))
+        asked, said = as_object(from_text(run.get("inputs"))), from_text(run.get("outputs"))
         given = as_object(from_text(run.get("extra")))
-        messages = as_object(asked).get("messages")
-        tools = as_object(asked).get("tools") or part_of(given, "invocation_params").get("tools")
+        messages = asked.get("messages")
+        tools = asked.get("tools") or part_of(given, "invocation_params").get("tools")
         if isinstance(messages, list) and messages and isinstance(messages[0], list):
             messages = messages[0]  # LangChain's batches of one
         answer = None if run.get("error") else _said(said)

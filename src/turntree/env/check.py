@@ -110,7 +110,7 @@ def _play(
         if twin is None:
             said = f"{cannot}; it trains, but without branching"
             yield Finding("a fork stands where the original stood", task_id, turn, said, grave=False)
-        answer, raised = _tried(lambda act=action: checked(environment.step(act)))
+        answer, raised = _tried(_stepped, environment, action)
         if answer is None:
             said = f"{raised} for {_shown(action)}; the rollout would be censored"
             yield Finding("an action that a policy may sample is answered", task_id, turn, said)
@@ -139,8 +139,12 @@ def _tried(call: Callable[..., T], *given: Any) -> tuple[T | None, str]:
         return None, reason_of(error)
 
 
+def _stepped(environment: Environment, action: Message) -> Observation:
+    return checked(environment.step(action))
+
+
 def _same(twin: Environment, action: Message, answer: Observation, task_id: str, turn: int) -> Iterator[Finding]:
-    again, raised = _tried(lambda: checked(twin.step(action)))
+    again, raised = _tried(_stepped, twin, action)
     if again != answer:
         differs = again and f"{_shown(action)} was answered {_short(again)} in a fork, and not {_short(answer)}"
         yield Finding("a fork answers as the original", task_id, turn, differs or f"the fork raised {raised}")

@@ -257,9 +257,7 @@ def _continues(before: Any, after: Any) -> bool:
 
 def _is_assistant(message: Any) -> bool:
     """Whether a raw message is a turn of the agent, or would be if it could be read."""
-    if isinstance(message, BrokenMessage):
-        return message.turn
-    return as_object(message).get("role") == "assistant"
+    return message.turn if isinstance(message, BrokenMessage) else as_object(message).get("role") == "assistant"
 
 
 def _parse(turn: _Turn, row: ChatRow) -> Message:

@@ -118,29 +118,27 @@ def check_path_isolation(model: PreTrainedModel, *, path_tokens: int = _PATH) ->
 
 
 def _compared(
-    model: PreTrainedModel, tree: RolloutTree, batch: PackedBatch, layouts: Sequence[Layout | None], room: float = 1.0
+    model: PreTrainedModel, tree: RolloutTree, batch: PackedBatch, layouts: Sequence[Layout | None]
 ) -> tuple[float, float]:
     """The errors in the worst of these layouts. Raises `InputError` for errors above what rounding explains."""
     plain = _scores(model, _plain_logprobs(model, tree, batch))
+    found = {one: _errors(_scores(model, slot_scores(model, batch, layout=one).logprobs_S), plain) for one in layouts}
     dtype = model.dtype if model.dtype in TOLERANCES else plain[0].dtype
     nats, relative = TOLERANCES[dtype]
     nats = max(nats, _ROUNDING.get(dtype, 0.0) * float(plain[0].abs().max()))
-    worst = (0.0, 0.0)
-    for layout in layouts:
-        off = _errors(_scores(model, slot_scores(model, batch, layout=layout).logprobs_S), plain)
-        if off[0] <= room * nats and off[1] <= room * relative:
-            worst = max(worst, off)
-        elif dtype in _ROUNDING and room == 1.0:
-            with _in_float32(model):
-                _compared(model, tree, batch, layouts)
-            return _compared(model, tree, batch, layouts, _ROOM)
-        else:
+    within = all(off[0] <= nats and off[1] <= relative for off in found.values())
+    if dtype in _ROUNDING and not within:
+        with _in_float32(model):
+            _compared(model, tree, batch, layouts)
+        nats, relative = _ROOM * nats, _ROOM * relative
+    for layout, off in found.items():
+        if not (off[0] <= nats and off[1] <= relative):
             what = f"packed: on a random tree ({layout} attention)" if layout else "trained in padded batches:"
-            found = f"its log-probabilities are off by {off[0]:.2g} nats and its gradient by {off[1]:.2g}"
+            told = f"its log-probabilities are off by {off[0]:.2g} nats and its gradient by {off[1]:.2g}"
             hint = "leave device.prefixes at auto, which gives every rollout a row of its own"
             hint = hint if layout else "use another decoder, and no dropout"
-            raise InputError(f"{type(model).__name__} cannot be {what} {found}", hint=hint)
-    return worst
+            raise InputError(f"{type(model).__name__} cannot be {what} {told}", hint=hint)
+    return max(found.values())
 
 
 @contextmanager
